@@ -79,6 +79,7 @@ bench: $(VENV)/installed-dev
 # Our answers to the conformance cases beside those of a real Triton; ARGS=--record keeps Triton's for the tests.
 oracle: $(VENV)/installed-dev
 	$(BIN)/python -m bench.oracle $(ARGS)
+	$(if $(filter-out --record,$(ARGS)),,$(BIN)/python -m bench.oracle.traces $(ARGS))
 
 # The tests with clients once more: with tritonclient 2.41 (which needs the pkg_resources of an older setuptools), and,
 # where npm is, with Node's gRPC.

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
-from kernel.tracing.traced_sink import HTTP, Reception
+from kernel.tracing.traced_sink import HTTP, Reception, at_iteration_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ class StreamPort:
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return HTTP, self.begin_ns, 0, False
+        return HTTP, self.begin_ns, 0, at_iteration_end
 
     def send(self, response: Response) -> None:
         request = self.request

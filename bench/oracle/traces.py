@@ -29,7 +29,20 @@ if TYPE_CHECKING:
 
 RECORDED = SUITE / "traces/recorded.json"
 _MODELS = SUITE / "ensembles/models"
-_NAMES = ("double", "chain", "triple", "versions", "maybe", "branches", "stream", "streams", "fail")
+#: Models of other suites: their folders.
+_MORE = ("models/fail", *(f"calls/models/{name}" for name in ("caller", "async_caller", "add_sub", "count", "twice")))
+_NAMES = ("double", "chain", "triple", "versions", "maybe", "branches", "stream", "streams",
+          *(Path(path).name for path in _MORE))  # fmt: skip
+
+
+def _calls(*calls: dict[str, Any], how: str = "sync") -> dict[str, list[Any]]:
+    """Return the input of `caller` and `async_caller`, which make these calls."""
+    return {"PLAN": [json.dumps({"how": how, "calls": calls})]}
+
+
+_ADD = {"model": "add_sub", "inputs": [[name, "FP32", [4], [1, 2, 3, 4]] for name in ("INPUT0", "INPUT1")]}
+_TWICE = {"model": "twice", "inputs": [["A", "FP32", [4], [1, 2, 3, 4]]]}
+_TRACED = {"trace": True}
 
 #: Id of a request → model, inputs by name, and whether the request is sent on a stream.
 REQUESTS: dict[str, tuple[str, dict[str, list[Any]], bool]] = {
@@ -44,6 +57,28 @@ REQUESTS: dict[str, tuple[str, dict[str, list[Any]], bool]] = {
     "responses": ("stream", {"COUNT": [3]}, True),
     "no-response": ("stream", {"COUNT": [0]}, True),
     "ensemble-responses": ("streams", {"COUNT": [2]}, True),
+    "call": ("caller", _calls(_ADD | _TRACED | {"request_id": "inner"}), False),
+    "call-without-trace": ("caller", _calls(_ADD), False),
+    "calls-in-turn": ("caller", _calls(_ADD | _TRACED, _ADD, _TWICE | _TRACED), False),
+    "calls-in-threads": ("caller", _calls(_ADD | _TRACED, _TWICE | _TRACED, how="threads"), False),
+    "calls-awaited": ("async_caller", _calls(_ADD | _TRACED, _TWICE | _TRACED, how="gather"), False),
+    "call-error": (
+        "caller",
+        _calls({"model": "fail", "inputs": [["KIND", "BYTES", [1], ["not_found"]]]} | _TRACED),
+        False,
+    ),
+    "call-of-no-model": ("caller", _calls({"model": "no_such_model", "inputs": _ADD["inputs"]} | _TRACED), False),
+    "call-responses": (
+        "caller",
+        _calls({"model": "count", "inputs": [["N", "INT32", [1], [2]]], "decoupled": True} | _TRACED),
+        False,
+    ),
+    "call-of-a-call": (
+        "caller",
+        _calls({"model": "async_caller", "inputs": [["PLAN", "BYTES", [1], _calls(_ADD | _TRACED)["PLAN"]]]} | _TRACED),
+        False,
+    ),
+    "call-on-a-stream": ("caller", _calls(_ADD | _TRACED), True),
     "refused": ("double", {"IN": [1, 2, 3]}, False),
 }
 
@@ -61,15 +96,16 @@ def flags(file: Path) -> list[str]:
 
 
 def tree(trace: ReadTrace) -> dict[str, Any]:
-    """Return what is compared of a trace. Children that ran at the same time have an order of their own."""
+    """Return what is compared of a trace. Children that ran at the same time have an order of their own.
+
+    The JSON that models with calls take and return is not: `tests/conformance/test_calls.py` compares it.
+    """
+    keys = ("name", "shape", "dtype") if "caller" in trace.title else ("name", "data", "shape", "dtype")
     return {
         "model": trace.title,
         "request_id": trace.request_id,
         "activities": sorted(name for name, _ in trace.events),
-        "tensors": sorted(
-            [activity, *(str(tensor[key]) for key in ("name", "data", "shape", "dtype"))]
-            for activity, tensor in trace.tensors
-        ),
+        "tensors": sorted([activity, *(str(tensor[key]) for key in keys)] for activity, tensor in trace.tensors),
         "children": sorted((tree(child) for child in trace.children), key=json.dumps),
     }
 
@@ -120,7 +156,8 @@ def ask_all(http_port: int, grpc_port: int) -> None:
 def _folder() -> Iterator[tuple[Path, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         models = Path(shutil.copytree(_MODELS, Path(folder, "models")))
-        shutil.copytree(SUITE / "models/fail", models / "fail")
+        for path in _MORE:
+            shutil.copytree(SUITE / path, models / Path(path).name)
         yield models, Path(folder, "traces.json")
 
 

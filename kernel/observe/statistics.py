@@ -13,7 +13,7 @@ import msgspec
 from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
 from kernel.observe.composed_times import add_to_ensembles
 from kernel.observe.custom_metrics import CustomMetrics
-from kernel.observe.histogram import Histogram
+from kernel.observe.histogram import Exemplars, Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
 from kernel.observe.reporting.instance_memory import InstanceMemory
@@ -120,6 +120,8 @@ class ModelStatistics:
         #: From reception to the first response that is not an error; None if the settings do not enable it.
         self.first_responses: Histogram | None = None
         self.summaries: Summaries | None = None
+        #: Traced requests in `durations`; None before the first.
+        self.exemplars: Exemplars | None = None
         #: The metrics that the model defines.
         self.custom = CustomMetrics()
 
@@ -223,6 +225,12 @@ class ModelStatistics:
             self.summaries.request.observe(duration_ns // 1000, now_ns)
             self.summaries.queue.observe(0, now_ns)
             self.summaries.cache_hit.observe(lookup_ns // 1000, now_ns)
+
+    def record_traced(self, duration_ns: int, trace_id: str, now_ns: int) -> None:
+        """Keep a traced request, which is counted apart, as the example of its bucket."""
+        if self.exemplars is None:
+            self.exemplars = Exemplars(self.durations)
+        self.exemplars.note(duration_ns, trace_id, now_ns)
 
     def record_cache_miss(self, took_ns: int, now_ns: int) -> None:
         """Count a request that the response cache did not find. `took_ns`: to look it up and to store its response."""

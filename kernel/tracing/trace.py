@@ -72,10 +72,15 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False):
     #: Names and monotonic nanoseconds in turn, not in the order of time. `pairs` returns them as pairs: making these
     #: for each request would take longer than all else.
     times: list[str | int] = []
-    tensors: list[TracedTensor] = []
+    tensors: tuple[TracedTensor, ...] = ()
     #: Why the request failed; empty if it did not.
     error: str = ""
     spans: SpanIds | None = None
+
+    @property
+    def trace_id(self) -> str:
+        """By which the trace is found: the id of OpenTelemetry, or the number in the file."""
+        return str(self.id) if self.spans is None else self.spans.trace_id
 
     def pairs(self) -> list[tuple[str, int]]:
         """Return names and times in the order of time."""
@@ -133,7 +138,7 @@ class Trace(msgspec.Struct, eq=False):
     def add_tensors(self, tensors: list[TracedTensor]) -> None:
         """Add inputs or outputs; their data is cut already."""
         if len(self.record.tensors) < MOST_ENTRIES:
-            self.record.tensors += tensors
+            self.record.tensors += tuple(tensors)
 
     def executed(self, times: ExecutionTimes) -> None:
         """The execution has ended. Perhaps the request has its final response already."""

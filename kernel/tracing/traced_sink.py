@@ -5,6 +5,7 @@ Requests that are not traced have no such sink, so that responses of theirs cost
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -16,8 +17,7 @@ from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_START, REQUEST_END, RESPO
 from kernel.tracing.traced_tensors import traced_inline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kernel.observe.statistics import ModelStatistics
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
     from kernel.tracing.trace import Trace
@@ -35,10 +35,18 @@ class FrontDoorNames(msgspec.Struct, frozen=True, gc=False):
 HTTP = FrontDoorNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 GRPC = FrontDoorNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
 
+#: Calls what it is given once, when the response that was given to the front door before is written to its socket, or
+#: nobody will write it.
+WhenSent = Callable[[Callable[[], None]], object]
+
 #: How a front door has received a request: its names; when the request began and ended to come, in monotonic
-#: nanoseconds, 0 where it took no time; whether responses are sent before `send` returns, and not at the end of the
-#: event-loop iteration.
-Reception = tuple[FrontDoorNames, int, int, bool]
+#: nanoseconds, 0 where it took no time; how to know when a response is sent, None where that is before `send` returns.
+Reception = tuple[FrontDoorNames, int, int, WhenSent | None]
+
+
+def at_iteration_end(callback: Callable[[], None]) -> None:
+    """The `WhenSent` of front doors that write at the end of the event-loop iteration, from a task of theirs."""
+    IterationEnd.current().add_send(callback)
 
 
 @runtime_checkable
@@ -70,7 +78,9 @@ class TracedSink(msgspec.Struct, eq=False):
     now_ns: Callable[[], int]
     #: Of the front door; None for a request that no client has sent.
     names: FrontDoorNames | None = None
-    sends_at_once: bool = False
+    when_sent: WhenSent | None = None
+    #: Of the model; None if the trace is not written.
+    statistics: ModelStatistics | None = None
 
     @property
     def peer(self) -> str:
@@ -95,18 +105,41 @@ class TracedSink(msgspec.Struct, eq=False):
             times += (QUEUE_START, request.queue_start_ns or now_ns, REQUEST_END, now_ns)
             if response.error is not None:
                 trace.record.error = response.error.message
+            elif self.statistics is not None:
+                exemplars, duration_ns = self.statistics.exemplars, now_ns - request.received_ns
+                if exemplars is None or exemplars.due(duration_ns, now_ns):
+                    self.statistics.record_traced(duration_ns, trace.record.trace_id, now_ns)
             trace.ended = True
         if names is None or (response.outputs is None and response.error is None):
             # Before its caller gets the response, so that a child comes before its parent.
             trace.check_ended()
             self.inner.send(response)
             return
-        if response.leased or not self.sends_at_once or not response.final:
+        if response.leased or not response.final:
             self._send(response, names, now_ns)
-        else:  # the usual case, without further calls
-            self.inner.send(response)
-            times += (names.send_start, now_ns, names.send_end, self.now_ns())
-        if trace.ended and not trace.executing and not trace.sending:  # as `check_ended`, without its call
+            trace.check_ended()
+            return
+        # The usual case, without further calls.
+        self.inner.send(response)
+        when_sent = self.when_sent
+        if when_sent is not None:
+            times += (names.send_start, now_ns)
+            trace.sending += 1
+            when_sent(self._sent)
+            return
+        times += (names.send_start, now_ns, names.send_end, self.now_ns())
+        if not trace.executing and not trace.sending:  # as `check_ended`, without its call
+            output, trace.output = trace.output, None
+            if output is not None:
+                output.put(trace.record)
+
+    def _sent(self) -> None:
+        """A response is written that has no memory to be released. As `Trace.end_send`, without its calls."""
+        trace, names = self.trace, self.names
+        assert names is not None
+        trace.record.times += (names.send_end, self.now_ns())
+        trace.sending = sending = trace.sending - 1
+        if trace.ended and not sending and not trace.executing:
             output, trace.output = trace.output, None
             if output is not None:
                 output.put(trace.record)
@@ -137,10 +170,10 @@ class TracedSink(msgspec.Struct, eq=False):
             self.inner.send(tracked)
             return
         self.inner.send(response)
-        if self.sends_at_once:
-            trace.end_send(names.send_end, now_ns())
+        if self.when_sent is None:
+            self._sent()
         else:
-            IterationEnd.current().add_send(lambda: trace.end_send(names.send_end, now_ns()))
+            self.when_sent(self._sent)
 
 
 class TrackedResponse(Response):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Clock
+    from kernel.observe.statistics import ModelStatistics
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.settings import TraceSettings, TraceValues
@@ -76,9 +77,14 @@ class Tracer:
                 if only.until == NEAR:
                     self.on_near(True)
                 return
-            if only.begin_next():
-                self._begin_root(request, model, only, None)
-            self.on_near(only.until <= NEAR)
+            only.until = only.values.trace_rate  # as `Sampler.begin_next`
+            if only.until > NEAR:
+                self.on_near(False)
+            if only.remaining:
+                only.remaining -= only.remaining > 0
+                self._last_id = id = self._last_id + 1
+                record = TraceRecord(id, 0, model.spec.name, model.version, request.id)
+                self._attach(request, record, self._outputs[only], only.tensors, model.statistics)
             return
         parent = request.trace_parent
         if parent is not None:
@@ -87,7 +93,7 @@ class Tracer:
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id, [], []), None, False)
+            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id), None, False, None)
 
     def _sample(self, request: Request, model: Model) -> None:
         """Trace the request of a client if it is its turn, or if the client records a trace."""
@@ -105,34 +111,44 @@ class Tracer:
 
     def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, 0, model.name, model.version, request.id, [], [])
+        record = TraceRecord(id, 0, model.spec.name, model.version, request.id)
         if sampler.opentelemetry:
             record.spans = _root_spans(context)
-        self._attach(request, record, self._outputs[sampler], sampler.tensors)
+        self._attach(request, record, self._outputs[sampler], sampler.tensors, model.statistics)
 
     def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
         output = parent.output
         if output is None:  # it is explained only, or has ended
             return
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id, [], [])
+        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id)
         spans = parent.record.spans
         if spans is not None:
             record.spans = SpanIds(spans.trace_id, "", _span_id(), _span_id(), spans.model, spans.state)
-        self._attach(request, record, output, parent.tensors)
+        self._attach(request, record, output, parent.tensors, model.statistics)
 
-    def _attach(self, request: Request, record: TraceRecord, output: TraceOutput | None, tensors: bool) -> None:
+    def _attach(
+        self,
+        request: Request,
+        record: TraceRecord,
+        output: TraceOutput | None,
+        tensors: bool,
+        statistics: ModelStatistics | None,
+    ) -> None:
         received_ns = request.received_ns
         inner = request.sink
         request.trace = trace = Trace(record, output, tensors, request.explain)
-        request.sink = sink = TracedSink(inner, trace, request, self._now_ns)
         known = FRONT_DOORS.get(type(inner))
         if known or (known is None and is_front_door(inner)):
-            names, begin_ns, end_ns, sink.sends_at_once = inner.reception()  # type: ignore[attr-defined]  # as is known
-            sink.names = names
+            names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
             begin_ns = begin_ns or received_ns
-            record.times += (names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns)
+            record.times += (
+                names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns, REQUEST_START, received_ns,
+            )  # fmt: skip
+            request.sink = TracedSink(inner, trace, request, self._now_ns, names, when_sent, statistics)
+            return
         record.times += (REQUEST_START, received_ns)
+        request.sink = TracedSink(inner, trace, request, self._now_ns, statistics=statistics)
 
     # ---- settings ----------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from tests.kernel.tracing.output.collector import Collector
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.kernel.tracing.output.collector import ReceivedSpan
+
 WriteModel = Callable[[str, str, str], Path]
 
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
@@ -50,6 +52,34 @@ class TritonPythonModel:
         return responses
 """
 
+#: Calls `plus_one` twice, and passes its trace on with the first call only.
+CALLS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            for id, more in (("traced", {"trace": request.trace()}), ("not traced", {})):
+                call = pb_utils.InferenceRequest(
+                    model_name="plus_one", requested_output_names=["OUT"], inputs=[tensor], request_id=id, **more)
+                called = call.exec()
+                if called.has_error():
+                    raise pb_utils.TritonModelException(called.error().message())
+                tensor = pb_utils.Tensor("IN", pb_utils.get_output_tensor_by_name(called, "OUT").as_numpy())
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
+        return responses
+"""
+
+AROUND = """
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [
+  { model_name: "calls" model_version: -1
+    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }
+] }
+"""
+
 TWICE = """
 platform: "ensemble"
 input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
@@ -66,8 +96,10 @@ ensemble_scheduling { step [
 @pytest.fixture
 def models(write_model: WriteModel, tmp_path: Path) -> Path:
     write_model("plus_one", TENSORS, PLUS_ONE)
-    (tmp_path / "twice" / "1").mkdir(parents=True)
-    (tmp_path / "twice" / "config.pbtxt").write_text(TWICE)
+    write_model("calls", TENSORS, CALLS)
+    for name, config in (("twice", TWICE), ("around", AROUND)):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
     return tmp_path
 
 
@@ -109,6 +141,19 @@ def ids(path: Path) -> list[str]:
 
 def names(trace: ReadTrace) -> list[str]:
     return [name for name, _ in trace.events]
+
+
+def ways(spans: Sequence[ReceivedSpan]) -> list[tuple[str, str]]:
+    """Return for each span the names from it to the outermost one, and the parent of that."""
+    by_id = {span.id: span for span in spans}
+    found = []
+    for span in spans:
+        way = [span.name]
+        while span.parent_id in by_id:
+            span = by_id[span.parent_id]
+            way.append(span.name)
+        found.append((" < ".join(way), span.parent_id))
+    return found
 
 
 def metric(server: ServerProcess, name: str) -> float:
@@ -214,17 +259,54 @@ def test_the_trace_of_a_client_goes_on_through_an_ensemble_to_a_model(models: Pa
         collector.wait(9)
     assert {span.trace_id for span in spans} == {CALLER[3:35]}
     assert {span.resource["service.name"] for span in spans} == {"shop"}
-    by_id = {span.id: span for span in spans[:6]}
-    ways = []
-    for span in spans[:6]:
-        way = [span.name]
-        while span.parent_id in by_id:
-            span = by_id[span.parent_id]
-            way.append(span.name)
-        ways.append(" < ".join(way))
-        assert span.parent_id == CALLER[36:52]
     inner = "plus_one < twice < InferRequest"
-    assert sorted(ways) == sorted(["InferRequest", "twice < InferRequest", *[inner, f"compute < {inner}"] * 2])
+    assert sorted(ways(spans[:6])) == sorted(
+        (way, CALLER[36:52]) for way in ["InferRequest", "twice < InferRequest", *[inner, f"compute < {inner}"] * 2]
+    )
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_trace_of_a_client_goes_on_to_a_model_that_a_model_in_an_ensemble_calls(
+    models: Path, protocol: str
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with Collector() as collector, ServerProcess(
+        models, *flags("rate=0", "level=TIMESTAMPS", "mode=opentelemetry", f"opentelemetry,url={collector.url}",
+                       "opentelemetry,bsp_schedule_delay=50")
+    ) as server:  # fmt: skip
+        if protocol == "http":
+            assert infer(server, "around", [1], traceparent=CALLER)[1]["outputs"][0]["data"] == [3]
+        else:
+            grpc = pytest.importorskip("tritonclient.grpc")
+            with grpc.InferenceServerClient(server.grpc_url) as client:
+                tensor = grpc.InferInput("IN", [1], "FP32")
+                tensor.set_data_from_numpy(np.ones(1, np.float32))
+                response = client.infer("around", [tensor], headers={"traceparent": CALLER})
+                assert response.as_numpy("OUT").tolist() == [3]
+        spans = collector.wait(6)
+    assert {span.trace_id for span in spans} == {CALLER[3:35]}
+    outer, around = "around < InferRequest", "calls < around < InferRequest"
+    assert sorted(way for way, _ in ways(spans)) == sorted(
+        ["InferRequest", outer, around, f"compute < {around}", f"plus_one < {around}",
+         f"compute < plus_one < {around}"]
+    )  # fmt: skip
+    assert {ends for _, ends in ways(spans)} == {CALLER[36:52]}
+    by_name = {span.name: span for span in spans if span.name != "compute"}
+    assert by_name["calls"].attributes["triton.trace_parent_id"] == by_name["around"].attributes["triton.trace_id"]
+    assert by_name["plus_one"].attributes["triton.trace_parent_id"] == by_name["calls"].attributes["triton.trace_id"]
+
+
+def test_calls_between_models_are_children_where_the_trace_is_passed_on(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "traces.json"
+    with ServerProcess(models, *flags("rate=1", "level=TIMESTAMPS", f"triton,file={file}")) as server:
+        assert infer(server, "calls", [1], "good")[1]["outputs"][0]["data"] == [3]
+        assert infer(server, "calls", [-1], "bad")[0] == 500
+    good, bad = read(file)
+    assert [(child.title, child.request_id, names(child)) for child in good.children] == [
+        ("plus_one:1", "traced", ["REQUEST_START", "QUEUE_START", *COMPUTE, "REQUEST_END"])
+    ]
+    assert [(child.title, child.error) for child in bad.children] == [("plus_one:1", "minus one")]
+    assert bad.error
 
 
 def test_a_collector_that_is_down_costs_only_the_spans(models: Path) -> None:

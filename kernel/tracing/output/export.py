@@ -6,12 +6,13 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING
 
-from kernel.tracing.output.export_task import EXPORT_TRACES, ExportArguments, decode_export_result, encode_arguments
+from kernel.tracing.output.export_task import EXPORT_TRACES, decode_export_result, encode_arguments
 from kernel.tracing.output.writer import WriteOutcome
 
 if TYPE_CHECKING:
+    import msgspec
+
     from kernel.settings import TraceValues
-    from kernel.tracing.trace import TraceRecord
 
 #: Spans of a trace: of the request, of its model, and of the computation.
 _SPANS_OF_TRACE = 3
@@ -53,10 +54,10 @@ class CollectorDestination:
             key: value for key, _, value in (text.partition("=") for text in settings.get("resource", ()))
         }
 
-    def arguments(self, records: list[TraceRecord]) -> bytes:
+    def arguments(self, records: msgspec.Raw) -> bytes:
         """See `Destination`."""
         offset_ns = time.time_ns() - time.monotonic_ns()
-        return encode_arguments(ExportArguments(self._url, self._resource, offset_ns, records))
+        return encode_arguments((self._url, self._resource, offset_ns, records))  # `ExportArguments`
 
     def done(self, result: bytes) -> WriteOutcome:
         """See `Destination`."""

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import logging
 import os
+import struct
 import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from kernel.errors import InternalError
-from kernel.tracing.output.file_task import WRITE_TRACES, WriteArguments, decode_write_result, encode_arguments
+from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
 from kernel.tracing.output.files import FileChoice, TraceFiles
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ MAX_WAITING = 16384
 #: How long traces wait for others that are written with them, in seconds.
 FLUSH_S = 0.25
 
-#: The most traces, and bytes of tensors, that are written at a time. To encode them for the helper takes about 2 ms.
+#: The most traces, and about the most bytes of them, that are written at a time.
 _BATCH = 512
 _BATCH_BYTE_SIZE = 1 << 20
 
@@ -72,8 +73,8 @@ class Destination(Protocol):
     batch: int
     max_waiting: int
 
-    def arguments(self, records: list[TraceRecord]) -> bytes:
-        """Return the arguments of the helper's function."""
+    def arguments(self, records: msgspec.Raw) -> bytes:
+        """Return the arguments of the helper's function; `records` are a list of `TraceRecord` in msgpack."""
 
     def done(self, result: bytes) -> WriteOutcome:
         """Take the result of the helper's function."""
@@ -90,9 +91,9 @@ class FileDestination:
     def __init__(self, file: TraceFile) -> None:
         self._file = file
 
-    def arguments(self, records: list[TraceRecord]) -> bytes:
+    def arguments(self, records: msgspec.Raw) -> bytes:
         """See `Destination`."""
-        return encode_arguments(WriteArguments(self._file.path, self._file.kept_byte_size, records))
+        return encode_arguments((self._file.path, self._file.kept_byte_size, records))  # `WriteArguments`
 
     def done(self, result: bytes) -> WriteOutcome:
         """See `Destination`."""
@@ -110,15 +111,25 @@ class FileDestination:
         )
 
 
+_encode_into = msgspec.msgpack.Encoder().encode_into
+#: The beginning of a list in msgpack.
+_ARRAY_32 = struct.Struct(">BL")
+
+
 class _Group(msgspec.Struct, eq=False):
     """Traces that are written together."""
 
     destination: Destination
     #: How many more there may be.
     room: int
-    records: list[TraceRecord] = []
-    #: Of their tensors.
-    byte_size: int = 0
+    #: One `TraceRecord` after the other in msgpack. They are encoded when they come, so that the memory of a trace is
+    #: freed at once, and is still in the processor's cache when the next trace takes it.
+    records: bytearray
+    count: int = 0
+
+    def encoded(self) -> msgspec.Raw:
+        """Return the records as a list in msgpack."""
+        return msgspec.Raw(_ARRAY_32.pack(0xDD, self.count) + self.records)
 
 
 class TraceWriter:
@@ -167,14 +178,14 @@ class TraceWriter:
         self._count = count = self._count + 1
         group = self._last
         if group is None or group.room <= 0 or group.destination is not destination:
-            self._last = group = _Group(destination, destination.batch)
+            self._last = group = _Group(destination, destination.batch, bytearray())
             self._waiting.append(group)
-        group.records.append(record)
+        records = group.records
+        _encode_into(record, records, -1)
+        group.count += 1
         group.room -= 1
-        if record.tensors:
-            group.byte_size += sum(len(tensor.data) for tensor in record.tensors)
-            if group.byte_size > _BATCH_BYTE_SIZE:
-                group.room = 0
+        if len(records) > _BATCH_BYTE_SIZE:
+            group.room = 0
         if self._running:
             return
         if count == destination.batch:
@@ -210,10 +221,9 @@ class TraceWriter:
         group = self._waiting.popleft()
         if group is self._last:
             self._last = None
-        destination, records = group.destination, group.records
-        self._count -= len(records)
+        self._count -= group.count
         self._running = True
-        self._helpers.start(_WriteTask(self, destination, records))
+        self._helpers.start(_WriteTask(self, group))
 
     def ended(self, destination: Destination, count: int, took_s: float, result: bytes | ServingError) -> None:
         """The helper has written, or failed to write, `count` traces."""
@@ -263,11 +273,17 @@ class _IndexedOutput:
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
         self._choice = choice
+        #: That of the last trace.
+        self._file: TraceFile | None = None
+        self._destination: FileDestination | None = None
 
     def put(self, record: TraceRecord) -> None:
         """See `TraceOutput`."""
-        writer = self._writer
-        writer.put(writer.destination_of(self._choice.file_of(record)), record)
+        file, destination = self._choice.file_of(record), self._destination
+        if destination is None or file is not self._file:
+            destination = self._destination = self._writer.destination_of(file)
+            self._file = file
+        self._writer.put(destination, record)
 
 
 class _WriteTask:
@@ -275,13 +291,13 @@ class _WriteTask:
 
     peer = ""
 
-    def __init__(self, writer: TraceWriter, destination: Destination, records: list[TraceRecord]) -> None:
-        self.name = destination.task
-        self.arguments = destination.arguments(records)
+    def __init__(self, writer: TraceWriter, group: _Group) -> None:
+        self.name = group.destination.task
+        self.arguments = group.destination.arguments(group.encoded())
         self.sources: list[Tensor] = []
         self._writer = writer
-        self._destination = destination
-        self._count = len(records)
+        self._destination = group.destination
+        self._count = group.count
         self._begun_s = time.monotonic()
 
     def needs_memory(self, message: bytes) -> Span:

@@ -16,7 +16,7 @@ from grpclib.const import Status
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
 from kernel.tracing.explanation import take_explain
-from kernel.tracing.traced_sink import GRPC, Reception
+from kernel.tracing.traced_sink import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
@@ -31,6 +31,8 @@ from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 from protocols.response_sinks import OnlyResponse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
@@ -273,7 +275,18 @@ class InferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return GRPC, self._begin_ns, self._received_ns, False
+        compresses = self._inference.compression is not None  # which may take a helper, and so longer
+        return GRPC, self._begin_ns, self._received_ns, at_iteration_end if compresses else self._when_sent
+
+    def _when_sent(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when all output until now is written; see `kernel.tracing.traced_sink.WhenSent`."""
+        sending = self._connection.sending
+        if sending.ended:  # nothing is written any more
+            callback()
+            return
+        sending.releases.append(callback)
+        if not sending.write_queue.byte_size:  # nobody wanted the response, so that no write is scheduled
+            self._connection.schedule_write()
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.outputs is None or not response.final:  # unusual

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
-from kernel.tracing.traced_sink import GRPC, Reception
+from kernel.tracing.traced_sink import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.generated.grpc_service_pb2 import ModelStreamInferResponse
 from protocols.grpc.messages.codec import encode_stream_end, encode_stream_error, stream_response_parts
@@ -94,7 +94,7 @@ class StreamRequestSink(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return GRPC, self.begin_ns, self.begin_ns, False
+        return GRPC, self.begin_ns, self.begin_ns, at_iteration_end
 
     @property
     def peer(self) -> str:

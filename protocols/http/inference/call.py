@@ -238,7 +238,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.traced_sink.FrontDoorSink`."""
-        return HTTP, self.begin_ns, self.received_ns or self.begin_ns, True
+        return HTTP, self.begin_ns, self.received_ns or self.begin_ns, None
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual

@@ -14,6 +14,7 @@ import msgspec
 
 from kernel.observe.histogram import Histogram
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION
+from protocols.http.metrics.openmetrics import exemplar_text
 from protocols.http.metrics.text import label_text, number, tag_label
 
 if TYPE_CHECKING:
@@ -241,8 +242,14 @@ SUMMARIES = (
 )
 
 
-def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -> list[str]:
-    """Return the lines of all families. A family without any model has its header lines."""
+def render_models(
+    models: Iterable[Model], config: MetricsConfig, now_ns: int, exemplar_offset_ns: int | None = None
+) -> list[str]:
+    """Return the lines of all families. A family without any model has its header lines.
+
+    With `exemplar_offset_ns`, the time since the epoch less the monotonic time, traced requests are shown as examples
+    of their buckets, which only OpenMetrics has.
+    """
     all_series = labelled(models)
     lines: list[str] = []
     for family in (*COUNTS, *(DURATIONS if config.counter_latencies else ()), *OURS, *AUTOSCALE):
@@ -250,7 +257,13 @@ def render_models(models: Iterable[Model], config: MetricsConfig, now_ns: int) -
     _render_failures(lines, all_series)
     _head(lines, REQUEST_DURATION, "Duration from request to final response in seconds", "histogram")
     for series in all_series:
-        _render_histogram(lines, REQUEST_DURATION, series.labels, series.model.statistics.durations)
+        statistics = series.model.statistics
+        first_bucket = len(lines) + 2
+        _render_histogram(lines, REQUEST_DURATION, series.labels, statistics.durations)
+        if exemplar_offset_ns is not None and statistics.exemplars is not None:
+            for index, exemplar in enumerate(statistics.exemplars.found):
+                if exemplar is not None:
+                    lines[first_bucket + index] += exemplar_text(exemplar, statistics.durations, exemplar_offset_ns)
     _render_batch_sizes(lines, all_series)
     if config.histogram_latencies:
         _head(lines, FIRST_RESPONSE, "Duration from request to first response in milliseconds", "histogram")

@@ -19,6 +19,7 @@ from protocols.http.metrics.custom_families import render_custom
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.gpu_families import render_gpus
 from protocols.http.metrics.memory_families import WorkerMemoryReader, render_memory
+from protocols.http.metrics.openmetrics import OPENMETRICS, prefers_openmetrics, to_openmetrics
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
@@ -84,19 +85,22 @@ class MetricsServer:
             return error_response(RESTRICTED, refusal, plain=True)
         if http.method != "GET":
             return error_response(405, "Method Not Allowed", plain=True)
-        body = b""
-        if request_path(http.raw_path) in ("/metrics", "/metrics/"):
-            await self._memory.refresh(self._kernel.catalog.ready_models(), self._now_ns())
-            if self._shows_gpus and self._kernel.gpu_figures is not None:
-                await self._kernel.gpu_figures.refresh(self._now_ns())
-            body = self.render()
-        return web.Response(body=body, content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
+        if request_path(http.raw_path) not in ("/metrics", "/metrics/"):
+            return web.Response(body=b"", content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
+        await self._memory.refresh(self._kernel.catalog.ready_models(), self._now_ns())
+        if self._shows_gpus and self._kernel.gpu_figures is not None:
+            await self._kernel.gpu_figures.refresh(self._now_ns())
+        if prefers_openmetrics(http.headers.getall("Accept", [])):
+            headers = {**SERVER_HEADER, "Content-Type": OPENMETRICS, "Vary": "Accept"}
+            return web.Response(body=to_openmetrics(self.render(openmetrics=True)), headers=headers)
+        headers = {**SERVER_HEADER, "Vary": "Accept"}
+        return web.Response(body=self.render(), content_type="text/plain", charset="utf-8", headers=headers)
 
-    def render(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
+    def render(self, *, openmetrics: bool = False) -> bytes:
+        """Return the metrics in Prometheus' text format, with `openmetrics` as `to_openmetrics` takes them."""
         now_ns = self._now_ns()
         models = self._kernel.catalog.ready_models()
-        lines = render_models(models, self._config, now_ns)
+        lines = render_models(models, self._config, now_ns, time.time_ns() - now_ns if openmetrics else None)
         lines += render_memory(models, self._memory.byte_sizes)
         if self._kernel.cache_figures is not None:
             lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)

@@ -57,8 +57,8 @@ class ServerMetrics:
         self._traces.set({}, written)
         self._lost_traces.set({}, lost)
         text: bytes
-        # There is one format only. In OpenMetrics, which Prometheus prefers, counters must end in `_total`: it
-        # would not find Triton's names.
+        # `openmetrics` makes that format of the whole page: in that of aioprometheus, Triton's counters would get names
+        # that end in `_total`.
         text, _ = render(self.registry, [])
         return text.decode()
 

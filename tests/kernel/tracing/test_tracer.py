@@ -20,12 +20,12 @@ from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings, TraceValues
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from kernel.tracing.trace import TracedExecution, TraceRecord
-from kernel.tracing.traced_sink import HTTP, Reception
+from kernel.tracing.traced_sink import GRPC, HTTP, Reception
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kernel.tracing.trace import Trace
 
@@ -38,7 +38,18 @@ class Door(RecordingSink):
     """A sink of a front door, which has received its request at once."""
 
     def reception(self) -> Reception:
-        return HTTP, 3, 4, True
+        return HTTP, 3, 4, None
+
+
+class LaterDoor(RecordingSink):
+    """A sink of a front door that writes later: the test calls what waits for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Callable[[], None]] = []
+
+    def reception(self) -> Reception:
+        return GRPC, 3, 4, self.waiting.append
 
 
 class Recorder:
@@ -128,6 +139,29 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
         "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", *COMPUTE, "INFER_RESPONSE_COMPLETE", "QUEUE_START",
         "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
     ]  # fmt: skip
+
+
+def test_a_traced_request_that_succeeds_is_an_example_of_its_latency(bench: Bench) -> None:
+    request, failing = bench.submit(), bench.submit("n")
+    bench.clock.advance(3_000_000)
+    answer(request)
+    failing.fail(errors.InternalError("no"))
+    exemplars = [model.statistics.exemplars for model in bench.models]
+    assert exemplars[0] is not None
+    (exemplar,) = filter(None, exemplars[0].found)
+    assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).record.id))
+    assert exemplars[1] is None
+
+
+def test_a_trace_waits_until_its_front_door_has_written_the_response(bench: Bench) -> None:
+    door = LaterDoor()
+    answer(bench.submit(sink=door))
+    assert bench.written.records == []
+    bench.clock.advance(7)
+    (sent,) = door.waiting
+    sent()
+    (record,) = bench.written.records
+    assert record.times[-2:] == ["GRPC_SEND_END", bench.clock.now_ns()]
 
 
 def test_a_trace_waits_for_the_times_of_an_execution_that_ends_after_the_response(bench: Bench) -> None:

@@ -80,9 +80,11 @@ def calling(scenario: Callable[[CallBench], Awaitable[None]]) -> None:
     run_on(CallBench(), scenario)
 
 
-def submit(number: int, *inputs: Tensor, parents: tuple[int, ...] = (1,), **more: bool) -> wire.Submit:
+def submit(
+    number: int, *inputs: Tensor, parents: tuple[int, ...] = (1,), trace_parent: int = 0, **more: bool
+) -> wire.Submit:
     ref = wire.RequestMessage(0, list(inputs), [RequestedOutput("OUT")], "id", 3, 7, 0, 9, {"a": 1})
-    return wire.Submit(number, "other", "2", ref, list(parents), **more)
+    return wire.Submit(number, "other", "2", ref, list(parents), trace_parent=trace_parent, **more)
 
 
 def in_own_arena(offset: int = 0, byte_size: int = 8192) -> Tensor:
@@ -109,6 +111,16 @@ def test_a_call_has_the_fields_of_the_message_and_the_request_as_its_parent() ->
         assert got == wire.CallResponded(1, True, wire.ResponseMessage([Tensor("OUT", "UINT8", [1], b"x")], {"p": 2.5}))
         assert bench.calls.ended_calls == [call]
         await bench.say(wire.Executed(1, [response()]))
+
+    calling(scenario)
+
+
+def test_the_trace_of_a_call_is_that_of_the_request_that_the_model_names() -> None:
+    async def scenario(bench: CallBench) -> None:
+        first = bench.submit()
+        await bench.say(submit(1, SMALL), submit(2, SMALL, trace_parent=1), submit(3, SMALL, trace_parent=17))
+        assert [call.parent for call in bench.calls.calls] == [first] * 3
+        assert [call.trace_parent for call in bench.calls.calls] == [None, first, None]
 
     calling(scenario)
 

@@ -137,6 +137,33 @@ def test_the_metrics_port_serves_get_only(with_kernel: WithKernel) -> None:
     with_kernel(test)
 
 
+def test_scrapers_that_prefer_openmetrics_get_it(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        sock = bound_socket()
+        server = MetricsServer(kernel, sock)
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}/metrics"
+        await server.start()
+        try:
+            async with aiohttp.ClientSession() as client:
+                for accept, media_type, ends in (
+                    (
+                        "application/openmetrics-text;version=1.0.0,text/plain;q=0.5",
+                        "application/openmetrics-text",
+                        True,
+                    ),
+                    ("text/plain", "text/plain", False),
+                    ("*/*", "text/plain", False),
+                ):
+                    async with client.get(url, headers={"Accept": accept}) as response:
+                        assert response.content_type == media_type
+                        assert response.headers["Vary"] == "Accept"
+                        assert (await response.text()).endswith("# EOF\n") is ends
+        finally:
+            await server.stop(0)
+
+    with_kernel(test)
+
+
 @pytest.mark.parametrize("fast_path", [True, False])
 def test_connections_are_counted_once_with_and_without_the_fast_path(with_kernel: WithKernel, fast_path: bool) -> None:
     async def test(kernel: Kernel) -> None:

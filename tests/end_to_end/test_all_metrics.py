@@ -1,0 +1,89 @@
+"""docs/metrics.md against the page of a server that has everything: each family is on both, and has values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.server import ServerProcess, wait_for
+from tests.docs.documents import code_spans, document, section, table
+from tests.end_to_end.test_metrics import infer
+
+WriteModel = Callable[[str, str, str], Path]
+
+CONFIG = """
+max_batch_size: 4
+input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
+response_cache { enable: true }
+parameters { key: "naiad.autoscale" value { string_value: "min=1,max=2" } }
+"""
+
+ECHO = """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([
+            pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(request, "IN").as_numpy())
+        ]) for request in requests]
+"""
+
+#: Reports the memory that it uses; nothing else of ours does on a machine without a GPU.
+REPORTING = """
+from backends.base import Backend
+from backends.worker.request import OutputValue
+
+
+class ReportingBackend(Backend):
+    def load(self, arguments):
+        self.host.report_memory([("CPU", 0, 4096), ("GPU", 1, 8192)])
+
+    def execute(self, requests, timings):
+        for request in requests:
+            request.respond([OutputValue("OUT", "INT32", request.inputs[0].as_numpy())])
+"""
+REPORTING_CONFIG = """
+backend: "reporting"
+input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
+"""
+
+FLAGS = (
+    "--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true",
+    "--cache-config=local,size=1048576", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1",
+)  # fmt: skip
+
+
+def documented() -> dict[str, str]:
+    """Return the kinds of the families in the document, by their names; those of GPUs need one."""
+    page = document("docs/metrics.md")
+    titles = re.findall(r"^## (.*[Ff]amil.*)$", page, re.MULTILINE)
+    rows = [row for title in titles for row in table(section(page, title))]
+    return {code_spans(name)[0]: kind for name, kind, _ in rows if not re.match(r"`(nv|naiad)_gpu_", name)}
+
+
+def test_a_server_that_has_everything_shows_every_documented_family_and_no_other(
+    write_model: WriteModel, tmp_path: Path
+) -> None:
+    write_model("echo", CONFIG, ECHO)
+    reporting = tmp_path / "reporting"
+    (reporting / "1").mkdir(parents=True)
+    (reporting / "config.pbtxt").write_text(REPORTING_CONFIG)
+    (reporting / "backend.py").write_text(REPORTING)
+    file = tmp_path / "traces.json"
+    with ServerProcess(tmp_path, *FLAGS, f"--trace-config=triton,file={file}") as server:
+        for _ in range(2):  # the second one finds the response of the first
+            assert infer(server, 1, 7) == 200
+
+        def page() -> str:
+            return server.get("/metrics", server.metrics_port)[1]
+
+        wait_for(lambda: 'kind="GPU"' in page())
+        shown = page()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
+    assert kinds == documented()
+    samples = re.findall(r"^(\w+)(?:\{.*\})? ", shown, re.MULTILINE)
+    without_values = {name for name in kinds if not any(sample.startswith(name) for sample in samples)}
+    assert without_values == set()
+    assert 'naiad_model_instance_memory_bytes{device="1",instance="reporting_0",kind="GPU"' in shown
+    assert re.search(r'nv_cache_num_hits_per_model\{model="echo",version="1"\} 1$', shown, re.MULTILINE)
