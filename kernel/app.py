@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ServerOptions
+    from kernel.recording.recording import Recording
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._devices: DeviceRegions | None = None
+        self._recording: Recording | None = None
         self._log = options.log.settings()
 
     async def run(self) -> int:
@@ -233,6 +235,11 @@ class Server:
         self._kernel.helpers = helpers
         writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
         self._tracing = Tracing(self._kernel, writers, options.trace)
+        if options.record is not None:
+            from kernel.recording.recording import Recording  # most servers record nothing
+
+            recorders = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="recorder")
+            self._recording = Recording(self._kernel, recorders, options.record)
         self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
@@ -273,6 +280,8 @@ class Server:
                     if self._caching is not None:
                         await self._caching.close()
                     await self._tracing.close()
+                    if self._recording is not None:
+                        await self._recording.close()
                     await self._helpers.close()
                     if self._devices is not None:
                         await self._devices.close()

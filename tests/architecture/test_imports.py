@@ -69,12 +69,13 @@ ROOMS = {
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
     "kernel/settings": _KERNEL_BASE,
-    "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/settings", "kernel/repository"},
+    "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/recording", "kernel/settings", "kernel/repository"},
     "kernel/cache": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
     "kernel/tracing": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings"},
+    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/tracing"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
@@ -108,6 +109,7 @@ ROOMS = {
         "kernel/machine",
         "kernel/observe",
         "kernel/options",
+        "kernel/recording",
         "kernel/repository",
         "kernel/serving",
         "kernel/settings",
