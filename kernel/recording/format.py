@@ -134,8 +134,13 @@ def tensors_of(record: Recorded) -> Sequence[RecordedTensor]:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-decode_record = msgspec.msgpack.Decoder(Recorded).decode
+_decode = msgspec.msgpack.Decoder[Recorded](Recorded).decode
 _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
+
+
+def decode_record(payload: bytes | memoryview) -> Recorded:
+    """Return the record with this payload. Raises `msgspec.MsgspecError`."""
+    return _decode(payload)
 
 
 def encode_record(record: Recorded) -> bytes:

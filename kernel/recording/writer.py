@@ -125,7 +125,9 @@ class RecordWriter:
         self._cancel_timer()
         if self._running or not self._waiting:
             return
-        waiting, entries, sources = self._waiting, [], []
+        waiting = self._waiting
+        entries: list[RecordEntry] = []
+        sources: list[Tensor] = []
         message_size = taken_size = 0
         while waiting and len(entries) < _BATCH and message_size < _BATCH_BYTE_SIZE:
             each = waiting.popleft()

@@ -45,8 +45,8 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _FOR_PROTOCOLS = {
     "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/health", "kernel/loop", "kernel/memory",
-    "kernel/observe", "kernel/options", "kernel/server_paths", "kernel/serving", "kernel/settings", "kernel/texts",
-    "kernel/tracing",
+    "kernel/observe", "kernel/options", "kernel/recording", "kernel/server_paths", "kernel/serving", "kernel/settings",
+    "kernel/texts", "kernel/tracing",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -140,6 +140,7 @@ FOREIGN = {
         "shm/arrays.py",
         "kernel/authoring/trial",
         "kernel/command/infer.py",
+        "kernel/command/replay/comparing.py",
         "kernel/embedding/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),
