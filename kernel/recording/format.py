@@ -140,7 +140,8 @@ _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
 
 def decode_record(payload: bytes | memoryview) -> Recorded:
     """Return the record with this payload. Raises `msgspec.MsgspecError`."""
-    return _decode(payload)
+    found: Recorded = _decode(payload)
+    return found
 
 
 def encode_record(record: Recorded) -> bytes:
