@@ -42,7 +42,7 @@ def test_the_oldest_segments_are_removed_and_never_the_one_that_is_written() -> 
     assert removed_for(segments, 100, LIMIT, 3) == []
     assert removed_for(segments, 101, LIMIT, 3) == [1]
     assert removed_for(segments, 800, LIMIT, 3) == [1, 2]
-    assert removed_for(segments, 1000, LIMIT, 1) == [2]
+    assert removed_for(segments, 1000, LIMIT, 1) == [2, 3]
 
 
 def test_what_does_not_fit_beside_the_present_segment_is_refused() -> None:
