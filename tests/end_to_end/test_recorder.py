@@ -21,7 +21,7 @@ import pytest
 
 from bench.server import ServerFailed, ServerProcess, wait_for
 from kernel.command.replay.reading import RecordingIndex
-from tests.end_to_end.sequence_models import ACCUMULATE, OLDEST, config
+from tests.end_to_end.sequence_models import OLDEST, accumulate, config
 
 if TYPE_CHECKING:
     from kernel.recording.format import RecordedRequest, RecordedResponse
@@ -178,7 +178,7 @@ def test_streams_of_decoupled_models_are_replayed_with_all_their_responses(
 
 
 def test_sequences_are_replayed_in_their_order(write_model: WriteModel, folder: Path) -> None:
-    models = write_model("sums", config(OLDEST), ACCUMULATE)
+    models = write_model("sums", config(OLDEST), accumulate())
 
     def step(server: ServerProcess, id: int, value: int, **flags: bool) -> Any:
         tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [value]}
