@@ -106,7 +106,7 @@ class ReplayReport:
             parts.append(f"{model}{f' request {id}' if id else ''}: {text}\n")
         if len(self.lines) > shown:
             parts.append(f"… and {len(self.lines) - shown} more (--show N, or --json)\n")
-        parts += (f"{count} requests {why}\n" for why, count in self.skipped.items())
+        parts += (f"{count} request{'' if count == 1 else 's'} {why}\n" for why, count in self.skipped.items())
         parts += (f"{note}\n" for note in self.notes)
         parts.append("Responses differ.\n" if self.differs else "No response differs.\n")
         return "".join(parts)
