@@ -37,6 +37,7 @@ from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import BadOption
+from kernel.recording.start import start_recording
 from kernel.repository.backend_config import parse_backend_configs, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ServerOptions
-    from kernel.recording.recording import Recording
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,6 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._devices: DeviceRegions | None = None
-        self._recording: Recording | None = None
         self._log = options.log.settings()
 
     async def run(self) -> int:
@@ -229,17 +228,12 @@ class Server:
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
-        self._helpers = helpers = HelperPool(
-            processes.helper_launcher, options.arena_byte_size, budget, count=helper_count()
-        )
+        pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
+        self._helpers = helpers = pool(options.arena_byte_size, count=helper_count())
         self._kernel.helpers = helpers
-        writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
+        writers = pool(1 << 20, count=1, title="trace writer")
         self._tracing = Tracing(self._kernel, writers, options.trace)
-        if options.record is not None:
-            from kernel.recording.recording import Recording  # most servers record nothing
-
-            recorders = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="recorder")
-            self._recording = Recording(self._kernel, recorders, options.record)
+        self._recording = start_recording(self._kernel, pool, options.record)
         self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
@@ -277,15 +271,10 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
                     await self._lifecycle.close(at_once=bool(code))
-                    if self._caching is not None:
-                        await self._caching.close()
-                    await self._tracing.close()
-                    if self._recording is not None:
-                        await self._recording.close()
-                    await self._helpers.close()
-                    if self._devices is not None:
-                        await self._devices.close()
-                    await self._processes.close()
+                    parts = (self._caching, self._tracing, self._recording, self._helpers, self._devices)
+                    for part in (*parts, self._processes):
+                        if part is not None:
+                            await part.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure is not None:

@@ -78,7 +78,7 @@ class RecordedOutput(msgspec.Struct, omit_defaults=True, gc=False):
     byte_size: int = 0
 
 
-class RecordedRequest(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="request"):
+class RequestRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="request"):
     """A request of a client."""
 
     #: Unique among the requests of a run.
@@ -108,7 +108,7 @@ class RecordedRequest(msgspec.Struct, omit_defaults=True, tag_field="kind", tag=
     protocol: str = ""
 
 
-class RecordedResponse(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="response"):
+class ResponseRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="response"):
     """A response. One without outputs and without an error only marks the end of the responses."""
 
     #: That of the request.
@@ -125,12 +125,12 @@ class RecordedResponse(msgspec.Struct, omit_defaults=True, tag_field="kind", tag
     queued_ns: int = 0
 
 
-Recorded = RecordedRequest | RecordedResponse
+Recorded = RequestRecord | ResponseRecord
 
 
 def tensors_of(record: Recorded) -> Sequence[RecordedTensor]:
     """Return the inputs of a request, or the outputs of a response."""
-    return record.inputs if isinstance(record, RecordedRequest) else record.outputs or ()
+    return record.inputs if isinstance(record, RequestRecord) else record.outputs or ()
 
 
 _encode = msgspec.msgpack.Encoder().encode

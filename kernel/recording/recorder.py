@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.recording.captured import Captured, InputCapture, capture_outputs, capture_wishes
-from kernel.recording.format import RecordedRequest, RecordedResponse
+from kernel.recording.format import RequestRecord, ResponseRecord
 from kernel.recording.sampling import RecordSampler
 from kernel.tracing.traced_sink import FRONT_DOORS, HTTP, TracedSink, is_front_door
 
@@ -75,13 +75,13 @@ class Recorder:
         number = self._record(request, model, request.received_ns or now_ns)
         if number:
             self._output.put(
-                RecordedResponse(number, now_ns, True, error=error.message, code=error.code.value), []
+                ResponseRecord(number, now_ns, True, error=error.message, code=error.code.value), []
             )  # fmt: skip
 
     def responded(self, number: int, request: Request, response: Response) -> bool:
         """Record a response before it is sent; returns whether there was room."""
         settings = self._settings
-        record = RecordedResponse(number, self._now_ns(), response.final, response.model_version)
+        record = ResponseRecord(number, self._now_ns(), response.final, response.model_version)
         captured = Captured()
         if response.outputs is not None:
             captured = capture_outputs(response.outputs, settings.tensor_limit, settings.output_digests)
@@ -105,7 +105,7 @@ class Recorder:
         """Record a request; returns its number, 0 if there was no room."""
         self._last_number = number = self._last_number + 1
         captured = self._inputs.capture(request.inputs)
-        record = RecordedRequest(
+        record = RequestRecord(
             number=number,
             at_ns=at_ns,
             model=model.name,

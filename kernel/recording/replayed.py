@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from kernel.recording.format import RecordedRequest
+    from kernel.recording.format import RequestRecord
 
 
 class ReplayFailed(Exception):
@@ -39,7 +39,7 @@ class ReplayTarget(Protocol):
     async def check(self) -> None:
         """Raise `ReplayFailed` if the server is not there."""
 
-    async def send(self, request: RecordedRequest) -> list[ReplayedResponse]:
+    async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         """Send a request whose inputs have their bytes, and return all responses. Raises `ReplayFailed`."""
 
     async def close(self) -> None:

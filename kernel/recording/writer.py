@@ -47,7 +47,7 @@ _BATCH = 512
 _BATCH_BYTE_SIZE = 1 << 20
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _WaitingRecord(msgspec.Struct, eq=False):
     payload: bytes
     sources: list[Tensor]
     #: Of the message and of the sources.
@@ -67,7 +67,7 @@ class RecordWriter:
         self._folder, self._run, self._limit = folder, run, limit
         self._position = position
         self._stop = stop
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingRecord] = deque()
         #: Of what waits and of what the helper has.
         self._byte_size = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -94,7 +94,7 @@ class RecordWriter:
             self._lose(1, "the recording has stopped" if self._stopped else "too many records wait to be written")
             return False
         self._byte_size += byte_size
-        self._waiting.append(_Waiting(payload, sources, byte_size, completed))
+        self._waiting.append(_WaitingRecord(payload, sources, byte_size, completed))
         if not self._running:
             if len(self._waiting) >= _BATCH or self._byte_size >= _BATCH_BYTE_SIZE:
                 self._start()

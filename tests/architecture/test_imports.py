@@ -144,7 +144,7 @@ FOREIGN = {
         "kernel/embedding/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),
-    "aiohttp": ("protocols/http",),
+    "aiohttp": ("protocols/http", "protocols/replay"),
     "grpclib": ("protocols",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),

@@ -24,7 +24,7 @@ from kernel.command.replay.reading import RecordingIndex
 from tests.end_to_end.sequence_models import OLDEST, accumulate, config
 
 if TYPE_CHECKING:
-    from kernel.recording.format import RecordedRequest, RecordedResponse
+    from kernel.recording.format import RequestRecord, ResponseRecord
 
 WriteModel = Callable[[str, str, str], Path]
 
@@ -118,7 +118,7 @@ def only_model(report: dict[str, Any]) -> dict[str, Any]:
     return model
 
 
-def exchanges(folder: Path) -> list[tuple[RecordedRequest, list[RecordedResponse]]]:
+def exchanges(folder: Path) -> list[tuple[RequestRecord, list[ResponseRecord]]]:
     index = RecordingIndex(folder)
     return [index.load(each) for each in index.exchanges]
 

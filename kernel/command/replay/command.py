@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kernel.recording.replayed import ReplayTarget
 
 #: The module of each protocol's client. They are imported by their names: no package may import one above it.
-_CLIENTS = {"http": "protocols.http.replay_client", "grpc": "protocols.grpc.replay_client"}
+_CLIENTS = {"http": "protocols.replay.http_client", "grpc": "protocols.replay.grpc_client"}
 
 
 class _ClientModule(Protocol):

@@ -10,7 +10,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from kernel.recording.format import RecordedResponse, RecordedTensor
+    from kernel.recording.format import RecordedTensor, ResponseRecord
     from kernel.recording.replayed import ReplayedOutput, ReplayedResponse
 
 _FLOATS = ("FP16", "FP32", "FP64", "BF16")
@@ -40,9 +40,7 @@ class Comparison(msgspec.Struct):
     errors_differ: bool = False
 
 
-def compare(
-    recorded: Sequence[RecordedResponse], found: Sequence[ReplayedResponse], tolerance: Tolerance
-) -> Comparison:
+def compare(recorded: Sequence[ResponseRecord], found: Sequence[ReplayedResponse], tolerance: Tolerance) -> Comparison:
     """Compare all responses of a request; those that only mark the end do not count."""
     comparison = Comparison()
     expected = [each for each in recorded if each.outputs is not None or each.error]

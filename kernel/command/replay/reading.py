@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.recording.format import BadRecording, RecordedRequest, RecordedResponse, SegmentReader, decode_record
+from kernel.recording.format import BadRecording, RequestRecord, ResponseRecord, SegmentReader, decode_record
 from kernel.recording.ring import segment_number
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _RequestHead(msgspec.Struct, tag_field="kind", tag="request"):
-    """What the index needs of a `RecordedRequest`."""
+    """What the index needs of a `RequestRecord`."""
 
     number: int
     at_ns: int
@@ -26,7 +26,7 @@ class _RequestHead(msgspec.Struct, tag_field="kind", tag="request"):
 
 
 class _ResponseHead(msgspec.Struct, tag_field="kind", tag="response"):
-    """What the index needs of a `RecordedResponse`."""
+    """What the index needs of a `ResponseRecord`."""
 
     number: int
     final: bool
@@ -43,7 +43,7 @@ class RecordPlace(msgspec.Struct, frozen=True, gc=False):
     byte_size: int
 
 
-class Exchange(msgspec.Struct, eq=False):
+class RecordedExchange(msgspec.Struct, eq=False):
     """A request and its responses."""
 
     #: When the server had received it, in nanoseconds since 1970.
@@ -69,7 +69,7 @@ class RecordingIndex:
         self.orphan_count = self.cut_byte_size = 0
         #: Why segments could not be read.
         self.problems: list[str] = []
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[RecordedExchange] = []
         try:
             names = sorted((number, path.name) for path in folder.iterdir()
                            if (number := segment_number(path.name)) is not None)  # fmt: skip
@@ -77,7 +77,7 @@ class RecordingIndex:
             raise BadRecording(f"'{folder}' cannot be read: {error.strerror}") from None
         if not names:
             raise BadRecording(f"there is no recording in '{folder}': no file is called NUMBER.naiadrec")
-        self._open: dict[tuple[str, int], Exchange | None] = {}
+        self._open: dict[tuple[str, int], RecordedExchange | None] = {}
         for _, name in names:
             self._add_segment(name)
         self._open.clear()
@@ -116,7 +116,7 @@ class RecordingIndex:
                 self._open[key] = None
                 return
             sequence = (head.model, head.sequence_id) if head.in_sequence else None
-            found = Exchange(head.at_ns + offset_ns, head.model, place, sequence, head.sequence_start)
+            found = RecordedExchange(head.at_ns + offset_ns, head.model, place, sequence, head.sequence_start)
             self._open[key] = found
             self.exchanges.append(found)
             return
@@ -130,14 +130,14 @@ class RecordingIndex:
         if head.final:
             del self._open[key]
 
-    def load(self, exchange: Exchange) -> tuple[RecordedRequest, list[RecordedResponse]]:
+    def load(self, exchange: RecordedExchange) -> tuple[RequestRecord, list[ResponseRecord]]:
         """Return the records of an exchange. Raises `BadRecording` if they were removed meanwhile."""
         request, *responses = map(self._record, (exchange.request, *exchange.responses))
-        if not isinstance(request, RecordedRequest):
+        if not isinstance(request, RequestRecord):
             raise BadRecording(f"{exchange.request.segment} has changed")
-        return request, [each for each in responses if isinstance(each, RecordedResponse)]
+        return request, [each for each in responses if isinstance(each, ResponseRecord)]
 
-    def _record(self, place: RecordPlace) -> RecordedRequest | RecordedResponse:
+    def _record(self, place: RecordPlace) -> RequestRecord | ResponseRecord:
         path = self._folder / place.segment
         try:
             with path.open("rb") as file:

@@ -16,9 +16,9 @@ from kernel.recording.replayed import ReplayFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kernel.command.replay.reading import Exchange, RecordingIndex
+    from kernel.command.replay.reading import RecordedExchange, RecordingIndex
     from kernel.command.replay.report import ReplayReport
-    from kernel.recording.format import RecordedRequest, RecordedResponse
+    from kernel.recording.format import RequestRecord, ResponseRecord
     from kernel.recording.replayed import ReplayTarget
 
 #: From here on the report says that requests were sent late.
@@ -96,7 +96,7 @@ class Replay:
                 "program or --concurrency was too small for the recorded rate"
             )
 
-    async def _send(self, exchange: Exchange) -> None:
+    async def _send(self, exchange: RecordedExchange) -> None:
         report = self._report
         try:
             request, recorded = self._index.load(exchange)
@@ -129,14 +129,14 @@ class Replay:
             report.add(request.model, request.id, comparison, _recorded_ns(request, recorded), took_ns)
 
 
-def _recorded_ns(request: RecordedRequest, responses: Sequence[RecordedResponse]) -> int | None:
+def _recorded_ns(request: RequestRecord, responses: Sequence[ResponseRecord]) -> int | None:
     """Return how long the server took from the request to its last response; None for errors."""
     if any(each.error for each in responses):
         return None
     return responses[-1].at_ns - request.at_ns
 
 
-def _with_starts(exchanges: Sequence[Exchange], report: ReplayReport) -> Iterator[Exchange]:
+def _with_starts(exchanges: Sequence[RecordedExchange], report: ReplayReport) -> Iterator[RecordedExchange]:
     """Yield the exchanges without requests of sequences whose beginning is not there."""
     begun = set()
     for exchange in exchanges:

@@ -9,9 +9,9 @@ import pytest
 from kernel.recording.format import (
     BadRecording,
     RecordedOutput,
-    RecordedRequest,
-    RecordedResponse,
     RecordedTensor,
+    RequestRecord,
+    ResponseRecord,
     SegmentHeader,
     SegmentReader,
     decode_record,
@@ -77,11 +77,11 @@ def test_records_keep_all_their_fields() -> None:
         RecordedTensor("c", "FP32", [2], 8, region="r", offset=4),
         RecordedTensor("d", "FP32", [2], 8, missing="too large"),
     ]
-    request = RecordedRequest(
+    request = RequestRecord(
         7, 8, "m", 2, tensors, "2", "id", [RecordedOutput("o", 3, "r", 1, 2)], {"s": "t", "i": 1, "b": True, "f": 0.5},
         (1 << 64) - 1, True, True, True, 9, 10, True, "grpc",
     )  # fmt: skip
-    response = RecordedResponse(7, 9, True, "2", tensors, {"p": 1}, "wrong", "internal", 8)
+    response = ResponseRecord(7, 9, True, "2", tensors, {"p": 1}, "wrong", "internal", 8)
     for record in (request, response):
         assert decode_record(encode_record(record)) == record
 
@@ -90,4 +90,4 @@ def test_a_reader_skips_fields_that_it_does_not_know() -> None:
     import msgspec
 
     payload = msgspec.msgpack.encode({"kind": "response", "number": 1, "at_ns": 2, "final": True, "later": [1]})
-    assert decode_record(payload) == RecordedResponse(1, 2, True)
+    assert decode_record(payload) == ResponseRecord(1, 2, True)

@@ -10,7 +10,7 @@ import pytest
 
 from kernel.errors import Unavailable
 from kernel.recording import writer as module
-from kernel.recording.format import Recorded, RecordedResponse, RecordedTensor, SegmentReader, decode_record
+from kernel.recording.format import Recorded, RecordedTensor, ResponseRecord, SegmentReader, decode_record
 from kernel.recording.ring import RingPosition, segment_name
 from kernel.recording.writer import RecordWriter
 from protocols.testing import DirectHelpers, LateHelpers
@@ -40,7 +40,7 @@ class WriterBench:
         self.stops += 1
 
     def put(self, *numbers: int) -> list[bool]:
-        return [self.writer.put(RecordedResponse(number, 0, True), []) for number in numbers]
+        return [self.writer.put(ResponseRecord(number, 0, True), []) for number in numbers]
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ async def test_bytes_that_the_helper_has_count_until_it_has_written_them(
     monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1)
     helpers = LateHelpers()
     bench = WriterBench(tmp_path, helpers)
-    large = RecordedResponse(1, 0, False, outputs=[RecordedTensor("a", "UINT8", [2000], 2000, data=bytes(2000))])
+    large = ResponseRecord(1, 0, False, outputs=[RecordedTensor("a", "UINT8", [2000], 2000, data=bytes(2000))])
     assert bench.writer.put(large, [])
     assert bench.put(2) == [False]
     helpers.run_all()
@@ -110,13 +110,13 @@ async def test_sources_are_read_and_released(tmp_path: Path) -> None:
         assert block is not None
         block.view()[:] = b"x" * 8192
         bench = WriterBench(tmp_path, DirectHelpers())
-        record = RecordedResponse(1, 0, True, outputs=[RecordedTensor("a", "UINT8", [8192], 8192, source=1)])
+        record = ResponseRecord(1, 0, True, outputs=[RecordedTensor("a", "UINT8", [8192], 8192, source=1)])
         assert bench.writer.put(record, [Tensor("a", "UINT8", [8192], None, block.span)])
         assert arena.allocator.used_bytes
         await bench.writer.close(5)
         assert not arena.allocator.used_bytes
     (found,) = bench.records()
-    assert isinstance(found, RecordedResponse)
+    assert isinstance(found, ResponseRecord)
     assert found.outputs is not None
     assert found.outputs[0].data == b"x" * 8192
 
@@ -126,7 +126,7 @@ async def test_a_lost_helper_loses_its_records_and_no_memory(tmp_path: Path) -> 
         block = arena.take(8192)
         assert block is not None
         bench = WriterBench(tmp_path, RefusingHelpers())
-        record = RecordedResponse(1, 0, True, outputs=[RecordedTensor("a", "UINT8", [8192], 8192, source=1)])
+        record = ResponseRecord(1, 0, True, outputs=[RecordedTensor("a", "UINT8", [8192], 8192, source=1)])
         bench.writer.put(record, [Tensor("a", "UINT8", [8192], None, block.span)])
         await bench.writer.close(5)
         assert not arena.allocator.used_bytes
@@ -154,7 +154,7 @@ async def test_a_full_disk_stops_the_recording_with_a_warning(
 
 async def test_a_text_that_is_no_unicode_loses_its_record_alone(tmp_path: Path) -> None:
     bench = WriterBench(tmp_path, DirectHelpers())
-    assert not bench.writer.put(RecordedResponse(1, 0, True, error="\ud800"), [])
+    assert not bench.writer.put(ResponseRecord(1, 0, True, error="\ud800"), [])
     bench.put(2)
     await bench.writer.close(5)
     assert (bench.numbers(), bench.counts) == ([2], (1, 1))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.recording.format import (
-    RecordedResponse,
     RecordedTensor,
+    ResponseRecord,
     SegmentReader,
     decode_record,
     encode_record,
@@ -141,8 +141,8 @@ def test_tensors_get_their_bytes_or_digests_from_the_sources(tmp_path: Path) -> 
         RecordedTensor("c", "UINT8", [5], 5, source=2, digest=True),
         RecordedTensor("d", "UINT8", [1], 1, data=b"d"),
     ]
-    plain = encode_record(RecordedResponse(1, 1, True))
-    entries = [RecordEntry(plain), RecordEntry(encode_record(RecordedResponse(2, 2, True, outputs=tensors)), 1)]
+    plain = encode_record(ResponseRecord(1, 1, True))
+    entries = [RecordEntry(plain), RecordEntry(encode_record(ResponseRecord(2, 2, True, outputs=tensors)), 1)]
     arguments = RecordArguments(str(tmp_path), "run", LIMIT, RingPosition(1), entries)
     steps = write_records_task(
         encode_arguments(arguments), [memoryview(b"other"), memoryview(b"bbbb"), memoryview(b"ccccc")]
@@ -152,7 +152,7 @@ def test_tensors_get_their_bytes_or_digests_from_the_sources(tmp_path: Path) -> 
     assert decode_result(stop.value.value.message).error == ""
     first, second = payloads(tmp_path)
     assert first == plain
-    assert decode_record(second) == RecordedResponse(
+    assert decode_record(second) == ResponseRecord(
         2, 2, True,
         outputs=[
             RecordedTensor("a", "UINT8", [3], 3, sha256=hashlib.sha256(b"abc").digest()),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernel.command.replay.comparing import Tolerance, compare
-from kernel.recording.format import RecordedResponse, RecordedTensor
+from kernel.recording.format import RecordedTensor, ResponseRecord
 from kernel.recording.replayed import ReplayedOutput, ReplayedResponse
 
 EXACT = Tolerance()
@@ -23,8 +23,8 @@ def texts(*values: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(value)) + value for value in values)
 
 
-def recorded(datatype: str, count: int, data: bytes) -> list[RecordedResponse]:
-    return [RecordedResponse(1, 2, True, outputs=[RecordedTensor("o", datatype, [count], len(data), data=data)])]
+def recorded(datatype: str, count: int, data: bytes) -> list[ResponseRecord]:
+    return [ResponseRecord(1, 2, True, outputs=[RecordedTensor("o", datatype, [count], len(data), data=data)])]
 
 
 def now(datatype: str, count: int, data: bytes) -> list[ReplayedResponse]:
@@ -107,7 +107,7 @@ def test_names_types_and_shapes_are_compared() -> None:
 
 def test_a_digest_is_compared_with_the_bytes() -> None:
     tensor = RecordedTensor("o", "FP32", [1], 4, sha256=hashlib.sha256(fp32(1)).digest())
-    old = [RecordedResponse(1, 2, True, outputs=[tensor])]
+    old = [ResponseRecord(1, 2, True, outputs=[tensor])]
     assert compare(old, now("FP32", 1, fp32(1)), EXACT).differences == []
     assert compare(old, now("FP32", 1, fp32(2)), EXACT).differences == [
         "output 'o' differs; only its digest was recorded"
@@ -115,14 +115,14 @@ def test_a_digest_is_compared_with_the_bytes() -> None:
 
 
 def test_outputs_in_regions_are_counted_as_not_compared() -> None:
-    old = [RecordedResponse(1, 2, True, outputs=[RecordedTensor("o", "FP32", [1], 4, region="r")])]
+    old = [ResponseRecord(1, 2, True, outputs=[RecordedTensor("o", "FP32", [1], 4, region="r")])]
     found = compare(old, now("FP32", 1, fp32(1)), EXACT)
     assert (found.differences, found.compared, found.not_compared) == ([], 0, 1)
 
 
 def test_errors_are_compared_by_their_texts() -> None:
     def found(old: str, new: str) -> tuple[list[str], bool]:
-        comparison = compare([RecordedResponse(1, 2, True, error=old)], [ReplayedResponse(error=new)], EXACT)
+        comparison = compare([ResponseRecord(1, 2, True, error=old)], [ReplayedResponse(error=new)], EXACT)
         return comparison.differences, comparison.errors_differ
 
     assert found("wrong", "wrong") == ([], False)
@@ -130,12 +130,12 @@ def test_errors_are_compared_by_their_texts() -> None:
     good = recorded("FP32", 1, fp32(1))
     comparison = compare(good, [ReplayedResponse(error="bad")], EXACT)
     assert (comparison.differences, comparison.errors_differ) == (["an error that was not recorded: bad"], True)
-    comparison = compare([RecordedResponse(1, 2, True, error="wrong")], now("FP32", 1, fp32(1)), EXACT)
+    comparison = compare([ResponseRecord(1, 2, True, error="wrong")], now("FP32", 1, fp32(1)), EXACT)
     assert (comparison.differences, comparison.errors_differ) == (["no error, and recorded was: wrong"], True)
 
 
 def test_streams_are_compared_response_by_response_and_the_mark_of_the_end_does_not_count() -> None:
-    old = [*recorded("FP32", 1, fp32(1)), *recorded("FP32", 1, fp32(2)), RecordedResponse(1, 3, True)]
+    old = [*recorded("FP32", 1, fp32(1)), *recorded("FP32", 1, fp32(2)), ResponseRecord(1, 3, True)]
     assert compare(old, [*now("FP32", 1, fp32(1)), *now("FP32", 1, fp32(2))], EXACT).differences == []
     assert compare(old, [*now("FP32", 1, fp32(1)), *now("FP32", 1, fp32(3))], EXACT).differences == [
         "response 2: output 'o' differs in 1 of 1 elements, by at most 1; element 0 is 3.0, and recorded was 2.0"

@@ -10,8 +10,8 @@ from kernel.command.replay.reading import RecordingIndex
 from kernel.recording.format import (
     BadRecording,
     Recorded,
-    RecordedRequest,
-    RecordedResponse,
+    RequestRecord,
+    ResponseRecord,
     SegmentHeader,
     encode_record,
     frame,
@@ -30,12 +30,12 @@ def write(folder: Path, number: int, *records: Recorded, run: str = "a", wall_ns
     return path
 
 
-def request(number: int, at_ns: int = 0, model: str = "m", id: str = "") -> RecordedRequest:
-    return RecordedRequest(number, at_ns, model, 1, [], id=id)
+def request(number: int, at_ns: int = 0, model: str = "m", id: str = "") -> RequestRecord:
+    return RequestRecord(number, at_ns, model, 1, [], id=id)
 
 
-def response(number: int, at_ns: int = 0, final: bool = True) -> RecordedResponse:
-    return RecordedResponse(number, at_ns, final)
+def response(number: int, at_ns: int = 0, final: bool = True) -> ResponseRecord:
+    return ResponseRecord(number, at_ns, final)
 
 
 def test_requests_have_their_responses_also_from_later_segments(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from kernel.command.replay import run as module
 from kernel.command.replay.reading import RecordingIndex
 from kernel.command.replay.report import ReplayReport
 from kernel.command.replay.run import Replay, ReplaySettings
-from kernel.recording.format import RecordedRequest, RecordedResponse, RecordedTensor
+from kernel.recording.format import RecordedTensor, RequestRecord, ResponseRecord
 from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
 from tests.kernel.command.replay.test_replay_reading import write
 
@@ -33,14 +33,14 @@ class EchoTarget:
 
     takes_decoupled = False
 
-    def __init__(self, respond: Callable[[RecordedRequest], list[ReplayedResponse]]) -> None:
+    def __init__(self, respond: Callable[[RequestRecord], list[ReplayedResponse]]) -> None:
         self._respond = respond
         self.sent: list[int] = []
 
     async def check(self) -> None:
         """Do nothing."""
 
-    async def send(self, request: RecordedRequest) -> list[ReplayedResponse]:
+    async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         self.sent.append(request.number)
         await asyncio.sleep(0)
         return self._respond(request)
@@ -49,12 +49,12 @@ class EchoTarget:
         """Do nothing."""
 
 
-def good(request: RecordedRequest) -> list[ReplayedResponse]:
+def good(request: RequestRecord) -> list[ReplayedResponse]:
     return GOOD
 
 
 async def replayed(
-    folder: Path, records: list[Recorded], respond: Callable[[RecordedRequest], list[ReplayedResponse]] = good
+    folder: Path, records: list[Recorded], respond: Callable[[RequestRecord], list[ReplayedResponse]] = good
 ) -> tuple[ReplayReport, list[int]]:
     write(folder, 1, *records)
     report, target = ReplayReport("t"), EchoTarget(respond)
@@ -70,16 +70,16 @@ async def replayed(
     return report, target.sent
 
 
-def of_sequence(number: int, id: int, start: bool = False) -> RecordedRequest:
-    return RecordedRequest(number, number, "m", 1, IN, sequence_id=id, sequence_start=start, in_sequence=True)
+def of_sequence(number: int, id: int, start: bool = False) -> RequestRecord:
+    return RequestRecord(number, number, "m", 1, IN, sequence_id=id, sequence_start=start, in_sequence=True)
 
 
 async def test_every_request_is_sent_once_and_equal_responses_do_not_differ(tmp_path: Path) -> None:
     records: list[Recorded] = []
     for number in range(50):
         records += (
-            RecordedRequest(number, number, "m", 1, IN),
-            RecordedResponse(number, number + 9, True, outputs=OUT),
+            RequestRecord(number, number, "m", 1, IN),
+            ResponseRecord(number, number + 9, True, outputs=OUT),
         )
     report, sent = await replayed(tmp_path, records)
     assert sent == list(range(50))
@@ -92,11 +92,11 @@ async def test_every_request_is_sent_once_and_equal_responses_do_not_differ(tmp_
 async def test_what_cannot_be_sent_or_compared_is_counted_with_the_reason(tmp_path: Path) -> None:
     lacking = [RecordedTensor("i", "UINT8", [1], 1, region="r")]
     records = [
-        RecordedRequest(1, 1, "m", 1, IN, decoupled=True), RecordedResponse(1, 2, True),
-        RecordedRequest(2, 2, "m", 1, lacking), RecordedResponse(2, 3, True, outputs=OUT),
-        of_sequence(3, 5), RecordedResponse(3, 4, True, outputs=OUT),
-        RecordedRequest(4, 4, "m", 1, IN),
-        RecordedRequest(5, 5, "m", 1, IN), RecordedResponse(5, 6, True, error="gone", code="cancelled"),
+        RequestRecord(1, 1, "m", 1, IN, decoupled=True), ResponseRecord(1, 2, True),
+        RequestRecord(2, 2, "m", 1, lacking), ResponseRecord(2, 3, True, outputs=OUT),
+        of_sequence(3, 5), ResponseRecord(3, 4, True, outputs=OUT),
+        RequestRecord(4, 4, "m", 1, IN),
+        RequestRecord(5, 5, "m", 1, IN), ResponseRecord(5, 6, True, error="gone", code="cancelled"),
     ]  # fmt: skip
     report, sent = await replayed(tmp_path, records)
     assert sent == [4, 5]
@@ -107,10 +107,10 @@ async def test_what_cannot_be_sent_or_compared_is_counted_with_the_reason(tmp_pa
 
 
 async def test_a_request_without_a_response_makes_the_replay_fail(tmp_path: Path) -> None:
-    def lost(request: RecordedRequest) -> list[ReplayedResponse]:
+    def lost(request: RequestRecord) -> list[ReplayedResponse]:
         raise ReplayFailed("the connection failed: reset")
 
-    records = [RecordedRequest(1, 1, "m", 1, IN, id="x"), RecordedResponse(1, 2, True, outputs=OUT)]
+    records = [RequestRecord(1, 1, "m", 1, IN, id="x"), ResponseRecord(1, 2, True, outputs=OUT)]
     report, _ = await replayed(tmp_path, records, lost)
     assert report.differs
     assert report.lines == [("m", "x", "the connection failed: reset")]
@@ -120,8 +120,8 @@ async def test_differences_are_shown_up_to_a_number_and_all_are_in_the_json(tmp_
     records: list[Recorded] = []
     for number in range(3):
         records += (
-            RecordedRequest(number, number, "m", 1, IN, id=str(number)),
-            RecordedResponse(number, number, True, error="bad", code="internal"),
+            RequestRecord(number, number, "m", 1, IN, id=str(number)),
+            ResponseRecord(number, number, True, error="bad", code="internal"),
         )
     report, _ = await replayed(tmp_path, records)
     text = report.as_text(2)
@@ -133,7 +133,7 @@ async def test_differences_are_shown_up_to_a_number_and_all_are_in_the_json(tmp_
 
 async def test_requests_of_a_sequence_are_sent_one_after_the_other(tmp_path: Path) -> None:
     records: list[Recorded] = [of_sequence(number, number % 2, start=number < 2) for number in range(20)]
-    records += (RecordedResponse(number, 30, True, outputs=OUT) for number in range(20))
+    records += (ResponseRecord(number, 30, True, outputs=OUT) for number in range(20))
     _, sent = await replayed(tmp_path, records)
     for sequence in (0, 1):
         assert [number for number in sent if number % 2 == sequence] == list(range(sequence, 20, 2))

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from kernel.recording.format import RecordedOutput, RecordedRequest, RecordedTensor
+from kernel.recording.format import RecordedOutput, RecordedTensor, RequestRecord
 from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
-from protocols.http.replay_client import connect, decode_infer_response, encode_infer_request, infer_path
+from protocols.replay.http_client import connect, decode_infer_response, encode_infer_request, infer_path
 
 INPUTS = [RecordedTensor("a", "UINT8", [2], 2, data=b"ab"), RecordedTensor("b", "FP32", [0])]
 
 
 def test_a_plain_request_asks_for_all_outputs_as_binary() -> None:
-    header, data = encode_infer_request(RecordedRequest(1, 1, "m", 1, INPUTS))
+    header, data = encode_infer_request(RequestRecord(1, 1, "m", 1, INPUTS))
     assert json.loads(header) == {
         "inputs": [
             {"name": "a", "shape": [2], "datatype": "UINT8", "parameters": {"binary_data_size": 2}},
@@ -26,7 +26,7 @@ def test_a_plain_request_asks_for_all_outputs_as_binary() -> None:
 
 
 def test_everything_that_the_client_asked_for_is_asked_for_again() -> None:
-    request = RecordedRequest(
+    request = RequestRecord(
         1, 1, "m", 1, [], id="x", outputs=[RecordedOutput("o", 3), RecordedOutput("p", 0, "region", 4, 8)],
         parameters={"own": True}, sequence_id="s", sequence_end=True, priority=2, timeout_us=5,
     )  # fmt: skip
@@ -43,8 +43,8 @@ def test_everything_that_the_client_asked_for_is_asked_for_again() -> None:
 
 
 def test_the_path_has_the_version_that_the_client_asked_for() -> None:
-    assert infer_path(RecordedRequest(1, 1, "a/b", 4, [])) == "/v2/models/a%2Fb/infer"
-    assert infer_path(RecordedRequest(1, 1, "m", 4, [], wanted_version="3")) == "/v2/models/m/versions/3/infer"
+    assert infer_path(RequestRecord(1, 1, "a/b", 4, [])) == "/v2/models/a%2Fb/infer"
+    assert infer_path(RequestRecord(1, 1, "m", 4, [], wanted_version="3")) == "/v2/models/m/versions/3/infer"
 
 
 def test_outputs_and_errors_of_responses_are_read() -> None:

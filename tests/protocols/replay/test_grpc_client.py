@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.recording.format import RecordedOutput, RecordedRequest, RecordedTensor
+from kernel.recording.format import RecordedOutput, RecordedTensor, RequestRecord
 from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
 from protocols.grpc.generated import grpc_service_pb2 as messages
-from protocols.grpc.replay_client import connect, decode_model_infer, encode_model_infer
+from protocols.replay.grpc_client import connect, decode_model_infer, encode_model_infer
 
 INPUTS = [RecordedTensor("a", "UINT8", [2], 2, data=b"ab"), RecordedTensor("b", "FP32", [0])]
 
 
 def test_everything_that_the_client_asked_for_is_asked_for_again() -> None:
-    request = RecordedRequest(
+    request = RequestRecord(
         1, 1, "m", 4, INPUTS, wanted_version="3", id="x", outputs=[RecordedOutput("o", 3), RecordedOutput("p")],
         parameters={"b": True, "i": -1, "u": 1 << 63, "f": 0.5, "s": "t"}, sequence_id=7, sequence_start=True,
         priority=2, timeout_us=5,

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
-import yarl
 
 from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
 
 if TYPE_CHECKING:
-    from kernel.recording.format import RecordedRequest
+    from kernel.recording.format import RequestRecord
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -50,10 +49,10 @@ class HttpReplayTarget:
         """See `ReplayTarget`."""
         await self._session.close()
 
-    async def send(self, request: RecordedRequest) -> list[ReplayedResponse]:
+    async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         """See `ReplayTarget`."""
         header, data = encode_infer_request(request)
-        url = yarl.URL(f"{self._url}{infer_path(request)}", encoded=True)
+        url = f"{self._url}{infer_path(request)}"
         headers = {_HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
         try:
             async with self._session.post(url, data=header + data, headers=headers) as response:
@@ -64,13 +63,13 @@ class HttpReplayTarget:
         return [decode_infer_response(body, len(body) if length is None else int(length))]
 
 
-def infer_path(request: RecordedRequest) -> str:
+def infer_path(request: RequestRecord) -> str:
     """Return the path of the request's model, with the version that the client asked for."""
     path = f"/v2/models/{urllib.parse.quote(request.model, safe='')}"
     return f"{path}/versions/{request.wanted_version}/infer" if request.wanted_version else f"{path}/infer"
 
 
-def encode_infer_request(request: RecordedRequest) -> tuple[bytes, bytes]:
+def encode_infer_request(request: RequestRecord) -> tuple[bytes, bytes]:
     """Return the JSON and the tensors of a request. All outputs are asked for in the response, as binary."""
     inputs, data = [], []
     for tensor in request.inputs:
@@ -96,7 +95,7 @@ def encode_infer_request(request: RecordedRequest) -> tuple[bytes, bytes]:
     return msgspec.json.encode(message), b"".join(data)
 
 
-def infer_parameters(request: RecordedRequest) -> dict[str, Any]:
+def infer_parameters(request: RequestRecord) -> dict[str, Any]:
     """Return the request's own parameters, and those of the protocol."""
     found: dict[str, Any] = dict(request.parameters)
     if request.sequence_id:

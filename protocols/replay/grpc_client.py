@@ -15,7 +15,7 @@ from protocols.grpc.generated import grpc_service_pb2 as messages
 from protocols.grpc.service import SERVICE
 
 if TYPE_CHECKING:
-    from kernel.recording.format import RecordedRequest
+    from kernel.recording.format import RequestRecord
 
 _MAX_INT64 = (1 << 63) - 1
 
@@ -63,7 +63,7 @@ class GrpcReplayTarget:
         """See `ReplayTarget`."""
         self._channel.close()
 
-    async def send(self, request: RecordedRequest) -> list[ReplayedResponse]:
+    async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         """See `ReplayTarget`."""
         message = encode_model_infer(request)
         try:
@@ -87,7 +87,7 @@ class GrpcReplayTarget:
         return found
 
 
-def encode_model_infer(request: RecordedRequest) -> messages.ModelInferRequest:
+def encode_model_infer(request: RequestRecord) -> messages.ModelInferRequest:
     """Return the message of a request. All outputs are asked for in the response."""
     message = messages.ModelInferRequest(
         model_name=request.model, model_version=request.wanted_version, id=request.id
