@@ -37,6 +37,7 @@ from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import BadOption
+from kernel.recording.start import start_recording
 from kernel.repository.backend_config import parse_backend_configs, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
@@ -227,12 +228,12 @@ class Server:
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
-        self._helpers = helpers = HelperPool(
-            processes.helper_launcher, options.arena_byte_size, budget, count=helper_count()
-        )
+        pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
+        self._helpers = helpers = pool(options.arena_byte_size, count=helper_count())
         self._kernel.helpers = helpers
-        writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
+        writers = pool(1 << 20, count=1, title="trace writer")
         self._tracing = Tracing(self._kernel, writers, options.trace)
+        self._recording = start_recording(self._kernel, pool, options.record)
         devices = self._devices = ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
         self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
         shared = SharedWorkers(processes.launcher, output_limits)
@@ -272,12 +273,10 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
                     await self._lifecycle.close(at_once=bool(code))
-                    if self._caching is not None:
-                        await self._caching.close()
-                    await self._tracing.close()
-                    await self._helpers.close()
-                    await self._devices.close()
-                    await self._processes.close()
+                    parts = (self._caching, self._tracing, self._recording, self._helpers, self._devices)
+                    for part in (*parts, self._processes):
+                        if part is not None:
+                            await part.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
+from kernel.recording.settings import RecordSettings  # noqa: TC001 - msgspec reads it
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.execution_environment import EnvironmentSettings
 from kernel.repository.gpus import GpuOptions
@@ -200,6 +201,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     log: LogOptions = LogOptions()
     #: Trace settings at start; clients may change most of them.
     trace: TraceValues = TraceValues()
+    #: What the flight recorder records, and where; None for nothing.
+    record: RecordSettings | None = None
     server_id: str = "triton"
     strict_readiness: bool = True
     #: Whether the ports listen while the models of the start load, or only when these are loaded (as Triton's).

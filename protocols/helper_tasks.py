@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.cache.digest_task import DIGEST, digest_task
+from kernel.recording.write_task import WRITE_RECORDS, write_records_task
 from kernel.tracing.output.export_task import EXPORT_TRACES, export_traces_task
 from kernel.tracing.output.file_task import WRITE_TRACES, write_traces_task
 from protocols.grpc.messages.tasks import DECODE_MESSAGE, decode_message_task
@@ -30,4 +31,5 @@ TASKS: dict[str, TaskFunction] = {
     DIGEST: digest_task,
     WRITE_TRACES: write_traces_task,
     EXPORT_TRACES: export_traces_task,
+    WRITE_RECORDS: write_records_task,
 }

@@ -1,4 +1,4 @@
-"""The commands: `naiad run | models | infer | trace` and others, also of `python -m kernel`.
+"""The commands: `naiad run | models | infer | trace | replay` and others, also of `python -m kernel`.
 
 `kernel/command/main.py` runs `run` without this module.
 """
@@ -183,6 +183,36 @@ def build_engine(context: typer.Context) -> None:
     from kernel.command.build_engine import build_engine as build
 
     raise typer.Exit(build(context.args))
+
+
+@cli.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a recording (naiad run --record DIR).")],
+    to: Annotated[str, typer.Option("--to", metavar="HOST:PORT", help="The HTTP or gRPC port of a server.")],
+    speed: Annotated[float, typer.Option(min=0, help="2 takes half of the recorded time; 0: without pauses.")] = 1.0,
+    model: Annotated[list[str] | None, typer.Option("--model", help="Only requests to this model; repeatable.")] = None,
+    protocol: Annotated[str, typer.Option(metavar="auto|http|grpc", help="auto asks the port.")] = "auto",
+    concurrency: Annotated[int, typer.Option(min=1, max=4096, help="The most requests in flight.")] = 64,
+    rtol: Annotated[float, typer.Option(min=0, help="Numbers may differ by this part of the recorded one.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Numbers may differ by this much.")] = 0.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 300.0,
+    show: Annotated[int, typer.Option(min=0, help="The most differences that are printed.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all differences.")] = False,
+) -> None:
+    """Send recorded requests to a server, this one or Triton, and compare responses and latencies.
+
+    The exit code is 1 if a response differs.
+    """
+    from kernel.command.replay.command import replay_recording
+    from kernel.command.replay.comparing import Tolerance
+    from kernel.command.replay.run import ReplaySettings
+
+    if protocol not in ("auto", "http", "grpc"):
+        raise BadOption(f"--protocol is auto, http or grpc, not '{protocol}'")
+    settings = ReplaySettings(speed, concurrency, Tolerance(rtol, atol), timeout)
+    raise typer.Exit(
+        replay_recording(folder, to, settings, models=model or [], protocol=protocol, as_json=as_json, shown=show)
+    )
 
 
 @cli.command()

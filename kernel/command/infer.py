@@ -250,7 +250,7 @@ def _explanation(error: Exception, url: str) -> str:
     if isinstance(reason, json.JSONDecodeError):
         return f"{server} is not the HTTP port of an inference server: its response is not JSON. {_OTHER_PORT}"
     if isinstance(reason, (http.client.HTTPException, ConnectionResetError)):
-        kind = "a gRPC port" if _speaks_http2(server) else "not the HTTP port of an inference server"
+        kind = "a gRPC port" if speaks_http2(server) else "not the HTTP port of an inference server"
         return f"{server} is {kind}: it does not respond to HTTP/1.1. {_OTHER_PORT}"
     text = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
     return (
@@ -264,7 +264,7 @@ _SETTINGS = 4
 _FRAME_TYPE = 3
 
 
-def _speaks_http2(server: str) -> bool:
+def speaks_http2(server: str) -> bool:
     """Whether the server greets a client of HTTP/2 with a SETTINGS frame."""
     parts = urllib.parse.urlsplit(server)
     try:

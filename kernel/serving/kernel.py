@@ -105,11 +105,15 @@ class Kernel:
         self.trace: TraceSettings = settings.trace
         self.log: LogSettings = settings.log
         self.tracer = Tracer(settings.trace, clock)
-        #: Whether any request can be traced, and whether one of the next may be: then front doors take the times at
-        #: which they receive requests.
+        #: Whether any request can be traced or recorded, and whether one of the next may be traced: then front doors
+        #: take the times at which they receive requests.
         self.traces = self.takes_times = False
         self.tracer.on_switch = self._switch_traces
         self.tracer.on_near = self._switch_times
+        #: Sees each checked request, while any can be traced or recorded: the tracer, or the recorder before it.
+        self._observe: Callable[[Request, Model], None] = self.tracer.begin
+        #: Sees each request that is refused after it was decoded, while requests are recorded.
+        self._observe_refusal: Callable[[Request, Model, ServingError], None] | None = None
         #: Set by the composition root, before any front door starts.
         self.repository: RepositoryControl
         #: Also set by the composition root.
@@ -125,6 +129,8 @@ class Kernel:
         self.lost_log_lines: Callable[[], int] = int
         #: Returns how many traces were written, and how many were lost.
         self.trace_counts: Callable[[], tuple[int, int]] = _no_traces
+        #: The same for records of the recorder.
+        self.record_counts: Callable[[], tuple[int, int]] = _no_traces
         #: What the response cache has done; None without one.
         self.cache_figures: CacheFigures | None = None
         #: The figures of GPUs; None where no GPU can be used, or nobody reads them.
@@ -249,16 +255,30 @@ class Kernel:
                         if on_checked is not None:
                             on_checked(request, model)
                 self._inputs.place_large(request, model, received_in)
-            except BaseException:
+            except BaseException as error:
+                if self._observe_refusal is not None and isinstance(error, ServingError):
+                    self._observe_refusal(request, model, error)
                 request.release_leases()
                 raise
         if self.traces or request.explain:
-            self.tracer.begin(request, model)
+            self._observe(request, model)
         model.submit(request)
         return model
 
     def _switch_traces(self, on: bool) -> None:
-        self.traces = on
+        self.traces = on or self._observe_refusal is not None
+
+    def start_recording(
+        self, begin: Callable[[Request, Model], None], refused: Callable[[Request, Model, ServingError], None]
+    ) -> None:
+        """Let a recorder see requests: `begin` in place of the tracer, to which it passes each one on."""
+        self._observe, self._observe_refusal = begin, refused
+        self._switch_traces(self.tracer.on)
+
+    def stop_recording(self) -> None:
+        """Let the tracer see requests alone. A second call does nothing."""
+        self._observe, self._observe_refusal = self.tracer.begin, None
+        self._switch_traces(self.tracer.on)
 
     def _switch_times(self, on: bool) -> None:
         self.takes_times = on

@@ -44,8 +44,8 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _FOR_PROTOCOLS = {
     "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/health", "kernel/loop", "kernel/memory",
-    "kernel/observe", "kernel/options", "kernel/server_paths", "kernel/serving", "kernel/settings", "kernel/texts",
-    "kernel/tracing",
+    "kernel/observe", "kernel/options", "kernel/recording", "kernel/server_paths", "kernel/serving", "kernel/settings",
+    "kernel/texts", "kernel/tracing",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -68,12 +68,13 @@ ROOMS = {
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
     "kernel/settings": _KERNEL_BASE,
-    "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/settings", "kernel/repository"},
+    "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/recording", "kernel/settings", "kernel/repository"},
     "kernel/cache": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
     "kernel/tracing": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings"},
+    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/tracing"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
@@ -107,6 +108,7 @@ ROOMS = {
         "kernel/machine",
         "kernel/observe",
         "kernel/options",
+        "kernel/recording",
         "kernel/repository",
         "kernel/serving",
         "kernel/settings",
@@ -139,12 +141,13 @@ FOREIGN = {
         "shm/arrays.py",
         "kernel/authoring/trial",
         "kernel/command/infer.py",
+        "kernel/command/replay/comparing.py",
         "kernel/embedding/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),
     "torch": ("backends/pytorch",),
     "tensorrt": ("backends/tensorrt",),
-    "aiohttp": ("protocols/http",),
+    "aiohttp": ("protocols/http", "protocols/replay"),
     "grpclib": ("protocols",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),

@@ -31,8 +31,9 @@ INTERNALS = {
     "aiohttp": ("protocols/http/aiohttp_internals.py", {"aiohttp", "aiohttp.web", "aiohttp.abc"}),
     "grpclib": (
         "protocols/grpc/grpclib_internals.py",
-        # Of grpclib.server the type of a handler's stream alone; what is in grpclib.const, generated code uses.
-        {"grpclib.const", "grpclib.exceptions", "grpclib.server"},
+        # Of grpclib.server the type of a handler's stream alone; what is in grpclib.const, generated code uses. The
+        # client and its configuration are documented.
+        {"grpclib.client", "grpclib.config", "grpclib.const", "grpclib.exceptions", "grpclib.server"},
     ),
     # For grpclib, which raises and catches an error of it.
     "h2": ("protocols/grpc/grpclib_internals.py", set[str]()),

@@ -19,6 +19,7 @@ from kernel.command.flags.values import (
     NUMBER,
     OFF,
     PORT,
+    RECORDING,
     RESOURCE,
     SWITCH,
     TEXT,
@@ -293,6 +294,11 @@ _TRACES = FlagGroup(
         _old_trace_flag("rate", TEXT, "rate=N"),
         _old_trace_flag("count", TEXT, "count=N"),
         _old_trace_flag("log-frequency", TEXT, "triton,log-frequency=N"),
+        Flag(name="record", kind=RECORDING, option="record", ours=True, default="off",
+             help="Record requests and responses into files of this folder, for `naiad replay DIR --to HOST:PORT`. "
+             "size=1GiB (of all files; the oldest are removed), rate=N (one request of N), rate:MODEL=N, "
+             "tensors=value|digest, inputs=, outputs= (as tensors=), tensor-limit=1MiB. The files have what clients "
+             "send."),
     ),
 )  # fmt: skip
 

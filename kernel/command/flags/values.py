@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from kernel.recording.settings import BadRecordSetting, RecordSettings, parse_record_settings
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -181,6 +183,13 @@ def _parse_resource(text: str) -> str:
     return text
 
 
+def _parse_recording(text: str) -> RecordSettings:
+    try:
+        return parse_record_settings(text)
+    except BadRecordSetting as error:
+        raise BadValue(str(error)) from None
+
+
 SWITCH = Kind("true|false", parse_switch)
 #: A switch that sets its option to the opposite.
 INVERTED_SWITCH = Kind("true|false", lambda text: not parse_switch(text))
@@ -226,3 +235,4 @@ TRACE_SETTING = setting(
     unnamed="No trace mode specified. --trace-config option format is <trace mode>,<setting>=<value> or "
     "<setting>=<value>",
 )
+RECORDING = Kind("DIR[,KEY=VALUE...]", _parse_recording)

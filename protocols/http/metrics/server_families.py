@@ -43,6 +43,16 @@ class ServerMetrics:
             registry=self.registry,
         )
 
+        self._records = Counter(
+            "naiad_records_total", "Number of records of the flight recorder that were written", registry=self.registry
+        )
+        self._lost_records = Counter(
+            "naiad_records_lost_total",
+            "Number of records of the flight recorder that were lost because they could not be written, or too many "
+            "waited",
+            registry=self.registry,
+        )
+
     def render(self, now_ns: int) -> str:
         """Return the lines in Prometheus' text format, each with its end."""
         if self._load is not None:
@@ -56,6 +66,9 @@ class ServerMetrics:
         written, lost = self._kernel.trace_counts()
         self._traces.set({}, written)
         self._lost_traces.set({}, lost)
+        written, lost = self._kernel.record_counts()
+        self._records.set({}, written)
+        self._lost_records.set({}, lost)
         text: bytes
         # `openmetrics` makes that format of the whole page: in that of aioprometheus, Triton's counters would get names
         # that end in `_total`.

@@ -347,6 +347,7 @@ _SERVER_EFFECTS = {
     "trace-rate": Effect("--trace-rate=7", setting("trace/setting", "trace_rate"), "7"),
     "trace-count": Effect("--trace-count=7", setting("trace/setting", "trace_count"), "7"),
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
+    "record": Effect("--record={record}", lambda r: r.kernel.traces, True),
     "max-decompression-ratio": Effect(
         "--max-decompression-ratio=2",
         lambda r: "--max-decompression-ratio" in r.call(
@@ -423,7 +424,9 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
-        FILES.update((name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached"))
+        FILES.update(
+            (name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached", "record")
+        )
         FILES["key"].write_text("secret\n")
         yield
     FILES.clear()

@@ -10,6 +10,7 @@ import pytest
 
 from kernel.command.flags.read import DEFAULTS, FLAGS, read_flags
 from kernel.options import BadOption, RepositoryOptions, ServerOptions, TlsOptions
+from kernel.recording.settings import RecordSettings
 from kernel.settings import TraceValues
 
 #: Every flag of tritonserver 2.51 (`tritonserver --help`), and in the last line flags of later versions.
@@ -56,8 +57,14 @@ def test_every_flag_of_tritonserver_is_known(name: str) -> None:
 
 def test_every_option_has_a_flag_and_every_flag_sets_an_option_or_has_a_note() -> None:
     flags = {flag.option for flag in FLAGS.values() if flag.option}
-    # One flag sets all trace settings. The metrics port cannot be shared, so it has no reuse flag. `dev` is debugging.
-    without_flag = {*leaves(TraceValues, "trace."), "metrics_listener.reuse_port", "debugging"}
+    # One flag sets all trace settings, one those of the recorder.
+    # The metrics port cannot be shared, so it has no reuse flag. `dev` is debugging.
+    without_flag = {
+        *leaves(TraceValues, "trace."),
+        *leaves(RecordSettings, "record."),
+        "metrics_listener.reuse_port",
+        "debugging",
+    }
     assert flags == set(leaves(ServerOptions)) - without_flag | {"trace"}
     assert all(flag.help for flag in FLAGS.values() if flag.option)
     assert all(flag.note for flag in FLAGS.values() if not flag.option)

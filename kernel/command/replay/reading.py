@@ -1,0 +1,149 @@
+"""Reads a recording: first where each request and its responses are, then those that are wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.recording.format import BadRecording, RequestRecord, ResponseRecord, SegmentReader, decode_record
+from kernel.recording.ring import segment_number
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from pathlib import Path
+
+
+class _RequestHead(msgspec.Struct, tag_field="kind", tag="request"):
+    """What the index needs of a `RequestRecord`."""
+
+    number: int
+    at_ns: int
+    model: str
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    in_sequence: bool = False
+
+
+class _ResponseHead(msgspec.Struct, tag_field="kind", tag="response"):
+    """What the index needs of a `ResponseRecord`."""
+
+    number: int
+    final: bool
+
+
+_decode_head = msgspec.msgpack.Decoder(_RequestHead | _ResponseHead).decode
+
+
+class RecordPlace(msgspec.Struct, frozen=True, gc=False):
+    """Where a record is."""
+
+    segment: str
+    offset: int
+    byte_size: int
+
+
+class RecordedExchange(msgspec.Struct, eq=False):
+    """A request and its responses."""
+
+    #: When the server had received it, in nanoseconds since 1970.
+    at_ns: int
+    model: str
+    request: RecordPlace
+    #: Model and id; None for a request without a sequence.
+    sequence: tuple[str, int | str] | None
+    sequence_start: bool
+    responses: list[RecordPlace] = []
+    #: Whether it has its final response.
+    complete: bool = False
+
+
+class RecordingIndex:
+    """The exchanges of a recording, in the order in which the server received their requests."""
+
+    def __init__(self, folder: Path, models: Container[str] = ()) -> None:
+        """With `models`, only the requests to these count. Raises `BadRecording`."""
+        self._folder = folder
+        self._models = models
+        #: Responses whose requests are not in the recording any more, and bytes that are no complete records.
+        self.orphan_count = self.cut_byte_size = 0
+        #: Why segments could not be read.
+        self.problems: list[str] = []
+        self.exchanges: list[RecordedExchange] = []
+        try:
+            names = sorted((number, path.name) for path in folder.iterdir()
+                           if (number := segment_number(path.name)) is not None)  # fmt: skip
+        except OSError as error:
+            raise BadRecording(f"'{folder}' cannot be read: {error.strerror}") from None
+        if not names:
+            raise BadRecording(f"there is no recording in '{folder}': no file is called NUMBER.naiadrec")
+        self._open: dict[tuple[str, int], RecordedExchange | None] = {}
+        for _, name in names:
+            self._add_segment(name)
+        self._open.clear()
+        self.segment_count = len(names)
+        if len(self.problems) == len(names):
+            raise BadRecording(self.problems[0])
+        self.exchanges.sort(key=lambda each: each.at_ns)
+
+    def _add_segment(self, name: str) -> None:
+        title = f"'{self._folder / name}'"
+        try:
+            reader = SegmentReader(memoryview((self._folder / name).read_bytes()), title)
+        except FileNotFoundError:  # removed for newer ones, meanwhile
+            return
+        except OSError as error:
+            self.problems.append(f"{title} cannot be read: {error.strerror}")
+            return
+        except BadRecording as error:
+            self.problems.append(str(error))
+            return
+        header = reader.header
+        for offset, payload in reader.payloads():
+            place = RecordPlace(name, offset, len(payload))
+            try:
+                head = _decode_head(payload)
+            except msgspec.MsgspecError as error:
+                self.problems.append(f"{title} has a wrong record at {offset}: {error}")
+                continue
+            self._add(head, place, header.run, header.wall_ns - header.monotonic_ns)
+        self.cut_byte_size += reader.cut_byte_size
+
+    def _add(self, head: _RequestHead | _ResponseHead, place: RecordPlace, run: str, offset_ns: int) -> None:
+        key = (run, head.number)
+        if isinstance(head, _RequestHead):
+            if self._models and head.model not in self._models:
+                self._open[key] = None
+                return
+            sequence = (head.model, head.sequence_id) if head.in_sequence else None
+            found = RecordedExchange(head.at_ns + offset_ns, head.model, place, sequence, head.sequence_start)
+            self._open[key] = found
+            self.exchanges.append(found)
+            return
+        if key not in self._open:
+            self.orphan_count += 1
+            return
+        exchange = self._open[key]
+        if exchange is not None:
+            exchange.responses.append(place)
+            exchange.complete = exchange.complete or head.final
+        if head.final:
+            del self._open[key]
+
+    def load(self, exchange: RecordedExchange) -> tuple[RequestRecord, list[ResponseRecord]]:
+        """Return the records of an exchange. Raises `BadRecording` if they were removed meanwhile."""
+        request, *responses = map(self._record, (exchange.request, *exchange.responses))
+        if not isinstance(request, RequestRecord):
+            raise BadRecording(f"{exchange.request.segment} has changed")
+        return request, [each for each in responses if isinstance(each, ResponseRecord)]
+
+    def _record(self, place: RecordPlace) -> RequestRecord | ResponseRecord:
+        path = self._folder / place.segment
+        try:
+            with path.open("rb") as file:
+                file.seek(place.offset)
+                return decode_record(file.read(place.byte_size))
+        except OSError as error:
+            raise BadRecording(f"'{path}' cannot be read any more: {error.strerror}") from None
+        except msgspec.MsgspecError as error:
+            raise BadRecording(f"'{path}' has a wrong record at {place.offset}: {error}") from None

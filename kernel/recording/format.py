@@ -1,0 +1,207 @@
+"""The format of recordings: records, and how they stand in a file. Pure. docs/recorder.md describes it.
+
+A file (a *segment*) begins with `MAGIC` and the version of the format. Then come frames: the length of the payload, its
+CRC-32, both little-endian, and the payload, which is MessagePack. The first payload is a `SegmentHeader`, each other
+one a record. A process that is killed leaves a frame that is cut or whose CRC is wrong: the records before it are good.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MAGIC = b"NAIADREC"
+
+#: Grows when old readers cannot read new files. New fields alone do not change it: readers skip what they do not know.
+FORMAT_VERSION = 1
+
+_PREFIX = struct.Struct("<8sI")
+_FRAME = struct.Struct("<II")
+
+#: The most bytes of a payload: a longer one is damage.
+MAX_PAYLOAD = 1 << 30
+
+
+class BadRecording(ValueError):
+    """A file is no recording, or one that this version cannot read. The message is one line."""
+
+
+class SegmentHeader(msgspec.Struct):
+    """The first payload of a segment."""
+
+    #: Tells the servers apart that have written into one folder: 16 hexadecimal digits.
+    run: str
+    #: The version of the server.
+    server: str
+    #: The same moment in nanoseconds: since 1970, and on the clock of the records.
+    wall_ns: int
+    monotonic_ns: int
+
+
+class RecordedTensor(msgspec.Struct, omit_defaults=True, gc=False):
+    """A tensor. At most one of `data`, `sha256`, `region` and `missing` is set, and none for an empty tensor."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    byte_size: int = 0
+    #: The bytes in the form of the protocols.
+    data: bytes | None = None
+    #: The digest of the bytes.
+    sha256: bytes | None = None
+    #: The region of the client that has the bytes, and where; the server does not read it.
+    region: str = ""
+    offset: int = 0
+    #: Why the bytes are not recorded.
+    missing: str = ""
+    #: Never in a file: which source of the helper's task has the bytes, from 1 on, and whether only their digest is
+    #: recorded.
+    source: int = 0
+    digest: bool = False
+
+
+class RecordedOutput(msgspec.Struct, omit_defaults=True, gc=False):
+    """An output that the request asks for by its name."""
+
+    name: str
+    #: How many best classes are wanted; 0 for the tensor.
+    classification: int = 0
+    #: The client's region for the tensor, and where in it.
+    region: str = ""
+    offset: int = 0
+    byte_size: int = 0
+
+
+class RequestRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="request"):
+    """A request of a client."""
+
+    #: Unique among the requests of a run.
+    number: int
+    #: When the server had received it, in monotonic nanoseconds.
+    at_ns: int
+    model: str
+    #: The version that got the request.
+    version: int
+    inputs: list[RecordedTensor]
+    #: The version that the client asked for; empty for any.
+    wanted_version: str = ""
+    id: str = ""
+    #: Empty for all outputs.
+    outputs: list[RecordedOutput] = []
+    parameters: dict[str, str | int | bool | float] = {}
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    #: Whether the model has sequences, so that the order of requests matters.
+    in_sequence: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    #: Whether the model may send any number of responses.
+    decoupled: bool = False
+    #: http or grpc; empty if the request did not come over one of them.
+    protocol: str = ""
+
+
+class ResponseRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="response"):
+    """A response. One without outputs and without an error only marks the end of the responses."""
+
+    #: That of the request.
+    number: int
+    at_ns: int
+    final: bool
+    version: str = ""
+    outputs: list[RecordedTensor] | None = None
+    parameters: dict[str, str | int | bool | float] = {}
+    error: str = ""
+    #: The code of the error, such as `invalid_arg`.
+    code: str = ""
+    #: Only in a final response: when the request was queued, in monotonic nanoseconds; 0 if it never was.
+    queued_ns: int = 0
+
+
+Recorded = RequestRecord | ResponseRecord
+
+
+def tensors_of(record: Recorded) -> Sequence[RecordedTensor]:
+    """Return the inputs of a request, or the outputs of a response."""
+    return record.inputs if isinstance(record, RequestRecord) else record.outputs or ()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder[Recorded](Recorded).decode
+_decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
+
+
+def decode_record(payload: bytes | memoryview) -> Recorded:
+    """Return the record with this payload. Raises `msgspec.MsgspecError`."""
+    found: Recorded = _decode(payload)
+    return found
+
+
+def encode_record(record: Recorded) -> bytes:
+    """Return the payload of a record. Raises ValueError for texts that are not Unicode."""
+    return _encode(record)
+
+
+def segment_start(header: SegmentHeader) -> bytes:
+    """Return the beginning of a segment."""
+    return _PREFIX.pack(MAGIC, FORMAT_VERSION) + frame(_encode(header))
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the frame of a payload."""
+    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def frame_byte_size(payload_byte_size: int) -> int:
+    """Return how many bytes the frame of a payload takes."""
+    return _FRAME.size + payload_byte_size
+
+
+class SegmentReader:
+    """Reads the bytes of a segment."""
+
+    def __init__(self, data: memoryview, title: str) -> None:
+        """`title` is the segment's name in errors. Raises `BadRecording`."""
+        self._data = data
+        if len(data) < _PREFIX.size:
+            raise BadRecording(f"{title} has no header")
+        magic, version = _PREFIX.unpack_from(data)
+        if magic != MAGIC:
+            raise BadRecording(f"{title} is no recording: it does not begin with {MAGIC.decode()}")
+        if version != FORMAT_VERSION:
+            raise BadRecording(f"{title} has version {version} of the format; this program reads {FORMAT_VERSION}")
+        found = self._payload_at(_PREFIX.size)
+        if found is None:
+            raise BadRecording(f"{title} has no header")
+        try:
+            self.header = _decode_header(found)
+        except msgspec.MsgspecError as error:
+            raise BadRecording(f"{title} has a wrong header: {error}") from None
+        self._position = _PREFIX.size + _FRAME.size + len(found)
+        #: How many bytes at the end are no complete record; known when `payloads` has ended.
+        self.cut_byte_size = 0
+
+    def payloads(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield each payload with its offset in the segment, until one is not complete."""
+        while (payload := self._payload_at(self._position)) is not None:
+            start = self._position + _FRAME.size
+            yield start, payload
+            self._position = start + len(payload)
+        self.cut_byte_size = len(self._data) - self._position
+
+    def _payload_at(self, position: int) -> memoryview | None:
+        data, start = self._data, position + _FRAME.size
+        if start > len(data):
+            return None
+        byte_size, crc = _FRAME.unpack_from(data, position)
+        if byte_size > MAX_PAYLOAD or start + byte_size > len(data):
+            return None
+        payload = data[start : start + byte_size]
+        return payload if zlib.crc32(payload) == crc else None

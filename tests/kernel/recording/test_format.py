@@ -1,0 +1,93 @@
+"""Frames and records of a segment."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from kernel.recording.format import (
+    BadRecording,
+    RecordedOutput,
+    RecordedTensor,
+    RequestRecord,
+    ResponseRecord,
+    SegmentHeader,
+    SegmentReader,
+    decode_record,
+    encode_record,
+    frame,
+    segment_start,
+)
+
+START = segment_start(SegmentHeader("ab", "1.0", 10, 3))
+PAYLOADS = [b"first", b"", b"third" * 100]
+WHOLE = START + b"".join(map(frame, PAYLOADS))
+
+
+def read(data: bytes) -> tuple[list[bytes], int]:
+    reader = SegmentReader(memoryview(data), "s")
+    return [bytes(payload) for _, payload in reader.payloads()], reader.cut_byte_size
+
+
+def test_what_was_written_is_read() -> None:
+    assert read(WHOLE) == (PAYLOADS, 0)
+    assert SegmentReader(memoryview(WHOLE), "s").header == SegmentHeader("ab", "1.0", 10, 3)
+
+
+def test_the_offset_of_a_payload_is_where_it_stands() -> None:
+    for offset, payload in SegmentReader(memoryview(WHOLE), "s").payloads():
+        assert WHOLE[offset : offset + len(payload)] == payload
+
+
+def test_a_segment_that_is_cut_anywhere_has_all_records_before_the_cut() -> None:
+    ends = [len(START)]
+    for payload in PAYLOADS:
+        ends.append(ends[-1] + 8 + len(payload))
+    for length in range(len(START), len(WHOLE)):
+        complete = sum(end <= length for end in ends[1:])
+        assert read(WHOLE[:length]) == (PAYLOADS[:complete], length - ends[complete])
+
+
+def test_nothing_is_read_from_a_damaged_record_on() -> None:
+    damaged = bytearray(WHOLE)
+    damaged[len(START) + 9] ^= 1
+    assert read(bytes(damaged)) == ([], len(WHOLE) - len(START))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "has no header"),
+        (START[:-1], "has no header"),
+        (b"X" * 40, "is no recording"),
+        (b"NAIADREC" + struct.pack("<I", 2) + START[12:], "has version 2 of the format; this program reads 1"),
+        (START[:12] + frame(b"\x01"), "has a wrong header"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason(data: bytes, why: str) -> None:
+    with pytest.raises(BadRecording, match=why):
+        SegmentReader(memoryview(data), "s")
+
+
+def test_records_keep_all_their_fields() -> None:
+    tensors = [
+        RecordedTensor("a", "FP32", [1, 2], 8, data=b"12345678"),
+        RecordedTensor("b", "BYTES", [1], 8, sha256=b"x" * 32),
+        RecordedTensor("c", "FP32", [2], 8, region="r", offset=4),
+        RecordedTensor("d", "FP32", [2], 8, missing="too large"),
+    ]
+    request = RequestRecord(
+        7, 8, "m", 2, tensors, "2", "id", [RecordedOutput("o", 3, "r", 1, 2)], {"s": "t", "i": 1, "b": True, "f": 0.5},
+        (1 << 64) - 1, True, True, True, 9, 10, True, "grpc",
+    )  # fmt: skip
+    response = ResponseRecord(7, 9, True, "2", tensors, {"p": 1}, "wrong", "internal", 8)
+    for record in (request, response):
+        assert decode_record(encode_record(record)) == record
+
+
+def test_a_reader_skips_fields_that_it_does_not_know() -> None:
+    import msgspec
+
+    payload = msgspec.msgpack.encode({"kind": "response", "number": 1, "at_ns": 2, "final": True, "later": [1]})
+    assert decode_record(payload) == ResponseRecord(1, 2, True)
