@@ -104,9 +104,7 @@ class RecentOfModel:
             found.stages = _stages((PREPARE, 0), (STEPS, request.queue_start_ns - request.received_ns), found.total_ns)
         self.slow.append(found)
 
-    def note_failure(
-        self, request: Request, version: int, error: ServingError, reason: str, now_ns: int
-    ) -> None:
+    def note_failure(self, request: Request, version: int, error: ServingError, reason: str, now_ns: int) -> None:
         """Note a request that failed. Equal failures shortly after one another are one entry."""
         self.change += 1
         text = shown_text(error.text, _MAX_ERROR)
