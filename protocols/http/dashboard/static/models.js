@@ -84,7 +84,7 @@ export class Models {
   makeEntry(key, row) {
     const chosen = [row.name, row.version ?? ""];
     const button = make("button", { type: "button", onclick: () => this.onChoose(chosen) }, row.name);
-    const cells = COLUMNS.map((column) => make("td", { class: column.text ? column.name : "number" }));
+    const cells = COLUMNS.map((column) => make("td", { class: column.text ? `in-${column.name}` : "number" }));
     cells[0].append(button);
     const state = make("span", { class: "state" });
     cells[2].append(state);
