@@ -57,8 +57,8 @@ class Row:
         #: The reason of the state, in JSON.
         self.reason = b'""'
         self.ready = False
-        #: What may change in an idle model: instances, and those with which something is wrong.
-        self.static = (0, 0)
+        #: What may change in an idle model: instances, those with which something is wrong, and losses.
+        self.static = (0, 0, 0, 0)
         #: The number of the snapshot in which the row or its reason changed last.
         self.changed = 0
 
@@ -188,7 +188,8 @@ class Feed:
         """Return what is shown of a loaded version, which is the same object as before if nothing has happened."""
         now_ns = self.snapshot.now_ns
         before, window = self._windows.get(key, (None, None))
-        static = (model.instances.count, len(model.instances.conditions))
+        statistics, instances = model.statistics, model.instances
+        static = (instances.count, len(instances.conditions), statistics.workers_lost, statistics.workers_restarted)
         same = row.static == static and row.item == item
         row.static = static
         if before is not model or window is None:

@@ -27,7 +27,7 @@ _FLAGS = (
 
 #: How long the browser may take to start, and a condition to come true, in seconds.
 START_S = 30.0
-WAIT_S = 30.0
+WAIT_S = 20.0
 
 
 def find_chromium() -> str | None:
@@ -127,7 +127,7 @@ class Browser:
         try:
             async with asyncio.timeout(WAIT_S):
                 while not found:
-                    found = await self.value(expression)
+                    found = await self.value(f"((found) => (found instanceof Node ? true : found))({expression})")
                     await asyncio.sleep(0 if found else 0.1)
         except TimeoutError:
             text = await self.value("document.body.innerText")
