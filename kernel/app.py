@@ -36,6 +36,7 @@ from kernel.machine import helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
+from kernel.observe.recent.recent import keep_recent
 from kernel.options import BadOption
 from kernel.recording.start import start_recording
 from kernel.repository.backend_config import parse_backend_configs, with_directory
@@ -67,9 +68,6 @@ logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
 _ANSWER_GRACE_S = 2
-
-#: The module with the functions that helpers run.
-_HELPER_TASKS = "protocols.helper_tasks"
 
 
 class StartFailed(Exception):
@@ -123,6 +121,7 @@ class Server:
                 )
                 if listener.allow
             }
+            self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
             try:
                 self._build()
             except ServingError as error:
@@ -147,6 +146,8 @@ class Server:
             log=self._log,
             identity=ServerIdentity(name=options.server_id),
             strict_readiness=options.strict_readiness,
+            explicit_control=repository.control_mode == "explicit",
+            recent=self._recent,
             allow_client_shm=options.allow_client_shm,
             max_decompression_ratio=options.max_decompression_ratio,
         )
@@ -181,7 +182,7 @@ class Server:
                 metrics=metrics,
                 backends=known_backends,
                 # The cache comes last: what it does not find goes on to what was there before it.
-                extensions=tuple(each for each in (limiting, caching) if each is not None),
+                extensions=tuple(each for each in (limiting, caching, self._recent) if each is not None),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,
                 gpus=self._devices.gpus,
@@ -222,7 +223,7 @@ class Server:
                 options.worker_start if self._owner.owns_process else "spawn",
                 shared_memory=options.worker_shared_memory,
                 output_limits=output_limits,
-                task_module=_HELPER_TASKS,
+                task_module="protocols.helper_tasks",
                 zygote=self._zygote,
                 environments=options.environments,
             )
@@ -349,8 +350,7 @@ class Server:
             await listen(doors, loading=False)
         for door in doors:
             logger.info("Started %s", door.title)
-        if doors:
-            self._log_exposure(doors, sockets)
+        self._log_exposure(doors, sockets)
         self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})
 
     def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:

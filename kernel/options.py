@@ -61,6 +61,8 @@ class HttpOptions(msgspec.Struct, frozen=True):
     cors_origins: tuple[str, ...] = ()
     #: Values of --http-allowed-hosts, not parsed: "name,name"; empty for the default of `protocols.http.browsers`.
     allowed_hosts: tuple[str, ...] = ()
+    #: Whether there is a page for people at / and /dashboard.
+    dashboard: bool = True
     tls: TlsOptions | None = None
 
 

@@ -39,6 +39,11 @@ def printable(text: str, *, keep: str = "") -> str:
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else json.dumps(match[0])[1:-1], text)
 
 
+def shown_text(text: str, max_byte_size: int) -> str:
+    """Return `text` for a page: cut, without control characters, and with `?` for what UTF-8 cannot carry."""
+    return printable(limited(text, max_byte_size)).encode(errors="replace").decode()
+
+
 def has_control(text: str) -> bool:
     """Whether `text` contains a control character, such as a line end or ESC."""
     return _CONTROL.search(text) is not None

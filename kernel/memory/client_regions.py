@@ -182,6 +182,10 @@ class RegionRegistry:
 
     # ---- both --------------------------------------------------------------------------------
 
+    def all(self) -> list[Region]:
+        """Return the regions of all clients."""
+        return list(self._tables)
+
     def status(self, kind: RegionKind, name: str = "", peer: str = "") -> list[Region]:
         """Return the regions of `kind` in the order of their names, or the one called `name`."""
         regions = self._tables.names(peer)

@@ -117,10 +117,10 @@ def set_up_logging(settings: LogSettings) -> ServerLog:
     root.handlers.clear()
     root.setLevel(_MOST_VERBOSE)
     if log.file is not None:
-        root.addHandler(_LineHandler(log.file, log.formatter, _SettingsFilter(settings)))
+        root.addHandler(_LineHandler(log.file, log.formatter, SettingsFilter(settings)))
     else:
         for writer, stream, levels in ((log.stdout, sys.stdout, _INFORMATION), (log.stderr, sys.stderr, _PROBLEMS)):
-            root.addHandler(_LineHandler(writer, log.formatter, _SettingsFilter(settings, levels), stream))
+            root.addHandler(_LineHandler(writer, log.formatter, SettingsFilter(settings, levels), stream))
     logging.captureWarnings(True)
     # The log has only warnings and errors of libraries; their verbose lines do not help users of the server.
     for name in ("asyncio", "aiohttp", "grpclib", "hpack", "h2"):
@@ -133,7 +133,7 @@ _PROBLEMS = range(logging.WARNING, logging.CRITICAL + 1)
 _ALL = range(logging.CRITICAL + 1)
 
 
-class _SettingsFilter(logging.Filter):
+class SettingsFilter(logging.Filter):
     """Accepts the records in `levels` that the current settings enable."""
 
     def __init__(self, settings: LogSettings, levels: range = _ALL) -> None:
@@ -161,7 +161,7 @@ class _LineHandler(logging.Handler):
         self,
         writer: LogWriter,
         formatter: LineFormatter,
-        settings_filter: _SettingsFilter,
+        settings_filter: SettingsFilter,
         stream: TextIO | None = None,
     ) -> None:
         """Lines have the encoding of `stream`."""

@@ -16,17 +16,22 @@ from kernel.observe.custom_metrics import CustomMetrics
 from kernel.observe.histogram import Exemplars, Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
+from kernel.observe.recent.recent_requests import LEAST_SLOW_NS, slow_ns
 from kernel.observe.reporting.instance_memory import InstanceMemory
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.errors import ServingError
+    from kernel.observe.recent.recent_requests import RecentOfModel
     from kernel.serving.batch import Batch
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
 #: The values of the label `reason` of nv_inference_request_failure.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+#: No request takes as long: what is slow if nobody can look at slow requests.
+NEVER_NS = 1 << 63
 
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
@@ -124,6 +129,10 @@ class ModelStatistics:
         self.exemplars: Exemplars | None = None
         #: The metrics that the model defines.
         self.custom = CustomMetrics()
+        #: A request that takes longer is noted in `recent`, and so is one that fails; None where nobody can look.
+        self.slow_ns = NEVER_NS
+        self.recent: RecentOfModel | None = None
+        self._version = 0
 
     def configure(self, metrics: MetricsConfig, config: ModelConfig) -> list[str]:
         """Create the histograms and quantiles that `metrics` and the model's `config` enable.
@@ -137,6 +146,20 @@ class ModelStatistics:
         if metrics.summary_latencies:
             self.summaries = Summaries()
         return complaints
+
+    def note_requests(self, recent: RecentOfModel, version: int) -> None:
+        """Note requests of this `version` that are slow or fail in `recent`."""
+        self.recent = recent
+        self._version = version
+        self.slow_ns = LEAST_SLOW_NS
+
+    def note_slow(
+        self, request: Request, now_ns: int, batch: Batch | None = None, times: ExecutionTimes | None = None
+    ) -> None:
+        """Note a request that has taken longer than `slow_ns`; see `RecentOfModel.note_slow`."""
+        if self.recent is not None:
+            self.recent.note_slow(request, self._version, now_ns, batch, times)
+            self.slow_ns = slow_ns(self.durations)
 
     def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, wall_ns: int) -> None:
         """Count an execution that has ended, and all its requests that have not failed."""
@@ -155,6 +178,8 @@ class ModelStatistics:
             if request.parent is not None:
                 add_to_ensembles(request.parent, input_ns, infer_ns, output_ns)
             if request.failed:
+                if self.recent is not None:
+                    self.recent.add_execution(request, batch, times)
                 continue
             self.inference_count += request.batch_size
             duration_ns = now_ns - request.received_ns
@@ -170,6 +195,8 @@ class ModelStatistics:
                 self.durations.observe(duration_ns)
                 if self.first_responses is not None:
                     self.first_responses.observe(duration_ns // _NS_PER_MS)
+                if duration_ns > self.slow_ns:
+                    self.note_slow(request, now_ns, batch, times)
             if self.summaries is not None:
                 summarize(self.summaries, duration_ns, max(waited_ns, 0), times, now_ns)
         size = self.batches.get(rows)
@@ -205,6 +232,8 @@ class ModelStatistics:
             self.durations.observe(duration_ns)
             if self.first_responses is not None:
                 self.first_responses.observe(duration_ns // _NS_PER_MS)
+            if duration_ns > self.slow_ns:
+                self.note_slow(request, now_ns)
         if self.summaries is not None and composed is not None:
             # Times of the last step are not known yet: it has just sent its response.
             inferred_ns = composed.input_ns + composed.infer_ns
@@ -244,7 +273,10 @@ class ModelStatistics:
         if self.first_responses is not None and request.response_count == 1 and response.outputs is not None:
             self.first_responses.observe((now_ns - request.received_ns) // _NS_PER_MS)
         if response.final and not request.failed:
-            self.durations.observe(now_ns - request.received_ns)
+            duration_ns = now_ns - request.received_ns
+            self.durations.observe(duration_ns)
+            if duration_ns > self.slow_ns:
+                self.note_slow(request, now_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
         """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure.
@@ -256,7 +288,10 @@ class ModelStatistics:
             return
         self.fail.count += 1
         self.fail.ns += now_ns - request.received_ns
-        self.failures[_reason(request, error)] += 1
+        reason = _reason(request, error)
+        self.failures[reason] += 1
+        if self.recent is not None:
+            self.recent.note_failure(request, self._version, error, reason, now_ns)
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True):

@@ -224,22 +224,30 @@ class Catalog:
         A version that cannot execute now is UNAVAILABLE, as it is for `Kernel.model_ready`. Models that are in several
         repositories are always listed, and never as READY (Triton).
         """
-        items: list[IndexItem] = []
-        for identifier in sorted({*self._known, *self._models, *self._broken, *self._duplicates}):
-            name = self._name(identifier)
-            versions = self._models.get(identifier, {})
-            if identifier in self._duplicates:
-                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON))
-            elif versions:
-                for number, entry in sorted(versions.items()):
-                    state = self._state(entry)
-                    if not ready or state is ModelState.READY:
-                        items.append(IndexItem(name, str(number), state.value, entry.reason or self._trouble(entry)))
-            elif not ready and identifier in self._broken:
-                items.append(IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier]))
-            elif not ready:
-                items.append(IndexItem(name))
-        return items
+        return [item for identifier in self.identifiers() for item in self.index_of(identifier, ready)]
+
+    def identifiers(self) -> list[str]:
+        """Return the identifiers of all models that the index lists, in their order."""
+        return sorted({*self._known, *self._models, *self._broken, *self._duplicates})
+
+    def index_of(self, identifier: str, ready: bool = False) -> list[IndexItem]:
+        """Return the lines of the index about one model, see `index`."""
+        name = self._name(identifier)
+        versions = self._models.get(identifier)
+        if identifier in self._duplicates:
+            return [IndexItem(name, "", ModelState.UNAVAILABLE.value, DUPLICATE_REASON)]
+        if versions:
+            items: list[IndexItem] = []
+            for number, entry in sorted(versions.items()):
+                state = self._state(entry)
+                if not ready or state is ModelState.READY:
+                    items.append(IndexItem(name, str(number), state.value, entry.reason or self._trouble(entry)))
+            return items
+        if ready:
+            return []
+        if identifier in self._broken:
+            return [IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier])]
+        return [IndexItem(name)]
 
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance.

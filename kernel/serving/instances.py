@@ -12,7 +12,7 @@ from kernel.observe.reporting.reported import record_reported
 from kernel.serving.events import BatchesRecalled, InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from kernel.loop.clock import Clock
     from kernel.observe.statistics import ExecutionTimes, ModelStatistics
@@ -193,6 +193,11 @@ class InstanceSet:
     def conditions(self) -> Collection[Condition]:
         """What is wrong with instances, one entry for each of these."""
         return self._conditions.values()
+
+    @property
+    def by_instance(self) -> Mapping[Instance, Condition]:
+        """The conditions of the instances with which something is wrong, also of lost ones."""
+        return self._conditions
 
     @property
     def stopped_count(self) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kernel.memory.input_placement import InputPlacer
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.observe.cache_figures import CacheFigures
+    from kernel.observe.recent.recent import Recent
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import Helpers
@@ -139,7 +140,8 @@ class Kernel:
         self.calls = Calls(self, catalog, clock)
         self.nested_loads = NestedLoads()
         self._inputs = inputs
-        self._budget = inputs.budget
+        #: What the tensors of all requests may take.
+        self.budget = self._budget = inputs.budget
         self._clock = clock
         #: How many admitted requests are not submitted yet, because they are being decoded.
         self._preparing = 0
@@ -381,6 +383,10 @@ class KernelSettings(msgspec.Struct, frozen=True):
     log: LogSettings
     identity: ServerIdentity = ServerIdentity()
     strict_readiness: bool = True
+    #: Whether clients may load and unload models at all (--model-control-mode=explicit).
+    explicit_control: bool = False
+    #: The last requests that were slow or failed, and the last lines of the log; None where nobody can look.
+    recent: Recent | None = None
     #: `local`, `true` or `false`.
     allow_client_shm: str = "local"
     #: As in `ServerOptions`.

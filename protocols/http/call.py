@@ -14,6 +14,7 @@ from kernel.errors import ServingError
 from protocols.access.peer_identity import peer_identity
 
 if TYPE_CHECKING:
+    from protocols.http.endpoints.dashboard import Dashboard
     from protocols.http.inference.call import HttpInference
     from protocols.http.openapi.endpoint import OpenApi
     from protocols.http.request_rules import RequestRules
@@ -34,12 +35,14 @@ class CallSettings(msgspec.Struct, frozen=True):
     inference: HttpInference
     rules: RequestRules
     openapi: OpenApi
+    dashboard: Dashboard
 
 
 class HttpCall:
     """One request for a handler, which returns the response. `names` are parts of the path, such as the model."""
 
     __slots__ = (
+        "dashboard",
         "error_headers",
         "http",
         "inference",
@@ -69,6 +72,7 @@ class HttpCall:
         self.max_input_size = settings.inference.max_input_size
         self.rules = settings.rules
         self.openapi = settings.openapi
+        self.dashboard = settings.dashboard
         #: Whether an error that is raised from now on is sent as `text/plain`.
         self.plain_errors = plain_errors
         #: Headers that an error takes with it.

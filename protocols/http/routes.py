@@ -13,7 +13,17 @@ from aiohttp import web
 
 from protocols.access.restricted import Category
 from protocols.http.call import HttpCall
-from protocols.http.endpoints import generate, health, infer, models, pages, repository, settings, shared_memory
+from protocols.http.endpoints import (
+    dashboard,
+    generate,
+    health,
+    infer,
+    models,
+    pages,
+    repository,
+    settings,
+    shared_memory,
+)
 
 Handler = Callable[[HttpCall], Awaitable[web.StreamResponse]]
 
@@ -27,6 +37,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     plain_errors: bool = False
     #: Whether its POST is for those who administer the server alone (--admin-access).
     administers: bool = False
+    #: Whether it is there only with --http-dashboard.
+    dashboard: bool = False
 
 
 _TRACE_SETTING = Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}, administers=True)
@@ -83,6 +95,12 @@ _PAGES = {pages.PAGE_PATH: Endpoint(Category.METADATA, {"GET": pages.page})} | d
     Endpoint(Category.METADATA, {"GET": pages.file}),
 )
 
+_DASHBOARD_PAGE = Endpoint(Category.STATISTICS, {"GET": dashboard.page}, dashboard=True)
+_DASHBOARD_FILE = Endpoint(Category.STATISTICS, {"GET": dashboard.file}, dashboard=True)
+_PAGES |= dict.fromkeys(dashboard.PAGE_PATHS, _DASHBOARD_PAGE) | {
+    dashboard.EVENTS_PATH: Endpoint(Category.STATISTICS, {"GET": dashboard.events}, dashboard=True)
+}
+
 
 def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
     """Return the endpoint of `path`, and the names in it, empty where the path leaves one out."""
@@ -101,6 +119,8 @@ def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
         names = match.groupdict("")
         kind = "system" if names["endpoint"].startswith("system") else "cuda"
         return _SHARED_MEMORY_ENDPOINTS[f"{kind}/{names['endpoint'].rpartition('/')[2]}"], names
+    if path.startswith(dashboard.FILE_PREFIX):
+        return _DASHBOARD_FILE, {"file": path.removeprefix(dashboard.FILE_PREFIX)}
     page = _PAGES.get(path)
     return None if page is None else (page, {"file": path.rpartition("/")[2]})
 

@@ -13,6 +13,7 @@ from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_r
 from protocols.http.aiohttp_internals import check_not_begun
 from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall, peer_of
+from protocols.http.endpoints.dashboard import Dashboard
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
 from protocols.http.listener import HttpListener
@@ -59,9 +60,10 @@ class HttpServer:
             options, loopback_only=is_local(sock.getsockname()), keys=keys, admin=admin
         )
         inference = HttpInference(kernel, options.max_input_size)
-        self._settings = CallSettings(
-            inference, rules, OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
-        )
+        self._dashboard = Dashboard()
+        self._has_dashboard = options.dashboard
+        openapi = OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
+        self._settings = CallSettings(inference, rules, openapi, self._dashboard)
         self._listener = HttpListener(
             sock,
             "HTTPService",
@@ -84,6 +86,7 @@ class HttpServer:
         self._kernel.connections["http"] = lambda: self._listener.connection_count
 
     async def stop(self, grace_s: float) -> None:
+        self._dashboard.close()
         await self._listener.stop(grace_s)
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -101,7 +104,7 @@ class HttpServer:
         if not _well_framed(http):
             return _closing(error_response(400, "Bad Request", plain=True))
         found = find_endpoint(request_path(http.raw_path))
-        if found is None:
+        if found is None or (found[0].dashboard and not self._has_dashboard):
             return error_response(404, "Not Found", plain=True)
         endpoint, names = found
         administers = endpoint.administers and http.method == "POST"

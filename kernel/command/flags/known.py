@@ -154,6 +154,8 @@ _HTTP = FlagGroup(
              "addresses and localhost; *.example.com for all names below example.com, * for any. Requests by other "
              "names are refused. Without the flag only web pages are refused that use a name which could be an "
              "attacker's."),
+        Flag(name="http-dashboard", kind=SWITCH, option="http.dashboard", ours=True,
+             help="Serve a page at / and /dashboard that shows models, requests, instances and logs."),
         Flag(name="http-use-ssl", kind=SWITCH, option="http.tls",
              help="Serve HTTPS with --http-server-cert.", ours=True),
         Flag(name="http-use-ssl-mutual", kind=SWITCH, option="http.tls.mutual",

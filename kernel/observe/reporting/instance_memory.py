@@ -28,6 +28,8 @@ class InstanceMemory:
         self.by_instance: dict[str, tuple[MemoryUsage, ...]] = {}
         #: Name of the instance → the id of its worker process, if that is on this machine.
         self.pids: dict[str, int] = {}
+        #: Name of the instance → how many workers it has had.
+        self.starts: dict[str, int] = {}
 
     def report(self, instance: str, uses: Iterable[MemoryUsage]) -> None:
         """Note what an instance uses now, in place of what it has used before."""
@@ -35,6 +37,7 @@ class InstanceMemory:
 
     def worker_started(self, instance: str, pid: int) -> None:
         """An instance has a new worker. `pid` is 0 for one on another machine."""
+        self.starts[instance] = self.starts.get(instance, 0) + 1
         if pid:
             self.pids[instance] = pid
 

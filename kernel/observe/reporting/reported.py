@@ -66,11 +66,15 @@ def record_reported(
         if request.parent is not None:
             add_to_ensembles(request.parent, *_stages(own))
         if request.failed:
+            if statistics.recent is not None:
+                statistics.recent.add_execution(request, batch, own)
             continue
         if report is not None and not report.success:
             _count_failure(statistics, request, now_ns)
         else:
             _count_success(statistics, request, own, now_ns)
+            if not statistics.decoupled and now_ns - request.received_ns > statistics.slow_ns:
+                statistics.note_slow(request, now_ns, batch, own)
     for execution in reports.executions or [ReportedExecution(rows, times)]:
         _count_execution(statistics, min(execution.rows, rows), execution.times)
 

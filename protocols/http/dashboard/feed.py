@@ -1,0 +1,220 @@
+"""Takes snapshots of the server for those who look at the page: one for all of them, at most once a second.
+
+A snapshot is made from counters, in portions of a few milliseconds between which the event loop serves others. Nothing
+runs while nobody looks: the first viewer who needs the next snapshot makes it, and the others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.server_paths import SERVER_PATHS
+from kernel.serving.catalog import ModelState
+from kernel.texts import shown_text
+from protocols.http.dashboard.processes import ProcessLoads
+from protocols.http.dashboard.rows import MAX_REASON, idle_row, model_row, take_reading, unchanged
+from protocols.http.dashboard.server_figures import ServerFigures, region_rows, server_figures
+from protocols.http.dashboard.windows import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kernel.serving.catalog import IndexItem
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.model import Model
+    from protocols.http.dashboard.rows import ModelRow
+
+#: Seconds between two snapshots, at least and at most. Between these, making them takes `_MOST_SHARE` of a processor.
+INTERVAL_S = 1.0
+_MOST_INTERVAL_S = 15.0
+_MOST_SHARE = 0.006
+
+#: How long the event loop makes rows without serving others, in seconds, and how many rows it makes between two looks
+#: at the clock.
+PORTION_S = 0.001
+_ROWS_PER_LOOK = 8
+
+Key = tuple[str, str]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Row:
+    """A row as it is sent."""
+
+    __slots__ = ("changed", "item", "ready", "reason", "shown", "static", "text")
+
+    def __init__(self) -> None:
+        self.shown: ModelRow | None = None
+        #: `shown` in JSON.
+        self.text = b""
+        self.item: IndexItem | None = None
+        #: The reason of the state, in JSON.
+        self.reason = b'""'
+        self.ready = False
+        #: What may change in an idle model: instances, those with which something is wrong, and losses.
+        self.static = (0, 0, 0, 0)
+        #: The number of the snapshot in which the row or its reason changed last.
+        self.changed = 0
+
+
+class Snapshot(msgspec.Struct):
+    """The server at one time. The feed owns it and changes it with the next snapshot."""
+
+    number: int = 0
+    now_ns: int = 0
+    #: By name and version, in the order of the repository index.
+    rows: dict[Key, Row] = {}
+    #: Keys that are gone, with the number of the snapshot in which they went.
+    gone: dict[Key, int] = {}
+    server: bytes = b"{}"
+    #: The regions of clients, and the number of the snapshot in which they changed last.
+    regions: bytes = b"[]"
+    regions_changed: int = 0
+
+
+class Feed:
+    """The snapshots of one server."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._kernel = kernel
+        self._now_ns = now_ns
+        self._interval_s = interval_s
+        self._next_s = 0.0
+        self._being_made = asyncio.Lock()
+        self.snapshot = Snapshot(rows={}, gone={})
+        self._windows: dict[Key, tuple[Model, Window]] = {}
+        #: Models that viewers have chosen, with the number of viewers: the processes of their instances are looked at.
+        self.chosen: dict[Key, int] = {}
+        self.loads = ProcessLoads()
+        #: Seconds of processor time that snapshots have taken on the event loop, for tests and measurements.
+        self.spent_s = 0.0
+
+    async def next(self, seen: int) -> Snapshot:
+        """Return a snapshot that is newer than the one with the number `seen`, as soon as it is due."""
+        async with self._being_made:
+            if self.snapshot.number <= seen:
+                wait_s = self._next_s - time.monotonic()
+                if wait_s > 0 and seen:  # a new viewer does not wait
+                    await asyncio.sleep(wait_s)
+                await self._make()
+            return self.snapshot
+
+    def model(self, key: Key) -> tuple[Model, Window] | None:
+        """Return a loaded version and what happened to it lately."""
+        return self._windows.get(key)
+
+    async def _make(self) -> None:
+        begin_s = self._next_s = time.monotonic()
+        spent_s = self.spent_s
+        pids = {os.getpid()}
+        for key in self.chosen:
+            if (found := self._windows.get(key)) is not None:
+                pids.update(found[0].statistics.memory.pids.values())
+        await asyncio.to_thread(self.loads.look, pids)
+        figures = await self._make_rows()
+        snapshot = self.snapshot
+        regions = _encode(region_rows(self._kernel.regions.all()))
+        if regions != snapshot.regions:
+            snapshot.regions, snapshot.regions_changed = regions, snapshot.number + 1
+        busy, byte_size = self.loads.found.get(os.getpid(), (None, 0))
+        snapshot.server = _encode(server_figures(self._kernel, figures, busy, byte_size))
+        snapshot.number += 1
+        spent_s = self.spent_s - spent_s
+        interval_s = min(max(self._interval_s, spent_s / _MOST_SHARE), _MOST_INTERVAL_S)
+        self._next_s = max(begin_s + interval_s, time.monotonic() + interval_s / 2)
+
+    async def _make_rows(self) -> ServerFigures:
+        """Make the rows that have changed. Other things may happen meanwhile, also loads and unloads."""
+        kernel, snapshot = self._kernel, self.snapshot
+        figures = ServerFigures()
+        number = snapshot.number + 1
+        rows: dict[Key, Row] = {}
+        windows: dict[Key, tuple[Model, Window]] = {}
+        snapshot.now_ns = self._now_ns()
+        begin_s = time.perf_counter()
+        for place, identifier in enumerate(kernel.catalog.identifiers()):
+            if place % _ROWS_PER_LOOK == _ROWS_PER_LOOK - 1 and time.perf_counter() - begin_s > PORTION_S:
+                self.spent_s += time.perf_counter() - begin_s
+                await asyncio.sleep(0)
+                begin_s = time.perf_counter()
+            for item in kernel.catalog.index_of(identifier):
+                key = (item.name, item.version)
+                while key in rows:  # models of several namespaces with one name
+                    key = (key[0], f"{key[1]}'")
+                entry = kernel.catalog.entry(identifier, int(item.version)) if item.version else None
+                model = None if entry is None else entry.model
+                row = rows[key] = self._row(key, item, model, windows, number)
+                figures.add(item.state, row.shown)
+        for key in snapshot.rows.keys() - rows.keys():
+            snapshot.gone[key] = number
+        for key in snapshot.gone.keys() & rows.keys():
+            del snapshot.gone[key]
+        snapshot.rows, self._windows = rows, windows
+        self.spent_s += time.perf_counter() - begin_s
+        return figures
+
+    def _row(
+        self, key: Key, item: IndexItem, model: Model | None, windows: dict[Key, tuple[Model, Window]], number: int
+    ) -> Row:
+        row = self.snapshot.rows.get(key) or Row()
+        shown, same = row.shown, row.item == item
+        if model is None:
+            shown = shown if same and shown is not None else idle_row(item)
+        else:
+            shown = self._loaded(key, item, model, windows, row)
+        if shown is not row.shown or not same:
+            text = _encode(shown)
+            reason = _encode(shown_text(SERVER_PATHS.hidden_in(item.reason), MAX_REASON))
+            if text != row.text or reason != row.reason:
+                row.text, row.reason, row.changed = text, reason, number
+            row.ready = item.state == ModelState.READY.value
+            row.shown, row.item = shown, item
+        return row
+
+    def _loaded(
+        self, key: Key, item: IndexItem, model: Model, windows: dict[Key, tuple[Model, Window]], row: Row
+    ) -> ModelRow:
+        """Return what is shown of a loaded version, which is the same object as before if nothing has happened."""
+        now_ns = self.snapshot.now_ns
+        before, window = self._windows.get(key, (None, None))
+        statistics, instances = model.statistics, model.instances
+        static = (instances.count, len(instances.conditions), statistics.workers_lost, statistics.workers_restarted)
+        same = row.static == static and row.item == item
+        row.static = static
+        if before is not model or window is None:
+            window = Window(take_reading(model, now_ns))
+        elif unchanged(model, window):
+            same = same and window.resting
+            window.rest(now_ns)
+            if same and row.shown is not None:
+                windows[key] = (model, window)
+                return row.shown
+        else:
+            window.add(take_reading(model, now_ns))
+        windows[key] = (model, window)
+        return model_row(item, model, window, now_ns)
+
+
+def rows_for(snapshot: Snapshot, seen: int, *, all_states: bool) -> Iterable[bytes]:
+    """Yield the rows that have changed since the snapshot with the number `seen`, in JSON, with their reasons.
+
+    Without `all_states` only those that are ready, and no reasons: the viewer may not see the index.
+    """
+    for row in snapshot.rows.values():
+        if row.changed <= seen:
+            continue
+        if all_states:
+            yield b'{"row":%b,"reason":%b}' % (row.text, row.reason)
+        elif row.ready:
+            yield b'{"row":%b}' % row.text

@@ -1,0 +1,185 @@
+// Everything about the model version that a person has chosen.
+
+import { bars, History, lines, waterfall } from "./charts.js";
+import { showExample } from "./example.js";
+import { stateKind } from "./models.js";
+import {
+  byId, bytes, clockTime, count, duration, inPath, jsonOf, make, milliseconds, percent, put, putAttribute, rate, send,
+} from "./page.js";
+
+const STAGES = ["queue", "input", "inference", "output"];
+const STATE_KINDS = { idle: "good", busy: "good", apart: "warn", slow: "warn", stopped: "bad", lost: "bad" };
+const STATE_TEXTS = { apart: "warming up or retiring", slow: "executes for long" };
+
+export class Detail {
+  constructor() {
+    this.chosen = null;
+    this.permissions = {};
+    byId("load").addEventListener("click", () => this.act("load"));
+    byId("unload").addEventListener("click", () => this.act("unload"));
+  }
+
+  /** Show another model version, or none (null). */
+  choose(chosen) {
+    this.chosen = chosen;
+    this.rates = new History();
+    this.halves = new History();
+    this.tails = new History();
+    this.form = "";
+    byId("detail").hidden = !chosen;
+    document.body.classList.toggle("chosen", Boolean(chosen));
+    put(byId("action-result"), "");
+    for (const id of ["chart-rate", "chart-duration", "stages", "batches", "failures", "instances", "failed", "slow"]) {
+      byId(id).replaceChildren();
+    }
+    put(byId("detail-facts"), "");
+    put(byId("slow-limit"), "");
+    byId("example").replaceChildren();
+    byId("response").replaceChildren();
+    byId("example-card").hidden = true;
+    if (chosen) put(byId("detail-title"), chosen[1] ? `${chosen[0]}, version ${chosen[1]}` : chosen[0]);
+    for (const id of ["failed", "slow"]) byId(id).append(make("li", { class: "quiet" }, "none so far"));
+  }
+
+  /** A snapshot was received: `entry` is the model's row in the table, if it still has one. */
+  tick(entry) {
+    if (!this.chosen) return;
+    const row = entry?.row ?? {};
+    const reason = entry?.reason ?? "";
+    const state = byId("detail-state");
+    put(state, entry ? row.state || "not loaded" : "gone");
+    putAttribute(state, "data-kind", entry ? stateKind(row.state) : "");
+    const shown = byId("detail-reason");
+    shown.hidden = !reason || reason === "unloaded";
+    put(shown, reason);
+    const ready = row.state === "READY";
+    const may = this.permissions.load?.allowed;
+    byId("load").hidden = !may;
+    byId("unload").hidden = !may || !ready;
+    put(byId("load"), ready ? "Load again" : "Load");
+    this.rates.add(row.rate ?? 0);
+    this.halves.add(row.p50_ms);
+    this.tails.add(row.p99_ms);
+    const now = row.rate ?? 0;
+    byId("chart-rate").replaceChildren(...lines([this.rates.values], `${rate(now)} requests per second now`, rate));
+    const text = `p50 ${milliseconds(row.p50_ms)}, p99 ${milliseconds(row.p99_ms)} now`;
+    const [chart, note] = lines([this.halves.values, this.tails.values], text, milliseconds);
+    note.prepend(
+      make("span", {}, make("span", { class: "swatch first" }), "p50 ", make("b", {}, milliseconds(row.p50_ms))),
+      make("span", {}, make("span", { class: "swatch second" }), "p99 ", make("b", {}, milliseconds(row.p99_ms))),
+    );
+    byId("chart-duration").replaceChildren(chart, note);
+  }
+
+  update(detail) {
+    const facts = [detail.backend];
+    if (detail.max_batch_size) facts.push(`up to ${detail.max_batch_size} rows in a batch`);
+    if (detail.decoupled) facts.push("streams responses");
+    if (detail.sequences) facts.push("sequences");
+    facts.push(`loaded in ${milliseconds(detail.load_ms)}`);
+    put(byId("detail-facts"), facts.filter(Boolean).join(" · "));
+    this.showStages(detail.stages_ms);
+    byId("batches").replaceChildren(...bars(detail.batches));
+    this.showFailures(detail);
+    this.showInstances(detail.instances);
+    put(byId("slow-limit"), detail.slow_ms == null ? "" : `above ${milliseconds(detail.slow_ms)}`);
+    const form = JSON.stringify([detail.name, detail.version, detail.decoupled, detail.sequences]);
+    if (form !== this.form) {
+      this.form = form;
+      byId("example-card").hidden = false;
+      showExample(detail, this.permissions);
+    }
+  }
+
+  showStages(stages) {
+    if (!stages) {
+      byId("stages").replaceChildren(make("p", { class: "quiet" }, "no request"));
+      return;
+    }
+    let at = 0;
+    const parts = stages.map((took, place) => [STAGES[place], at, (at += took)]);
+    byId("stages").replaceChildren(...waterfall(parts, at));
+  }
+
+  showFailures({ failures, refused }) {
+    const names = {
+      REJECTED: "waited too long in the queue", CANCELED: "cancelled by their clients", BACKEND: "the model failed",
+      OTHER: "other reasons",
+    };
+    const parts = [...Object.entries(failures), ["refused", refused]].flatMap(([reason, number]) => [
+      make("dt", {}, names[reason] ?? (reason === "refused" ? "refused: the queue or a quota was full" : reason)),
+      make("dd", { class: number ? "some" : "quiet" }, count(number)),
+    ]);
+    byId("failures").replaceChildren(...parts);
+  }
+
+  showInstances(instances) {
+    const rows = instances.map((each) =>
+      make(
+        "tr",
+        {},
+        make("td", { class: "wrap" }, each.name),
+        make("td", { class: "wrap" },
+          make("span", { class: "state", "data-kind": STATE_KINDS[each.state] }, STATE_TEXTS[each.state] ?? each.state),
+          each.condition ? make("div", { class: "quiet" }, each.condition) : null),
+        make("td", { class: "number" }, count(each.batches ?? 0)),
+        make("td", { class: "number" }, each.pid ? String(each.pid) : "–"),
+        make("td", { class: "number" }, percent(each.cpu)),
+        make("td", { class: "number" }, each.byte_size ? bytes(each.byte_size) +
+          (each.device_byte_size ? ` + ${bytes(each.device_byte_size)} on devices` : "") : "–"),
+        make("td", { class: "number" }, count(each.restarts ?? 0)),
+      ),
+    );
+    if (!rows.length) rows.push(make("tr", {}, make("td", { colspan: 7, class: "quiet" }, "no instances")));
+    byId("instances").replaceChildren(...rows);
+  }
+
+  showRecent({ slow, failed }) {
+    byId("failed").replaceChildren(...requests(failed));
+    byId("slow").replaceChildren(...requests(slow));
+  }
+
+  async act(verb) {
+    const [name] = this.chosen;
+    const result = byId("action-result");
+    if (verb === "unload" && !window.confirm(`Unload the model '${name}'? Requests to it will fail.`)) return;
+    put(result, `${verb}: waiting for the server`);
+    result.classList.remove("error-text");
+    try {
+      await jsonOf(await send(`/v2/repository/models/${inPath(name)}/${verb}`, {
+        method: "POST", headers: { "Content-Type": "application/json" }, body: "{}",
+      }));
+      put(result, verb === "load" ? "loaded" : "being unloaded");
+    } catch (error) {
+      result.classList.add("error-text");
+      put(result, `${verb} failed: ${error.message}`);
+    }
+  }
+}
+
+function requests(list) {
+  if (!list.length) return [make("li", { class: "quiet" }, "none so far")];
+  return list.map((each) => {
+    const facts = [];
+    if (each.batch_requests > 1) facts.push(`batch of ${each.batch_requests} requests, ${each.batch_rows} rows`);
+    else if (each.rows > 1) facts.push(`${each.rows} rows`);
+    if (each.batch_requests && each.closed_by !== "alone") facts.push(`batch closed: ${each.closed_by}`);
+    if (each.reason) facts.push(each.reason);
+    if (each.repeats) facts.push(`and ${count(each.repeats)} more like it`);
+    facts.push(`version ${each.version}`);
+    const at = new Date(Date.now() - each.ago_ms);
+    return make(
+      "li",
+      {},
+      make("div", { class: "head" },
+        make("span", { class: "took" }, milliseconds(each.total_ms)),
+        make("time", { class: "quiet", datetime: at.toISOString(), title: `${duration(each.ago_ms)} before the last change` },
+          clockTime(at.getTime() / 1000)),
+        each.id ? make("span", { class: "id" }, `id ${each.id}`) : null,
+        make("span", { class: "quiet" }, facts.join(" · "))),
+      each.error ? make("div", { class: "error" }, each.error) : null,
+      ...(each.stages.length || !each.error ? waterfall(each.stages, each.total_ms) : []),
+    );
+  });
+}
+

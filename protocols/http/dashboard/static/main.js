@@ -1,0 +1,211 @@
+// The page: connects the event stream to its parts, and the address to what is chosen.
+
+import { History, sparkline } from "./charts.js";
+import { Detail } from "./detail.js";
+import { Models } from "./models.js";
+import { byId, bytes, clockTime, count, keys, make, percent, put, putAttribute, rate } from "./page.js";
+import { showSettings } from "./settings.js";
+import { Stream } from "./stream.js";
+
+const MOST_LINES = 200;
+const SERVER_STATES = {
+  ready: ["good", "ready"], degraded: ["bad", "a model is not ready"], starting: ["warn", "loading models"],
+  stopping: ["warn", "stopping"], failed: ["bad", "the start failed"],
+};
+
+const detail = new Detail();
+const models = new Models((chosen) => {
+  location.hash = new URLSearchParams({ model: chosen[0], version: chosen[1] }).toString();
+});
+let chosen = null;
+let complete = false; // whether the first snapshot of this stream was received
+let wantsLines = true;
+
+// ---- tiles ---------------------------------------------------------------------------------
+
+const TILES = [
+  { name: "rate", title: "Requests per second", figure: (server) => rate(server.rate), value: (server) => server.rate,
+    note: (server) => `${count(server.in_flight)} in flight` },
+  { name: "errors", title: "Errors per second", figure: (server) => rate(server.failure_rate),
+    value: (server) => server.failure_rate, kind: (server) => (server.failure_rate > 0 ? "bad" : "") },
+  { name: "queue", title: "Waiting requests", figure: (server) => count(server.queue), value: (server) => server.queue },
+  { name: "models", title: "Models ready", figure: (server) => `${count(server.ready_models)}/${count(server.models)}`,
+    note: (server) => `${count(server.instances)} instances, ${count(server.restarts)} restarts` },
+  { name: "tensors", title: "Memory of tensors", figure: (server) => bytes(server.tensor_byte_size),
+    value: (server) => server.tensor_byte_size, note: (server) => `of ${bytes(server.tensor_limit)}`,
+    kind: (server) => (server.tensor_byte_size > 0.9 * server.tensor_limit ? "bad" : "") },
+  { name: "kernel", title: "Kernel process", figure: (server) => percent(server.cpu), value: (server) => server.cpu ?? 0,
+    note: (server) => `${bytes(server.byte_size)} of memory` },
+  { name: "clients", title: "Connections",
+    figure: (server) => count(Object.values(server.connections).reduce((sum, each) => sum + each, 0)),
+    note: (server) => Object.entries(server.connections).map(([name, each]) => `${name} ${count(each)}`).join(", ") },
+  { name: "regions", title: "Regions of clients", figure: (server) => count(server.regions),
+    note: (server) => bytes(server.region_byte_size) },
+];
+
+for (const tile of TILES) {
+  tile.history = new History();
+  tile.shown = { figure: make("div", { class: "figure" }, "–"), note: make("div", { class: "note" }), line: make("div") };
+  tile.node = make("div", { class: "tile" }, make("dt", {}, tile.title),
+    make("dd", {}, tile.shown.figure, tile.shown.note, tile.shown.line));
+  byId("tiles").append(tile.node);
+}
+
+function showServer({ server }) {
+  for (const tile of TILES) {
+    put(tile.shown.figure, tile.figure(server));
+    put(tile.shown.note, tile.note ? tile.note(server) : "");
+    putAttribute(tile.node, "data-kind", tile.kind ? tile.kind(server) : "");
+    if (tile.value) {
+      tile.history.add(tile.value(server));
+      tile.shown.line.replaceChildren(sparkline(tile.history.values));
+    }
+  }
+  const [kind, text] = SERVER_STATES[server.state];
+  const lost = server.lost_log_lines ? `; ${count(server.lost_log_lines)} lines of the log were lost` : "";
+  put(byId("server-state"), text + lost);
+  putAttribute(byId("server-state"), "data-kind", kind);
+}
+
+// ---- events --------------------------------------------------------------------------------
+
+const handlers = {
+  hello({ server, version, viewer }) {
+    complete = false;
+    models.begin();
+    byId("log").replaceChildren();
+    put(byId("server-name"), server === "triton" ? "Naiad" : server);
+    document.title = `${server === "triton" ? "Naiad" : server}`;
+    put(byId("server-version"), version);
+    detail.permissions = viewer.permissions;
+    wantsLines = viewer.permissions.log.allowed;
+    put(byId("log-title"), chosen ? `Log of ${chosen[0]}` : "Log of the server");
+    put(byId("log-hint"), wantsLines ? "" : viewer.permissions.log.reason);
+    byId("log").hidden = !wantsLines;
+    byId("regions-section").hidden = false;
+    put(byId("regions-hint"), viewer.permissions.regions.allowed ? "" : viewer.permissions.regions.reason);
+    byId("regions-table").hidden = true;
+    byId("key-headers").replaceChildren(...viewer.headers.map((name) => make("option", { value: name })));
+    byId("keys-open").hidden = !viewer.headers.length && !keys.size;
+    if (viewer.headers.length && !byId("key-header").value) byId("key-header").value = viewer.headers[0];
+    showSettings(viewer.permissions);
+  },
+  rows: (rows) => models.update(rows),
+  gone: (gone) => models.remove(gone),
+  detail: (found) => detail.update(found),
+  recent: (found) => detail.showRecent(found),
+  regions: showRegions,
+  lines: showLines,
+  server(value) {
+    if (complete) models.arrange();
+    else models.settle();
+    complete = true;
+    detail.tick(models.find(chosen));
+    showServer(value);
+    showConnection("open", "");
+  },
+};
+
+function showRegions(regions) {
+  byId("regions-table").hidden = !regions.length;
+  put(byId("regions-hint"), regions.length ? "" : "none");
+  byId("regions").replaceChildren(
+    ...regions.map((region) =>
+      make("tr", {}, make("td", { class: "wrap" }, region.name), make("td", {}, region.kind),
+        make("td", { class: "wrap" }, region.key), make("td", { class: "number" }, bytes(region.byte_size)),
+        make("td", { class: "number" }, count(region.leases)))),
+  );
+}
+
+function showLines(found) {
+  const log = byId("log");
+  const follows = log.scrollTop + log.clientHeight >= log.scrollHeight - 20;
+  log.append(
+    ...found.map((line) =>
+      make("li", {}, make("time", { datetime: new Date(line.at_s * 1000).toISOString() }, clockTime(line.at_s)),
+        make("span", { class: line.level, title: { I: "information", W: "warning", E: "error" }[line.level] }, line.level),
+        make("span", { class: line.level }, line.text))),
+  );
+  while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
+  if (follows) log.scrollTop = log.scrollHeight;
+}
+
+function showConnection(state, text) {
+  const notice = byId("notice");
+  put(byId("connection"), state === "open" ? "live" : state === "paused" ? text : "not connected");
+  notice.hidden = state === "open" || state === "paused";
+  put(notice, state === "refused" ? `${text} (Keys)` : `${text}. Figures are those of the last contact; trying again.`);
+  if (state === "refused") byId("keys-open").hidden = false;
+}
+
+const stream = new Stream((name, value) => handlers[name]?.(value), showConnection);
+
+// ---- what is chosen ------------------------------------------------------------------------
+
+function follow(focus) {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  chosen = wanted.get("model") ? [wanted.get("model"), wanted.get("version") ?? ""] : null;
+  models.choose(chosen);
+  detail.choose(chosen);
+  stream.open(chosen);
+  if (focus) byId(chosen ? "detail-title" : "models-title").focus();
+}
+
+window.addEventListener("hashchange", () => follow(true));
+byId("detail-close").addEventListener("click", () => {
+  location.hash = "";
+});
+
+// ---- theme and keys ------------------------------------------------------------------------
+
+const THEMES = ["system", "light", "dark"];
+
+function storedTheme() {
+  try {
+    return localStorage.getItem("naiad-theme") ?? "system";
+  } catch {
+    return "system"; // the browser keeps nothing
+  }
+}
+
+function setTheme(name) {
+  const theme = THEMES.includes(name) ? name : "system";
+  putAttribute(document.documentElement, "data-theme", theme === "system" ? "" : theme);
+  put(byId("theme"), `Theme: ${theme}`);
+  try {
+    localStorage.setItem("naiad-theme", theme);
+  } catch {
+    // as above
+  }
+  return theme;
+}
+
+let theme = setTheme(storedTheme());
+byId("theme").addEventListener("click", () => {
+  theme = setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
+});
+
+function showKeys() {
+  byId("keys-list").replaceChildren(
+    ...[...keys.keys()].map((name) =>
+      make("li", {}, `${name} `, make("button", { type: "button", onclick: () => useKey(name, null) }, "Forget"))),
+  );
+}
+
+function useKey(name, value) {
+  if (value == null) keys.delete(name);
+  else keys.set(name, value);
+  showKeys();
+  stream.restart();
+}
+
+byId("keys-open").addEventListener("click", () => byId("keys").showModal());
+byId("keys-close").addEventListener("click", () => byId("keys").close());
+byId("keys-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(byId("key-header").value.trim(), byId("key-value").value);
+  byId("key-value").value = "";
+  byId("keys").close();
+});
+
+follow(false);

@@ -1,0 +1,185 @@
+"""The event stream of the page: what has changed since the last event, once a second (text/event-stream).
+
+There are few streams at a time. A client that reads slowly gets fewer events, each with all that has changed since the
+one before; one that reads nothing for a time loses its connection. So nothing queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from kernel.errors import Unavailable
+from kernel.observe.recent.recent_lines import SERVER
+from protocols.http.dashboard.detail import model_detail, recent_part
+from protocols.http.dashboard.feed import Feed, rows_for
+from protocols.http.dashboard.viewer import find_viewer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernel.observe.recent.recent_lines import RecentLine
+    from kernel.serving.kernel import Kernel
+    from protocols.http.call import HttpCall
+    from protocols.http.dashboard.feed import Key, Snapshot
+    from protocols.http.dashboard.viewer import Viewer
+
+#: How many streams there may be, for all clients together.
+MAX_STREAMS = 16
+
+#: How long a client may read nothing before its stream ends, in seconds.
+SEND_TIMEOUT_S = 20.0
+
+#: How many rows are joined into one event: the event loop is not kept from others by a page of thousands of models.
+ROWS_PER_EVENT = 2000
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Streams:
+    """All streams of a server, and the feed that they share while there are any."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        #: None while nobody looks: then nothing of the past is kept.
+        self.feed: Feed | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def begin(self) -> Feed:
+        """Return the feed for one more stream. Raises `Unavailable` if there are too many."""
+        if self._closed or len(self._tasks) >= MAX_STREAMS:
+            raise Unavailable(
+                f"{MAX_STREAMS} dashboards are open already: close one" if not self._closed else "Server exiting"
+            )
+        task = asyncio.current_task()
+        assert task is not None, "a stream is sent by a task"
+        self._tasks.add(task)
+        if self.feed is None:
+            self.feed = Feed(self._kernel)
+        return self.feed
+
+    def end(self) -> None:
+        """The stream of this task has ended."""
+        task = asyncio.current_task()
+        assert task is not None, "a stream is sent by a task"
+        self._tasks.discard(task)
+        if not self._tasks:
+            self.feed = None
+
+    def close(self) -> None:
+        """End all streams, and allow no others: the server stops."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first event: what does not change while the stream lasts."""
+
+    server: str
+    version: str
+    viewer: Viewer
+
+
+class EventWriter:
+    """Makes the events of one stream. Remembers what its client has."""
+
+    def __init__(self, kernel: Kernel, feed: Feed, viewer: Viewer, chosen: Key | None) -> None:
+        """`chosen` is the model version whose details the client wants to see."""
+        self._kernel = kernel
+        self._feed = feed
+        self._viewer = viewer
+        self._chosen = chosen
+        self.seen = 0
+        self._recent_change = -1
+        self._last_line = 0
+
+    def hello(self) -> bytes:
+        """Return the first event."""
+        identity = self._kernel.identity
+        return _event("hello", _encode(Hello(identity.name, identity.version, self._viewer)))
+
+    def events(self, snapshot: Snapshot) -> Iterable[bytes]:
+        """Yield the events about `snapshot`; it does not change meanwhile if its number does not."""
+        seen, viewer = self.seen, self._viewer
+        rows = list(rows_for(snapshot, seen, all_states=viewer.may("index")))
+        for begin in range(0, len(rows), ROWS_PER_EVENT):
+            yield _event("rows", b"[%b]" % b",".join(rows[begin : begin + ROWS_PER_EVENT]))
+        if gone := [key for key, number in snapshot.gone.items() if number > seen]:
+            yield _event("gone", _encode(gone))
+        if viewer.may("regions") and (snapshot.regions_changed > seen or not seen):
+            yield _event("regions", snapshot.regions)
+        yield from self._chosen_events()
+        self.seen = snapshot.number
+        yield _event("server", b'{"number":%d,"server":%b}' % (snapshot.number, snapshot.server))
+
+    def _chosen_events(self) -> Iterable[bytes]:
+        model_name = SERVER if self._chosen is None else self._chosen[0]
+        recent = self._kernel.settings.recent
+        if self._chosen is not None:
+            found = self._feed.model(self._chosen)
+            if found is not None:
+                yield _event("detail", _encode(model_detail(*found, self._feed.loads.found)))
+            requests = recent.requests.of(model_name) if recent is not None else None
+            if requests is not None and requests.change != self._recent_change:
+                self._recent_change = requests.change
+                yield _event("recent", _encode(recent_part(requests, self._feed.snapshot.now_ns)))
+        if recent is not None and recent.lines is not None and self._viewer.may("log"):
+            lines: list[RecentLine] = recent.lines.since(model_name, self._last_line)
+            if lines:
+                self._last_line = lines[-1].number
+                yield _event("lines", _encode(lines))
+
+
+async def send_events(call: HttpCall, streams: Streams, peer: object) -> web.StreamResponse:
+    """Send events until the client goes away, reads nothing, or the server stops."""
+    kernel, query = call.kernel, call.http.query
+    chosen = (query["model"], query.get("version", "")) if query.get("model") else None
+    feed = streams.begin()
+    if chosen is not None:
+        feed.chosen[chosen] = feed.chosen.get(chosen, 0) + 1
+    try:
+        viewer = find_viewer(
+            call.rules,
+            call.http.headers.get,
+            peer,
+            explicit_control=kernel.settings.explicit_control,
+            owned_regions=kernel.regions.owned,
+        )
+        response = web.StreamResponse(headers={**EVENT_HEADERS, **call.response_headers})
+        await response.prepare(call.http)
+        writer = EventWriter(kernel, feed, viewer, chosen)
+        await _send(response, [writer.hello()])
+        while not kernel.stopping:
+            snapshot = await feed.next(writer.seen)
+            await _send(response, list(writer.events(snapshot)))
+    finally:
+        if chosen is not None:
+            feed.chosen[chosen] -= 1
+            if not feed.chosen[chosen]:
+                del feed.chosen[chosen]
+        streams.end()
+    return response
+
+
+EVENT_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+
+
+async def _send(response: web.StreamResponse, events: Iterable[bytes]) -> None:
+    """Write events. Raises `ConnectionResetError` if the client reads nothing of them for a time."""
+    deadline_s = time.monotonic() + SEND_TIMEOUT_S
+    try:
+        for event in events:
+            async with asyncio.timeout(max(deadline_s - time.monotonic(), 0.001)):
+                await response.write(event)
+    except TimeoutError:
+        raise ConnectionResetError("the client does not read the events of the dashboard") from None
+
+
+def _event(name: str, text: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), text)

@@ -1,0 +1,75 @@
+"""GET / and /dashboard: a page that shows the server while it runs. What is behind it is imported when it is opened."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from protocols.http.call import peer_of
+from protocols.http.responses import SERVER_HEADER
+
+if TYPE_CHECKING:
+    from protocols.http.call import HttpCall
+    from protocols.http.dashboard.stream import Streams
+
+PAGE_PATHS = ("/", "/dashboard")
+EVENTS_PATH = "/dashboard/events"
+FILE_PREFIX = "/dashboard/files/"
+
+
+class Dashboard:
+    """The page of one server."""
+
+    def __init__(self) -> None:
+        #: None until the page is opened.
+        self.streams: Streams | None = None
+
+    def close(self) -> None:
+        """End what is sent: the server stops."""
+        if self.streams is not None:
+            self.streams.close()
+
+
+async def page(call: HttpCall) -> web.Response:
+    """Return the page."""
+    from protocols.http.dashboard.files import PAGE  # as in `events`
+
+    return await _file(call, PAGE, "text/html")
+
+
+async def file(call: HttpCall) -> web.Response:
+    """Return a file that the page loads."""
+    from protocols.http.dashboard.files import FILES  # as in `events`
+
+    name = call.names["file"]
+    if name not in FILES:
+        return web.Response(status=404, text="Not Found", headers=SERVER_HEADER)
+    return await _file(call, name, FILES[name])
+
+
+async def _file(call: HttpCall, name: str, content_type: str) -> web.Response:
+    from protocols.http.dashboard.files import POLICY, content_of  # as in `events`
+
+    body = await asyncio.to_thread(content_of, name)
+    headers = {
+        **SERVER_HEADER,
+        "Content-Security-Policy": POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-cache",  # a new release has a new page
+    }
+    return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+
+
+async def events(call: HttpCall) -> web.StreamResponse:
+    """Send what happens, until the client goes away. Raises `Unavailable` if too many do so already."""
+    from protocols.http.dashboard.stream import Streams, send_events  # most servers have no viewer
+
+    dashboard = call.dashboard
+    if dashboard.streams is None:
+        dashboard.streams = Streams(call.kernel)
+    return await send_events(call, dashboard.streams, peer_of(call.http))

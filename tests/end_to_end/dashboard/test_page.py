@@ -1,0 +1,250 @@
+"""The page at / in a real browser: it shows what happens on a whole server, and sends requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bench.server import ServerProcess
+from kernel.options import DEMO_REPOSITORY
+from tests.end_to_end.dashboard.browser import Browser, find_chromium
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
+
+pytestmark = [
+    pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed (apt-get install chromium)"),
+    pytest.mark.timeout(180),
+]
+
+#: Fails for negative numbers, with a text that must not become HTML.
+_STRICT = """
+class TritonPythonModel:
+    def initialize(self, args):
+        print("<b>bold</b> weights loaded")
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if values[0] < 0:
+                error = pb_utils.TritonError("negative <img src=x onerror=alert(1)>")
+                found.append(pb_utils.InferenceResponse(error=error))
+            else:
+                found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
+        return found
+"""
+
+#: Says how many bytes it was sent.
+_SIZE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            data = pb_utils.get_input_tensor_by_name(request, "FILE").as_numpy()
+            text = np.array([b"%d bytes" % len(data[0])], dtype=object)
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("SIZE", text)]))
+        return found
+"""
+
+#: Returns the text of an element, "" if there is none.
+_TEXT = "(document.querySelector({!r})?.innerText ?? '')"
+
+
+@pytest.fixture
+def repository(write_model: WriteModel) -> Path:
+    vector = 'name: "{}" data_type: TYPE_FP32 dims: [ 2 ]'
+    io = f"input [ {{ {vector.format('IN')} }} ] output [ {{ {vector.format('OUT')} }} ]"
+    write_model("strict", io, _STRICT)
+    text = 'name: "{}" data_type: TYPE_STRING dims: [ 1 ]'
+    io = f"input [ {{ {text.format('FILE')} }} ] output [ {{ {text.format('SIZE')} }} ]"
+    folder = write_model("size", io, _SIZE)
+    shutil.copytree(DEMO_REPOSITORY / "digits", folder / "digits")
+    shutil.copytree(DEMO_REPOSITORY / "count", folder / "count")
+    return folder
+
+
+@pytest.fixture
+def server(repository: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        yield server
+
+
+def look(server: ServerProcess, test: Callable[[Browser], Awaitable[None]], address: str = "/") -> None:
+    """Run `test` with the page open; it must have nothing to complain about."""
+
+    async def run() -> None:
+        path = find_chromium()
+        assert path is not None
+        async with Browser(path) as browser:
+            await browser.open(f"http://{server.url}{address}")
+            await browser.until("document.querySelectorAll('#models-body tr').length >= 4")
+            await test(browser)
+            assert browser.complaints == []
+
+    asyncio.run(run())
+
+
+def infer(server: ServerProcess, model: str, body: Any) -> None:
+    request = urllib.request.Request(f"http://{server.url}/v2/models/{model}/infer", json.dumps(body).encode())
+    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request) as response:
+        response.read()
+
+
+def row(model: str) -> str:
+    """Return an expression: the text of a model's row."""
+    return f"([...document.querySelectorAll('#models-body tr')].find(r => r.innerText.startsWith('{model}'))?.innerText ?? '')"
+
+
+def test_figures_move_and_failed_requests_show_up_as_text(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.until("document.getElementById('server-state').innerText == 'ready'")
+        number = json.loads(json.dumps({"name": "IN", "shape": [2], "datatype": "FP32", "data": [-1.0, 2.0]}))
+        for _ in range(5):
+            await asyncio.to_thread(infer, server, "strict", {"id": "bad one", "inputs": [number]})
+        await browser.until(f"{_TEXT.format('#tiles')}.match(/Errors per second\\s+0\\.[1-9]/)")
+        await browser.until(f"{row('strict')}.includes('5')")
+        await browser.value(
+            "[...document.querySelectorAll('#models-body button')].find(b => b.innerText == 'strict').click()"
+        )
+        failed = await browser.until(_TEXT.format("#failed .error"))
+        assert "negative <img src=x onerror=alert(1)>" in failed
+        assert "bad one" in await browser.value(_TEXT.format("#failed"))
+        assert (
+            await browser.value("document.querySelectorAll('#failed svg.waterfall rect.stage-inference').length") == 1
+        )
+        await browser.until(f"{_TEXT.format('#log')}.includes('<b>bold</b> weights loaded')")
+        assert await browser.value("document.querySelectorAll('main b, #log b, #failed img').length") >= 0
+        assert await browser.value("document.querySelectorAll('#log b, #failed img').length") == 0
+
+    look(server, test)
+
+
+def test_a_digit_is_classified_through_the_form(server: ServerProcess) -> None:
+    digit = json.loads((DEMO_REPOSITORY / "digit.json").read_text())["inputs"][0]["data"]
+
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#example textarea')")
+        values = json.dumps(json.dumps(digit))
+        await browser.value(f"document.querySelector('#example textarea').value = {values}")
+        await browser.value("document.querySelector('#example .classes').value = 1")
+        await browser.value("document.querySelector('#example button[type=submit]').click()")
+        response = await browser.until(_TEXT.format("#response pre"))
+        assert response.endswith(':6:six"]'), response
+        assert "executed by digits_0" in await browser.value(_TEXT.format("#response"))
+
+    look(server, test, "/dashboard#model=digits&version=1")
+
+
+def test_a_file_is_sent_to_a_model_that_takes_bytes(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#example input[type=file]')")
+        await browser.value("""(() => {
+            const files = new DataTransfer();
+            files.items.add(new File([new Uint8Array(70000)], 'sound.wav'));
+            const drop = new DragEvent('drop', { dataTransfer: files, bubbles: true, cancelable: true });
+            document.querySelector('#example fieldset').dispatchEvent(drop);
+        })()""")
+        await browser.until(f"{_TEXT.format('#example fieldset')}.includes('sound.wav, 68 KiB')")
+        await browser.value("document.querySelector('#example button[type=submit]').click()")
+        assert await browser.until(_TEXT.format("#response pre")) == '["70000 bytes"]'
+
+    look(server, test, "/#model=size&version=1")
+
+
+def test_a_model_that_streams_shows_each_response(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#example textarea')")
+        await browser.value("document.querySelector('#example textarea').value = '3'")
+        await browser.value("document.querySelector('#example button[type=submit]').click()")
+        await browser.until(f"{_TEXT.format('#response')}.includes('3 responses in')")
+        assert '"number":3' in await browser.value(_TEXT.format("#response pre"))
+
+    look(server, test, "/#model=count&version=1")
+
+
+def test_a_killed_worker_shows_up_and_its_instance_comes_back(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        process = f"{_TEXT.format('#instances td:nth-child(4)')}"
+        pid = int(await browser.until(f"{process}.match(/^[0-9]+$/)?.[0]"))
+        os.kill(pid, signal.SIGKILL)
+        await browser.until(f"{_TEXT.format('#instances td:nth-child(7)')} == '1'")
+        assert int(await browser.until(f"{process}.match(/^[0-9]+$/)?.[0]")) != pid
+        await browser.until(f"{_TEXT.format('#tiles')}.includes('1 restarts')")
+        await browser.until(f"{_TEXT.format('#log')}.includes('was lost')")
+
+    look(server, test, "/#model=strict&version=1")
+
+
+def test_models_are_unloaded_and_loaded_with_the_keyboard(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.value("window.confirm = () => true")
+        # From the table to the model, and from its title to its buttons.
+        await browser.value(
+            "[...document.querySelectorAll('#models-body button')].find(b => b.innerText == 'size').focus()"
+        )
+        await browser.press("Enter")
+        await browser.until("document.activeElement.id == 'detail-title'")
+        await browser.until("!document.getElementById('unload').hidden")
+        await browser.press("Tab")
+        await browser.press("Tab")
+        assert await browser.value("document.activeElement.id") == "unload"
+        await browser.press("Enter")
+        await browser.until(f"{row('size')}.includes('UNAVAILABLE')")
+        await browser.press("Tab", shift=True)
+        assert await browser.value("document.activeElement.id") == "load"
+        await browser.press("Enter")
+        await browser.until(f"{row('size')}.includes('READY')")
+
+    look(server, test)
+
+
+def test_who_may_not_change_the_server_sees_no_buttons(repository: Path) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--admin-access=key", "--admin-key=a-key")
+    with ServerProcess(repository, *flags) as server:
+
+        async def test(browser: Browser) -> None:
+            await browser.until(
+                "!document.getElementById('detail').hidden && document.querySelector('#example textarea')"
+            )
+            hidden = "['load', 'unload', 'settings-section', 'log'].every(id => document.getElementById(id).hidden)"
+            assert await browser.value(hidden)
+            await browser.value("document.getElementById('keys-open').click()")
+            assert await browser.value("document.getElementById('key-header').value") == "admin-key"
+            await browser.value("document.getElementById('key-value').value = 'a-key'")
+            await browser.value("document.getElementById('keys-form').requestSubmit()")
+            await browser.until("!document.getElementById('unload').hidden")
+            assert not await browser.value("document.getElementById('settings-section').hidden")
+
+        look(server, test, "/#model=digits&version=1")
+
+
+def test_every_control_has_a_name_and_nothing_overflows_on_a_small_screen(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#example textarea')")
+        await browser.call(
+            "Emulation.setDeviceMetricsOverride", width=420, height=800, deviceScaleFactor=1, mobile=True
+        )
+        assert await browser.value("document.documentElement.scrollWidth") <= 420
+        tree = (await browser.call("Accessibility.getFullAXTree"))["nodes"]
+        roles = {"button", "textbox", "searchbox", "checkbox", "spinbutton", "combobox", "link", "table", "region"}
+        nameless = [
+            node["role"]["value"]
+            for node in tree
+            if not node["ignored"] and node["role"]["value"] in roles and not node.get("name", {}).get("value")
+        ]
+        assert [role for role in nameless if role != "table"] == []
+
+    look(server, test, "/#model=digits&version=1")

@@ -1,0 +1,199 @@
+"""The page over HTTP: its files, who gets them, and its event stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kernel.errors import Unavailable
+from kernel.options import HttpOptions
+from protocols.http.dashboard import stream
+from protocols.http.dashboard.files import FILES
+from protocols.http.endpoints import dashboard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import aiohttp
+
+    from kernel.serving.kernel import Kernel
+
+    Test = Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]
+    Exchange = Callable[[Test], None]
+    Serve = Callable[[HttpOptions, Test], None]
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, Any]]:
+    """Yield name and value of each event."""
+    while True:
+        name = (await response.content.readline()).decode().removeprefix("event: ").strip()
+        value = await response.content.readline()
+        await response.content.readline()
+        if not name:
+            return
+        yield name, json.loads(value.removeprefix(b"data: "))
+
+
+async def first_snapshot(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """Return the values of all events up to the first snapshot's last one, by name."""
+    found: dict[str, Any] = {}
+    async with contextlib.aclosing(events(response)) as each:
+        async for name, value in each:
+            found[name] = value
+            if name == "server":
+                break
+    return found
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/dashboard?x=1"])
+def test_the_page_and_all_that_it_loads_come_from_this_server(exchange: Exchange, path: str) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get(path) as response:
+            assert (response.status, response.content_type) == (200, "text/html")
+            policy = response.headers["Content-Security-Policy"]
+            assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+            assert "unsafe" not in policy
+            text = await response.text()
+        loaded = set(re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', text))
+        assert len(loaded) == 3
+        for name, kind in FILES.items():
+            async with session.get(dashboard.FILE_PREFIX + name) as response:
+                assert (response.status, response.content_type) == (200, kind), name
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+                content = await response.text()
+            imported = re.findall(r'from "\./([^"]+)"', content)
+            assert set(imported) <= FILES.keys()
+            assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", content), f"{name} names another host"
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", content), name
+
+    exchange(test)
+
+
+@pytest.mark.parametrize("name", ["../files.py", "%2e%2e/files.py", "", "index.htm", "main.js/"])
+def test_no_other_file_can_be_read(exchange: Exchange, name: str) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get(dashboard.FILE_PREFIX + name) as response:
+            assert response.status == 404
+
+    exchange(test)
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/dashboard/events", "/dashboard/files/main.js"])
+def test_there_is_no_page_without_the_flag_and_no_open_one_with_a_restriction(serve: Serve, path: str) -> None:
+    async def absent(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        for method in ("GET", "POST"):
+            async with session.request(method, path) as response:
+                assert (response.status, await response.json(content_type=None)) == (404, {"error": "Not Found"})
+
+    async def restricted(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get(path) as response:
+            assert response.status == 403
+        async with session.get(path, headers={"X-Key": "a"}) as response:
+            assert response.status == 200
+
+    serve(HttpOptions(dashboard=False), absent)
+    serve(HttpOptions(restricted_api=("statistics:X-Key=a",)), restricted)
+
+
+def test_the_stream_has_the_server_its_models_and_what_the_client_may_do(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get(dashboard.EVENTS_PATH) as response:
+            assert response.content_type == "text/event-stream"
+            found = await first_snapshot(response)
+        assert found["hello"]["viewer"]["permissions"]["infer"] == {"allowed": True}
+        rows = {each["row"]["name"]: each for each in found["rows"]}
+        assert rows["unloaded"]["reason"] == "unloaded"
+        assert rows["echo"]["row"]["state"] == "READY"
+        assert found["server"]["server"]["ready_models"] == 8
+        assert found["regions"] == []
+        assert "detail" not in found
+
+    exchange(test)
+
+
+def test_the_details_of_a_chosen_model_are_sent(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.get(dashboard.EVENTS_PATH, params={"model": "repeat", "version": "1"}) as response:
+            detail = (await first_snapshot(response))["detail"]
+        assert (detail["name"], detail["decoupled"], detail["sequences"]) == ("repeat", True, False)
+        assert [each["name"] for each in detail["instances"]] == ["repeat_0"]
+        async with session.get(dashboard.EVENTS_PATH, params={"model": "nothing", "version": "x"}) as response:
+            assert "detail" not in await first_snapshot(response)
+
+    exchange(test)
+
+
+def test_streams_are_limited_and_a_place_is_free_again_when_one_ends(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_STREAMS", 2)
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                response = await stack.enter_async_context(session.get(dashboard.EVENTS_PATH))
+                await first_snapshot(response)
+            async with session.get(dashboard.EVENTS_PATH) as refused:
+                assert refused.status == 503
+                assert "2 dashboards are open already" in (await refused.json())["error"]
+            response.close()
+        async with asyncio.timeout(20):
+            while True:
+                async with session.get(dashboard.EVENTS_PATH) as response:
+                    if response.status == 200:
+                        break
+                await asyncio.sleep(0.01)
+
+    exchange(test)
+
+
+def test_a_client_that_does_not_read_loses_its_stream(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SEND_TIMEOUT_S", 0.0)
+
+    async def unread(self: object, data: bytes) -> None:
+        if data.startswith(b"event: rows"):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("aiohttp.web.StreamResponse.write", unread)
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        with pytest.raises(Exception, match=r"closed|disconnected|not completed|payload"):
+            async with session.get(dashboard.EVENTS_PATH) as response:
+                await response.content.readline()
+                assert response.content.at_eof()
+                raise ConnectionError("closed")
+
+    exchange(test)
+
+
+def test_a_server_that_stops_ends_its_streams_at_once(
+    with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        streams = stream.Streams(kernel)
+        began = asyncio.Event()
+
+        async def look() -> None:
+            streams.begin()
+            try:
+                began.set()
+                await asyncio.Event().wait()
+            finally:
+                streams.end()
+
+        looking = asyncio.ensure_future(look())
+        await began.wait()
+        streams.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+        assert looking.cancelled()
+        assert streams.feed is None
+        with pytest.raises(Unavailable, match="Server exiting"):
+            streams.begin()
+
+    with_kernel(test)
