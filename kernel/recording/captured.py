@@ -29,7 +29,7 @@ NO_MEMORY = "no memory was left for the recorder"
 
 
 class Captured(msgspec.Struct, eq=False):
-    """The tensors of one record, and what the writer reads for it. Whoever has it releases the sources."""
+    """The tensors of one record, and what the writer reads for it. The holder releases the sources."""
 
     tensors: list[RecordedTensor] = []
     #: With leases of their own.

@@ -1,7 +1,7 @@
 """The format of recordings: records, and how they stand in a file. Pure. docs/recorder.md describes it.
 
-A file (a *segment*) begins with `MAGIC` and the version of the format. Then come frames: the length of the payload, its
-CRC-32, both little-endian, and the payload, which is MessagePack. The first payload is a `SegmentHeader`, each other
+A file (a *segment*) begins with `MAGIC` and the version of the format. Then come frames: the length of the content, its
+CRC-32, both little-endian, and the content, which is MessagePack. The first content is a `SegmentHeader`, each other
 one a record. A process that is killed leaves a frame that is cut or whose CRC is wrong: the records before it are good.
 """
 
@@ -24,8 +24,8 @@ FORMAT_VERSION = 1
 _PREFIX = struct.Struct("<8sI")
 _FRAME = struct.Struct("<II")
 
-#: The most bytes of a payload: a longer one is damage.
-MAX_PAYLOAD = 1 << 30
+#: The most bytes of a content: a longer one is damage.
+MAX_CONTENT = 1 << 30
 
 
 class BadRecording(ValueError):
@@ -33,7 +33,7 @@ class BadRecording(ValueError):
 
 
 class SegmentHeader(msgspec.Struct):
-    """The first payload of a segment."""
+    """The first content of a segment."""
 
     #: Tells the servers apart that have written into one folder: 16 hexadecimal digits.
     run: str
@@ -138,14 +138,14 @@ _decode = msgspec.msgpack.Decoder[Recorded](Recorded).decode
 _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
 
 
-def decode_record(payload: bytes | memoryview) -> Recorded:
-    """Return the record with this payload. Raises `msgspec.MsgspecError`."""
-    found: Recorded = _decode(payload)
+def decode_record(content: bytes | memoryview) -> Recorded:
+    """Return the record with this content. Raises `msgspec.MsgspecError`."""
+    found: Recorded = _decode(content)
     return found
 
 
 def encode_record(record: Recorded) -> bytes:
-    """Return the payload of a record. Raises ValueError for texts that are not Unicode."""
+    """Return the content of a record. Raises ValueError for texts that are not Unicode."""
     return _encode(record)
 
 
@@ -154,14 +154,14 @@ def segment_start(header: SegmentHeader) -> bytes:
     return _PREFIX.pack(MAGIC, FORMAT_VERSION) + frame(_encode(header))
 
 
-def frame(payload: bytes) -> bytes:
-    """Return the frame of a payload."""
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+def frame(content: bytes) -> bytes:
+    """Return the frame of a content."""
+    return _FRAME.pack(len(content), zlib.crc32(content)) + content
 
 
-def frame_byte_size(payload_byte_size: int) -> int:
-    """Return how many bytes the frame of a payload takes."""
-    return _FRAME.size + payload_byte_size
+def frame_byte_size(content_byte_size: int) -> int:
+    """Return how many bytes the frame of a content takes."""
+    return _FRAME.size + content_byte_size
 
 
 class SegmentReader:
@@ -177,7 +177,7 @@ class SegmentReader:
             raise BadRecording(f"{title} is no recording: it does not begin with {MAGIC.decode()}")
         if version != FORMAT_VERSION:
             raise BadRecording(f"{title} has version {version} of the format; this program reads {FORMAT_VERSION}")
-        found = self._payload_at(_PREFIX.size)
+        found = self._content_at(_PREFIX.size)
         if found is None:
             raise BadRecording(f"{title} has no header")
         try:
@@ -185,23 +185,23 @@ class SegmentReader:
         except msgspec.MsgspecError as error:
             raise BadRecording(f"{title} has a wrong header: {error}") from None
         self._position = _PREFIX.size + _FRAME.size + len(found)
-        #: How many bytes at the end are no complete record; known when `payloads` has ended.
+        #: How many bytes at the end are no complete record; known when `contents` has ended.
         self.cut_byte_size = 0
 
-    def payloads(self) -> Iterator[tuple[int, memoryview]]:
-        """Yield each payload with its offset in the segment, until one is not complete."""
-        while (payload := self._payload_at(self._position)) is not None:
+    def contents(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield each content with its offset in the segment, until one is not complete."""
+        while (content := self._content_at(self._position)) is not None:
             start = self._position + _FRAME.size
-            yield start, payload
-            self._position = start + len(payload)
+            yield start, content
+            self._position = start + len(content)
         self.cut_byte_size = len(self._data) - self._position
 
-    def _payload_at(self, position: int) -> memoryview | None:
+    def _content_at(self, position: int) -> memoryview | None:
         data, start = self._data, position + _FRAME.size
         if start > len(data):
             return None
         byte_size, crc = _FRAME.unpack_from(data, position)
-        if byte_size > MAX_PAYLOAD or start + byte_size > len(data):
+        if byte_size > MAX_CONTENT or start + byte_size > len(data):
             return None
-        payload = data[start : start + byte_size]
-        return payload if zlib.crc32(payload) == crc else None
+        content = data[start : start + byte_size]
+        return content if zlib.crc32(content) == crc else None

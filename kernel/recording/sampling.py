@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The most sequences that are recorded at a time. One that never ends is forgotten after so many others.
+#: The most sequences that are recorded at a time. One that never ends is forgotten after that number of others.
 MAX_SEQUENCES = 1 << 16
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from kernel import __version__
 from kernel.recording.format import (
-    MAX_PAYLOAD,
+    MAX_CONTENT,
     SegmentHeader,
     decode_record,
     encode_record,
@@ -37,7 +37,7 @@ WRITE_RECORDS = "records.write"
 class RecordEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A record on its way to the helper."""
 
-    payload: bytes
+    content: bytes
     #: How many sources of the task stand before those of the record; -1 for a record that is written as it is.
     first_source: int = -1
 
@@ -75,10 +75,10 @@ def write_records_task(arguments: bytes, sources: Sequence[memoryview]) -> TaskS
 
 
 def _completed(entry: RecordEntry, sources: Sequence[memoryview]) -> bytes:
-    """Return the payload with the bytes, or the digests, of its tensors."""
+    """Return the content with the bytes, or the digests, of its tensors."""
     if entry.first_source < 0:
-        return entry.payload
-    record = decode_record(entry.payload)
+        return entry.content
+    record = decode_record(entry.content)
     for tensor in tensors_of(record):
         data: bytes | memoryview | None = tensor.data
         if tensor.source:
@@ -97,7 +97,7 @@ def write_frames(wanted: RecordArguments, frames: Sequence[bytes]) -> RecordResu
 
     An error leaves the segments as they were after the last part that was written.
     """
-    fitting = [each for each in frames if len(each) <= min(wanted.limit // 2, MAX_PAYLOAD)]
+    fitting = [each for each in frames if len(each) <= min(wanted.limit // 2, MAX_CONTENT)]
     lost = len(frames) - len(fitting)
     position = wanted.position
     while fitting:
@@ -118,7 +118,7 @@ def _append(wanted: RecordArguments, position: RingPosition, data: bytes) -> Rin
     folder = Path(wanted.folder)
     path = folder / segment_name(position.number)
     kept = position.byte_size
-    if kept and not path.exists():  # somebody has moved it: the recording goes on in a new segment
+    if kept and not path.exists():  # it was moved or removed: the recording goes on in a new segment
         position, kept = RingPosition(position.number + 1), 0
         path = folder / segment_name(position.number)
     if not kept:

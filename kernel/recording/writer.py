@@ -48,7 +48,7 @@ _BATCH_BYTE_SIZE = 1 << 20
 
 
 class _WaitingRecord(msgspec.Struct, eq=False):
-    payload: bytes
+    content: bytes
     sources: list[Tensor]
     #: Of the message and of the sources.
     byte_size: int
@@ -82,19 +82,19 @@ class RecordWriter:
         """See `kernel.recording.recorder.RecordOutput`."""
         completed = bool(sources) or any(tensor.digest for tensor in tensors_of(record))
         try:
-            payload = encode_record(record)
+            content = encode_record(record)
         except (ValueError, OverflowError) as error:
             _release(sources)
             self._lose(1, f"a text or number in them cannot be encoded: {error}")
             return False
-        byte_size = len(payload) + sum(source.byte_size for source in sources)
+        byte_size = len(content) + sum(source.byte_size for source in sources)
         # A single record may be larger than the limit, so that it is not lost on each occasion.
         if self._stopped or len(self._waiting) >= MAX_WAITING or self._byte_size > MAX_WAITING_BYTE_SIZE:
             _release(sources)
             self._lose(1, "the recording has stopped" if self._stopped else "too many records wait to be written")
             return False
         self._byte_size += byte_size
-        self._waiting.append(_WaitingRecord(payload, sources, byte_size, completed))
+        self._waiting.append(_WaitingRecord(content, sources, byte_size, completed))
         if not self._running:
             if len(self._waiting) >= _BATCH or self._byte_size >= _BATCH_BYTE_SIZE:
                 self._start()
@@ -131,9 +131,9 @@ class RecordWriter:
         message_size = taken_size = 0
         while waiting and len(entries) < _BATCH and message_size < _BATCH_BYTE_SIZE:
             each = waiting.popleft()
-            entries.append(RecordEntry(each.payload, len(sources) if each.completed else -1))
+            entries.append(RecordEntry(each.content, len(sources) if each.completed else -1))
             sources += each.sources
-            message_size += len(each.payload)
+            message_size += len(each.content)
             taken_size += each.byte_size
         arguments = RecordArguments(self._folder, self._run, self._limit, self._position, entries)
         self._running = True

@@ -99,10 +99,10 @@ class RecordingIndex:
             self.problems.append(str(error))
             return
         header = reader.header
-        for offset, payload in reader.payloads():
-            place = RecordPlace(name, offset, len(payload))
+        for offset, content in reader.contents():
+            place = RecordPlace(name, offset, len(content))
             try:
-                head = _decode_head(payload)
+                head = _decode_head(content)
             except msgspec.MsgspecError as error:
                 self.problems.append(f"{title} has a wrong record at {offset}: {error}")
                 continue

@@ -21,32 +21,32 @@ from kernel.recording.format import (
 )
 
 START = segment_start(SegmentHeader("ab", "1.0", 10, 3))
-PAYLOADS = [b"first", b"", b"third" * 100]
-WHOLE = START + b"".join(map(frame, PAYLOADS))
+CONTENTS = [b"first", b"", b"third" * 100]
+WHOLE = START + b"".join(map(frame, CONTENTS))
 
 
 def read(data: bytes) -> tuple[list[bytes], int]:
     reader = SegmentReader(memoryview(data), "s")
-    return [bytes(payload) for _, payload in reader.payloads()], reader.cut_byte_size
+    return [bytes(content) for _, content in reader.contents()], reader.cut_byte_size
 
 
 def test_what_was_written_is_read() -> None:
-    assert read(WHOLE) == (PAYLOADS, 0)
+    assert read(WHOLE) == (CONTENTS, 0)
     assert SegmentReader(memoryview(WHOLE), "s").header == SegmentHeader("ab", "1.0", 10, 3)
 
 
-def test_the_offset_of_a_payload_is_where_it_stands() -> None:
-    for offset, payload in SegmentReader(memoryview(WHOLE), "s").payloads():
-        assert WHOLE[offset : offset + len(payload)] == payload
+def test_the_offset_of_a_content_is_where_it_stands() -> None:
+    for offset, content in SegmentReader(memoryview(WHOLE), "s").contents():
+        assert WHOLE[offset : offset + len(content)] == content
 
 
 def test_a_segment_that_is_cut_anywhere_has_all_records_before_the_cut() -> None:
     ends = [len(START)]
-    for payload in PAYLOADS:
-        ends.append(ends[-1] + 8 + len(payload))
+    for content in CONTENTS:
+        ends.append(ends[-1] + 8 + len(content))
     for length in range(len(START), len(WHOLE)):
         complete = sum(end <= length for end in ends[1:])
-        assert read(WHOLE[:length]) == (PAYLOADS[:complete], length - ends[complete])
+        assert read(WHOLE[:length]) == (CONTENTS[:complete], length - ends[complete])
 
 
 def test_nothing_is_read_from_a_damaged_record_on() -> None:
@@ -89,5 +89,5 @@ def test_records_keep_all_their_fields() -> None:
 def test_a_reader_skips_fields_that_it_does_not_know() -> None:
     import msgspec
 
-    payload = msgspec.msgpack.encode({"kind": "response", "number": 1, "at_ns": 2, "final": True, "later": [1]})
-    assert decode_record(payload) == ResponseRecord(1, 2, True)
+    content = msgspec.msgpack.encode({"kind": "response", "number": 1, "at_ns": 2, "final": True, "later": [1]})
+    assert decode_record(content) == ResponseRecord(1, 2, True)

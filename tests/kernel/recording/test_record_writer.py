@@ -48,7 +48,7 @@ class WriterBench:
 
     def records(self) -> list[Recorded]:
         reader = SegmentReader(memoryview((self.folder / segment_name(1)).read_bytes()), "s")
-        return [decode_record(payload) for _, payload in reader.payloads()]
+        return [decode_record(content) for _, content in reader.contents()]
 
     def numbers(self) -> list[int]:
         return [record.number for record in self.records()]

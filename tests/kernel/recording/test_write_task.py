@@ -38,9 +38,9 @@ def wanted(folder: Path, position: RingPosition | None = None) -> RecordArgument
     return RecordArguments(str(folder), "run", LIMIT, position or RingPosition(1), [])
 
 
-def payloads(folder: Path, number: int = 1) -> list[bytes]:
+def contents(folder: Path, number: int = 1) -> list[bytes]:
     reader = SegmentReader(memoryview((folder / segment_name(number)).read_bytes()), "s")
-    return [bytes(payload) for _, payload in reader.payloads()]
+    return [bytes(content) for _, content in reader.contents()]
 
 
 def total(folder: Path) -> int:
@@ -50,7 +50,7 @@ def total(folder: Path) -> int:
 def test_records_are_added_to_the_segment(tmp_path: Path) -> None:
     first = write_frames(wanted(tmp_path), [frame(b"a")])
     second = write_frames(wanted(tmp_path, first.position), [frame(b"b"), frame(b"c")])
-    assert payloads(tmp_path) == [b"a", b"b", b"c"]
+    assert contents(tmp_path) == [b"a", b"b", b"c"]
     assert second == RecordResult(RingPosition(1, total(tmp_path)))
 
 
@@ -63,9 +63,9 @@ def test_what_an_interrupted_write_left_is_written_over(tmp_path: Path) -> None:
     first = write_frames(wanted(tmp_path), [frame(b"a")])
     with (tmp_path / segment_name(1)).open("ab") as file:
         file.write(frame(b"cut" * 50)[:-1])
-    assert payloads(tmp_path) == [b"a"]
+    assert contents(tmp_path) == [b"a"]
     write_frames(wanted(tmp_path, first.position), [frame(b"b")])
-    assert payloads(tmp_path) == [b"a", b"b"]
+    assert contents(tmp_path) == [b"a", b"b"]
 
 
 def test_all_segments_together_stay_below_the_limit_and_the_newest_records_are_kept(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_all_segments_together_stay_below_the_limit_and_the_newest_records_are_k
         assert result == RecordResult(position)
         assert total(tmp_path) <= LIMIT
     assert total(tmp_path) > LIMIT - 2 * segment_byte_size(LIMIT)
-    found = [payload[:6] for path in sorted(tmp_path.iterdir())
-             for _, payload in SegmentReader(memoryview(path.read_bytes()), "s").payloads()]  # fmt: skip
+    found = [content[:6] for path in sorted(tmp_path.iterdir())
+             for _, content in SegmentReader(memoryview(path.read_bytes()), "s").contents()]  # fmt: skip
     assert found == [b"%06d" % number for number in range(300 - len(found), 300)]
 
 
@@ -90,13 +90,13 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 def test_a_record_larger_than_half_of_the_recording_is_lost_alone(tmp_path: Path) -> None:
     result = write_frames(wanted(tmp_path), [frame(b"a"), frame(b"x" * LIMIT), frame(b"b")])
     assert (result.lost, result.error) == (1, "")
-    assert payloads(tmp_path) == [b"a", b"b"]
+    assert contents(tmp_path) == [b"a", b"b"]
 
 
 def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
     large = b"x" * (LIMIT // 4)
     write_frames(wanted(tmp_path), [frame(b"a"), frame(large), frame(b"b")])
-    assert [payloads(tmp_path, number) for number in (1, 2, 3)] == [[b"a"], [large], [b"b"]]
+    assert [contents(tmp_path, number) for number in (1, 2, 3)] == [[b"a"], [large], [b"b"]]
 
 
 def test_a_full_disk_leaves_the_segment_as_it_was(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_segment_as_it_was(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert result == RecordResult(first.position, 2, os.strerror(27))
-    assert payloads(tmp_path) == [b"a"]
+    assert contents(tmp_path) == [b"a"]
     assert total(tmp_path) == first.position.byte_size
 
 
@@ -128,7 +128,7 @@ def test_a_removed_folder_is_an_error_and_a_removed_segment_is_not(tmp_path: Pat
     first = write_frames(wanted(folder), [frame(b"a")])
     (folder / segment_name(1)).unlink()
     second = write_frames(wanted(folder, first.position), [frame(b"b")])
-    assert (second.position.number, payloads(folder, 2)) == (2, [b"b"])
+    assert (second.position.number, contents(folder, 2)) == (2, [b"b"])
     (folder / segment_name(2)).unlink()
     folder.rmdir()
     assert write_frames(wanted(folder, second.position), [frame(b"c")]).error == "No such file or directory"
@@ -150,7 +150,7 @@ def test_tensors_get_their_bytes_or_digests_from_the_sources(tmp_path: Path) -> 
     with pytest.raises(StopIteration) as stop:
         next(steps)
     assert decode_result(stop.value.value.message).error == ""
-    first, second = payloads(tmp_path)
+    first, second = contents(tmp_path)
     assert first == plain
     assert decode_record(second) == ResponseRecord(
         2, 2, True,

@@ -68,9 +68,9 @@ def test_whole_numbers_have_a_tolerance_too() -> None:
 def test_half_floats_of_both_kinds_are_compared_as_numbers() -> None:
     old, new = (np.array([value], np.float16).tobytes() for value in (1.0, 1.5))
     assert "by at most 0.5" in differences("FP16", 1, old, new)[0]
-    upper = [np.array([value], np.float32).tobytes()[2:] for value in (1.0, 1.5)]
-    assert "by at most 0.5" in differences("BF16", 1, *upper)[0]
-    assert differences("BF16", 1, *upper, Tolerance(absolute=0.5)) == []
+    old, new = (np.array([value], np.float32).tobytes()[2:] for value in (1.0, 1.5))
+    assert "by at most 0.5" in differences("BF16", 1, old, new)[0]
+    assert differences("BF16", 1, old, new, Tolerance(absolute=0.5)) == []
 
 
 def test_a_number_in_place_of_none_is_beyond_any_tolerance() -> None:

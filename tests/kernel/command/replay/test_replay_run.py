@@ -91,7 +91,7 @@ async def test_every_request_is_sent_once_and_equal_responses_do_not_differ(tmp_
 
 async def test_what_cannot_be_sent_or_compared_is_counted_with_the_reason(tmp_path: Path) -> None:
     lacking = [RecordedTensor("i", "UINT8", [1], 1, region="r")]
-    records = [
+    records: list[Recorded] = [
         RequestRecord(1, 1, "m", 1, IN, decoupled=True), ResponseRecord(1, 2, True),
         RequestRecord(2, 2, "m", 1, lacking), ResponseRecord(2, 3, True, outputs=OUT),
         of_sequence(3, 5), ResponseRecord(3, 4, True, outputs=OUT),
@@ -110,7 +110,7 @@ async def test_a_request_without_a_response_makes_the_replay_fail(tmp_path: Path
     def lost(request: RequestRecord) -> list[ReplayedResponse]:
         raise ReplayFailed("the connection failed: reset")
 
-    records = [RequestRecord(1, 1, "m", 1, IN, id="x"), ResponseRecord(1, 2, True, outputs=OUT)]
+    records: list[Recorded] = [RequestRecord(1, 1, "m", 1, IN, id="x"), ResponseRecord(1, 2, True, outputs=OUT)]
     report, _ = await replayed(tmp_path, records, lost)
     assert report.differs
     assert report.lines == [("m", "x", "the connection failed: reset")]
