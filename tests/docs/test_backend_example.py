@@ -16,6 +16,7 @@ from bench.server import ServerProcess
 from kernel.embedding import EmbeddedServer
 from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
 from tests.docs.packages import install
+from tests.kernel.tracing.output.collector import Collector
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +107,23 @@ def test_what_is_reported_is_shown_everywhere(shown: dict[str, tuple[dict[str, A
     assert uses == statistics["memory_usage"]
     labels = f'device="0",instance="{instance}",kind="CPU",model="loud",version="1"'
     assert f"naiad_model_instance_memory_bytes{{{labels}}} 4096" in page
+
+
+def test_activities_with_a_start_and_an_end_are_spans_in_that_of_the_execution(folder: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    write_model(folder, "loud", CONFIG.text, backend=python("Reporting everything"))
+    with Collector() as collector:
+        settings = (
+            "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={collector.url}",
+            "opentelemetry,bsp_schedule_delay=50",
+        )  # fmt: skip
+        with ServerProcess(folder / "models", *(f"--trace-config={each}" for each in settings)) as server:
+            served(server, "loud")
+            spans = collector.wait(12)
+    names = {span.id: span.name for span in spans}
+    parents = [names[span.parent_id] for span in spans if span.name == "SCALE"]
+    assert parents == ["compute"] * 3
+    assert all(span.events == ["SCALE_START", "SCALE_END"] for span in spans if span.name == "SCALE")
 
 
 def test_both_examples_are_short() -> None:

@@ -35,13 +35,18 @@ input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 """
 
-#: Adds one; an input that begins with -1 is an error. The context of its trace is in the parameters of its response.
+#: Adds one; an input that begins with -1 is an error, one that begins with -5 takes long. The context of its trace is
+#: in the parameters of its response.
 PLUS_ONE = """
+import time
+
 class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
             value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if value[0] == -5:
+                time.sleep(1)
             if value[0] == -1:
                 error = pb_utils.TritonError("minus one")
                 responses.append(pb_utils.InferenceResponse(error=error))
@@ -157,7 +162,7 @@ def ways(spans: Sequence[ReceivedSpan]) -> list[tuple[str, str]]:
 
 
 def metric(server: ServerProcess, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", server.get("/metrics", server.metrics_port)[1], re.MULTILINE)
+    found = re.search(rf"^{re.escape(name)} (\S+)$", server.get("/metrics", server.metrics_port)[1], re.MULTILINE)
     assert found is not None
     return float(found[1])
 
@@ -200,6 +205,27 @@ def test_the_steps_of_an_ensemble_are_its_children_and_errors_are_traced(models:
     assert [child.error for child in bad.children] == ["", "minus one"]
     assert "minus one" in bad.error
     assert names(bad)[-1] == "HTTP_SEND_END"
+
+
+@pytest.mark.parametrize("ends", ["call", "connection"])
+def test_a_request_whose_client_has_gone_is_traced_to_its_end(models: Path, tmp_path: Path, ends: str) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc")
+    errors = pytest.importorskip("tritonclient.utils")
+    file = tmp_path / "traces.json"
+    with ServerProcess(models, *flags("rate=1", "level=TIMESTAMPS", f"triton,file={file}")) as server:
+        client = grpc.InferenceServerClient(server.grpc_url)
+        tensor = grpc.InferInput("IN", [1], "FP32")
+        tensor.set_data_from_numpy(np.array([-5], np.float32))
+        if ends == "call":
+            with pytest.raises(errors.InferenceServerException, match="Deadline Exceeded"):
+                client.infer("plus_one", [tensor], request_id="gone", client_timeout=0.2)
+        else:
+            client.async_infer("plus_one", [tensor], callback=lambda result, error: None, request_id="gone")
+            wait_for(lambda: metric(server, 'naiad_inference_in_flight_requests{model="plus_one",version="1"}') == 1)
+            client.close()
+        wait_for(lambda: ids(file) == ["gone"])
+        assert {"REQUEST_END", "GRPC_SEND_END", "COMPUTE_END"} <= set(names(read(file)[0]))
+        client.close()
 
 
 def test_settings_take_effect_with_the_next_request_and_counts_go_down(models: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _add_custom(spans: list[TraceSpan], activities: list[Event], ids: SpanIds) -
     begun: dict[str, list[int]] = {}
     for name, at_ns in activities:
         base = name.removesuffix(_END)
-        if name.endswith(_BEGIN):
+        if name.endswith(_BEGIN) and name != _BEGIN:  # a span has a name
             begun.setdefault(name.removesuffix(_BEGIN), []).append(at_ns)
         elif base != name and begun.get(base):
             start_ns = begun[base].pop()

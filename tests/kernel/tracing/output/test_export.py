@@ -68,6 +68,12 @@ def test_custom_activities_with_an_end_become_spans_and_others_events() -> None:
     ]  # fmt: skip
 
 
+def test_an_activity_that_is_nothing_but_a_suffix_is_an_event() -> None:
+    spans = spans_of(record(("_START", 7), ("_END", 9)))
+    assert len(spans) == 3
+    assert {"_START", "_END"} <= {name for name, _ in spans[2].events}
+
+
 def export(url: str, *records: TraceRecord, **resource: str) -> ExportResult:
     arguments = encode_arguments(ExportArguments(url, resource, time.time_ns() - time.monotonic_ns(), list(records)))
     steps = export_traces_task(arguments, [])
