@@ -255,7 +255,10 @@ class Cuda:
             self._call("cudaMemsetAsync", address, 0, byte_size, stream)
 
     def begin_capture(self, stream: Any) -> None:
-        """Collect what this thread enqueues on `stream` in a graph from now on, and do none of it. Raises `CudaError`."""
+        """Collect what this thread enqueues on `stream` in a graph from now on, and do none of it.
+
+        Raises `CudaError`.
+        """
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", stream, mode)
 
