@@ -18,7 +18,7 @@ import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.registry import known_backends
-from backends.supervision.devices.device_regions import DeviceRegions, device_regions
+from backends.supervision.devices.server_devices import ServerDevices
 from backends.supervision.helper_pool import HelperPool
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
@@ -38,7 +38,6 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import BadOption
 from kernel.repository.backend_config import parse_backend_configs, with_directory
-from kernel.repository.gpus import NoGpus, PinnedPool, gpu_settings
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ServerOptions
-    from kernel.repository.gpus import ServerGpus
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -106,8 +104,6 @@ class Server:
         self._options = options
         self._zygote = zygote
         self._owner = owner
-        self._devices: DeviceRegions | None = None
-        self._gpus: ServerGpus = NoGpus()
         self._log = options.log.settings()
 
     async def run(self) -> int:
@@ -187,8 +183,7 @@ class Server:
                 extensions=tuple(each for each in (limiting, caching) if each is not None),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,
-                gpus=self._gpus,
-                gpu_settings=self._gpu_settings,
+                gpus=self._devices.gpus,
             ),
         )
         self._lifecycle.on_retired = self._owner.model_retired
@@ -238,8 +233,8 @@ class Server:
         self._kernel.helpers = helpers
         writers = HelperPool(processes.helper_launcher, 1 << 20, budget, count=1, title="trace writer")
         self._tracing = Tracing(self._kernel, writers, options.trace)
-        self._kernel.regions.devices = self._devices = device_regions(processes.device_launcher)
-        pinned_pool = self._find_gpus()
+        devices = self._devices = ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
+        self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
@@ -256,22 +251,8 @@ class Server:
             budget=budget,
             shared=shared,
             kernel=self._kernel,
-            pinned_pool=pinned_pool,
+            pinned_pool=devices.pinned_pool,
         )
-
-    def _find_gpus(self) -> PinnedPool:
-        """Set what knows the GPUs of the server; it looks for them when it is first asked. Raises `ServingError`."""
-        options = self._options
-        self._gpu_settings = gpu_settings(options.gpus)
-        pool = PinnedPool(self._gpu_settings.pinned_byte_size)
-        if self._devices is not None:
-            from backends.supervision.devices.gpus import FoundDevices  # only where cuda-bindings is installed
-            from kernel.observe.gpu_figures import GpuFigureReader
-
-            self._gpus = found = FoundDevices(self._devices.helper, self._gpu_settings)
-            if options.metrics_listener.allow and options.metrics.allow_gpu_metrics:
-                self._kernel.gpu_figures = GpuFigureReader(found, pool, options.metrics.interval_ms)
-        return pool
 
     async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:
         stop = asyncio.Event()
@@ -295,10 +276,7 @@ class Server:
                         await self._caching.close()
                     await self._tracing.close()
                     await self._helpers.close()
-                    if self._kernel.gpu_figures is not None:
-                        await self._kernel.gpu_figures.close()
-                    if self._devices is not None:
-                        await self._devices.close()
+                    await self._devices.close()
                     await self._processes.close()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()

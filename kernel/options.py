@@ -12,6 +12,7 @@ from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.execution_environment import EnvironmentSettings
+from kernel.repository.gpus import GpuOptions
 from kernel.repository.host_policy import parse_host_policies
 from kernel.settings import LogSettings, LogValues, TraceValues
 
@@ -183,19 +184,6 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     backend_directory: Path | None = None
     #: Values of --host-policy, not parsed: "name,key=value".
     host_policy: tuple[str, ...] = ()
-
-
-class GpuOptions(msgspec.Struct, frozen=True):
-    """Options about GPUs."""
-
-    #: Pinned memory of the host for copies of inputs, of all instances on GPUs together.
-    pinned_byte_size: int = 256 << 20
-    #: Values of --cuda-memory-pool-byte-size, not parsed: "gpu:bytes".
-    pool_byte_sizes: tuple[str, ...] = ()
-    #: Values of --model-load-gpu-limit, not parsed: "gpu:fraction".
-    load_limits: tuple[str, ...] = ()
-    #: The lowest compute capability of the GPUs that are used.
-    least_capability: float = 6.0
 
 
 class ServerOptions(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.observe.gpu_figures import GpuFigures
+from backends.transport.device_messages import FIND_GPUS, READ_FIGURES, FoundGpu, FoundGpus, ReadFigures
+from kernel.observe.reporting.gpu_figures import GpuFigures
 from kernel.serving.helper_tasks import TaskResult
 from shm.cuda import CudaError, CudaUnavailable, cuda
 
@@ -21,36 +22,11 @@ if TYPE_CHECKING:
 
     from kernel.serving.helper_tasks import TaskFunction, TaskSteps
 
-FIND_GPUS, READ_FIGURES = "find_gpus", "read_figures"
-
 #: Names the module that takes the place of `pynvml`, for tests without a GPU.
 NVML_VARIABLE = "NAIAD_NVML"
 
 #: Version 2 of the memory figures of NVML: what is reserved for the driver is not in `used` (nvml.h).
 _MEMORY_V2 = 0x02000028
-
-
-class FoundGpu(msgspec.Struct):
-    """A GPU that this machine has, in the order of CUDA's numbers."""
-
-    name: str
-    uuid: str
-    capability: tuple[int, int]
-    byte_size: int
-
-
-class FoundGpus(msgspec.Struct):
-    """The result of `find_gpus`; `unavailable` says why there is none."""
-
-    gpus: list[FoundGpu] = []
-    unavailable: str = ""
-
-
-class ReadFigures(msgspec.Struct):
-    """The result of `read_figures`, for the GPUs that were asked for; `unavailable` says why there are none."""
-
-    figures: list[GpuFigures] = []
-    unavailable: str = ""
 
 
 def find_gpus(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:

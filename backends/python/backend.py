@@ -95,6 +95,11 @@ class PythonBackend(Backend):
         self._instance = self._current = PythonInstance(arguments, self.host)
         set_current_instance(self._instance)
         self._model_path = str(arguments.model_file(DEFAULT_NAME))
+        if self.host.device is not None:
+            from backends.python.device_tensors import use_gpu  # few servers have GPUs
+
+            use_gpu(self._instance, self.host.device)
+            self.device_inputs = self._instance.inputs_stay
         with model_code():
             self._model = model_class()
             if hasattr(self._model, "initialize"):

@@ -14,9 +14,15 @@ import numpy as np
 from backends.python.failures import TritonModelException
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shm.arrays import Array
 
 CPU_DEVICE = (1, 0)  # kDLCPU
+
+#: Makes tensors of memory of a GPU, and returns None for other memory; in workers of instances on a GPU
+#: (`backends/python/device_tensors.py`).
+from_gpu: list[Callable[[str, Any], Any]] = []
 
 _UINT, _BFLOAT = 1, 4  # kDLUInt, kDLBfloat
 
@@ -108,7 +114,8 @@ def _header(capsule: object) -> CapsuleHeader:
 def _check_device(device_type: int) -> None:
     if device_type != CPU_DEVICE[0]:
         raise TritonModelException(
-            f"DLPack tensor is on a device of type {device_type}: only tensors in CPU memory are supported."
+            f"DLPack tensor is on a device of type {device_type}: only tensors in CPU memory are supported, and in "
+            "memory of a GPU by instances of KIND_GPU."
         )
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from backends.python.tensors import Tensor
 from backends.reshape import output_array, tensor_specs
 from backends.worker.sequences.sequence_config import sequence_batching_of, state_outputs
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from backends.base import Host, ModelArguments
     from backends.reshape import TensorShapes
     from backends.worker.calls.interface import ModelCall
     from backends.worker.request import OutputValue, WorkerRequest
+    from shm.tensor import Tensor as ReceivedTensor
 
 
 class PythonInstance:
@@ -28,6 +30,7 @@ class PythonInstance:
         "decoupled",
         "discard_call",
         "host",
+        "inputs_stay",
         "iterative",
         "max_batch_size",
         "may_call",
@@ -35,6 +38,7 @@ class PythonInstance:
         "model_version",
         "name",
         "output_names",
+        "received",
         "reshaped_inputs",
         "reshaped_outputs",
         "version_dir",
@@ -64,8 +68,10 @@ class PythonInstance:
         self.reshaped_outputs = _reshaped(arguments, "output")
         #: Inputs in a client's shared memory are copied, so that the model can write to them.
         self.writable_inputs = _flag(arguments, "writable_inputs", default=False)
-        # The value has no effect: all tensors are in CPU memory.
-        _flag(arguments, "FORCE_CPU_ONLY_INPUT_TENSORS", default=True)
+        #: Whether inputs that clients have on a GPU stay there. Only for instances on a GPU.
+        self.inputs_stay = not _flag(arguments, "FORCE_CPU_ONLY_INPUT_TENSORS", default=True)
+        #: Makes the tensors of inputs; another function in an instance on a GPU.
+        self.received: Callable[[Sequence[ReceivedTensor], bool], list[Tensor]] = Tensor.received
 
     def reshape_inputs(self, request: WorkerRequest) -> None:
         """Change the shapes of the request's inputs from the client's to the model's."""

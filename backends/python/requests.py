@@ -179,7 +179,7 @@ class InferenceRequest:
             view = InferenceRequest.__new__(InferenceRequest)
             view._request_id = ref.id
             view._correlation_id = ref.correlation_id
-            view._inputs = Tensor.received(request.inputs, instance.writable_inputs)
+            view._inputs = instance.received(request.inputs, instance.writable_inputs)
             view._requested_output_names = None
             view._flags = ref.flags
             view._timeout_us = ref.timeout_us

@@ -71,6 +71,12 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, source: Any, /) -> Tensor:
         """Return a tensor that uses the memory of `source`, a DLPack capsule or an object with `__dlpack__`."""
+        for make in dlpack.from_gpu:
+            found: Tensor | None = make(name, source)
+            if found is not None:
+                if not name:
+                    raise TritonModelException(_NO_NAME)
+                return found
         array, bfloat = dlpack.from_capsule(source)
         datatype = "BF16" if bfloat else datatypes.name_of(array)
         if datatype is None:

@@ -111,6 +111,9 @@ class OutputWriter:
         try:
             for value in values:
                 array = value.array
+                if array.dtype is None:  # it is on a device: other models get a copy on the host
+                    assert self.on_device is not None, "an input on a device, of an instance without one"
+                    array = self.on_device.to_host(array)
                 span = None
                 if in_place and array.nbytes > INLINE_LIMIT and array.dtype in RAW_TYPES:
                     span = self._held.place_of(array, executing=executing)

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.generated.model_config_pb2 import ModelInstanceGroup
-
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
 #: What tritonserver is built with.
 LEAST_CAPABILITY = 6.0
+
+
+#: KIND_CPU and KIND_MODEL of ModelInstanceGroup.Kind: the options import this module, and need no protobuf.
+_ELSEWHERE = (2, 3)
 
 
 class UsableGpus(msgspec.Struct, frozen=True):
@@ -36,5 +38,4 @@ def may_use_gpus(config: ModelConfig) -> bool:
     """Whether it depends on the GPUs of the server where the instances run: a group is on a GPU, or may be."""
     if config.HasField("ensemble_scheduling"):
         return False
-    elsewhere = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
-    return not config.instance_group or any(group.kind not in elsewhere for group in config.instance_group)
+    return not config.instance_group or any(group.kind not in _ELSEWHERE for group in config.instance_group)

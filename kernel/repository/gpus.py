@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.config.gpus import LEAST_CAPABILITY, NO_GPUS
+from kernel.config.gpus import UsableGpus as UsableGpus  # for what implements `ServerGpus`
 from kernel.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from kernel.config.gpus import UsableGpus
-    from kernel.options import GpuOptions
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: The flag that limits how full a GPU may be for another model to be loaded.
 LOAD_LIMIT_FLAG = "--model-load-gpu-limit"
@@ -35,14 +33,26 @@ class GpuSettings(msgspec.Struct, frozen=True):
         return self.pool_byte_sizes.get(device_id, 64 << 20)
 
 
-def gpu_settings(options: GpuOptions) -> GpuSettings:
-    """Return the settings of the command line. Raises `InvalidArgument`."""
-    return GpuSettings(
-        options.least_capability,
-        options.pinned_byte_size,
-        parse_pools(options.pool_byte_sizes),
-        parse_load_limits(options.load_limits),
-    )
+class GpuOptions(msgspec.Struct, frozen=True):
+    """The flags about GPUs, as they are given."""
+
+    #: Pinned memory of the host for copies of inputs, of all instances on GPUs together.
+    pinned_byte_size: int = 256 << 20
+    #: Values of --cuda-memory-pool-byte-size: "gpu:bytes".
+    pool_byte_sizes: tuple[str, ...] = ()
+    #: Values of --model-load-gpu-limit: "gpu:fraction".
+    load_limits: tuple[str, ...] = ()
+    #: The lowest compute capability of the GPUs that are used.
+    least_capability: float = LEAST_CAPABILITY
+
+    def settings(self) -> GpuSettings:
+        """Return the settings. Raises `InvalidArgument`."""
+        return GpuSettings(
+            self.least_capability,
+            self.pinned_byte_size,
+            parse_pools(self.pool_byte_sizes),
+            parse_load_limits(self.load_limits),
+        )
 
 
 class ServerGpus(Protocol):
@@ -50,6 +60,7 @@ class ServerGpus(Protocol):
 
     #: Whether there may be a GPU: the library for it is installed.
     possible: bool
+    settings: GpuSettings
 
     async def usable(self) -> UsableGpus:
         """Return the GPUs that configurations may name. The first call starts a process that looks for them."""
@@ -68,11 +79,20 @@ class NoGpus:
     possible = False
     visible = ""
 
+    def __init__(self, settings: GpuSettings = GpuSettings()) -> None:  # noqa: B008 - it is frozen
+        self.settings = settings
+
     async def usable(self) -> UsableGpus:
         return NO_GPUS
 
     async def check_room(self, instance: str, device_id: int) -> None:
         raise AssertionError(f"instance '{instance}' is on GPU {device_id} of a server without GPUs")
+
+
+def usable_gpus(capabilities: Sequence[tuple[int, int]], least: float) -> UsableGpus:
+    """Return the GPUs that are new enough; `capabilities` are those of all of them. Pure."""
+    versions = [float(f"{major}.{minor}") for major, minor in capabilities]
+    return UsableGpus(tuple(number for number, version in enumerate(versions) if version >= least), least)
 
 
 def check_room(instance: str, device_id: int, used: int, total: int, limit: float) -> None:

@@ -360,7 +360,7 @@ class VersionLoader:
                 backend_config=settings,
                 cpus=policy_cpus(policies.get(plan.host_policy, {})),
                 needs=needs,
-                device_pool_byte_size=self._settings.gpu_settings.pool_byte_size(plan.device_id)
+                device_pool_byte_size=self._settings.gpus.settings.pool_byte_size(plan.device_id)
                 if plan.kind == "GPU"
                 else 0,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.repository.gpus import GpuSettings, NoGpus
+from kernel.repository.gpus import NoGpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -45,7 +45,6 @@ class LifecycleSettings(msgspec.Struct, frozen=True):
     #: Whether packages of a `requirements.txt` beside a Python model are installed.
     installs_requirements: bool = True
     gpus: ServerGpus = NoGpus()
-    gpu_settings: GpuSettings = GpuSettings()
     #: Returns the names of the backends that models may have, for hints.
     backends: Callable[[], Collection[str]] = tuple
     #: The latency histograms and quantiles of each model.

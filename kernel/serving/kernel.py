@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kernel.memory.input_placement import InputPlacer
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.observe.cache_figures import CacheFigures
-    from kernel.observe.gpu_figures import GpuFigureReader
+    from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import Helpers
     from kernel.serving.model import Model

@@ -38,6 +38,10 @@ LATE_IMPORTS = {
     "backends/registry.py _entry_points": "of the standard library",
     # Found below the model's package, too, see `backends/model_names.py`, unless this has such a module itself.
     "backends/worker/region_messages.py _attach_device": "only for CUDA memory of clients, which few workers see",
+    "backends/worker/loop.py _use_device": "only for instances on a GPU",
+    "backends/worker/loop.py _tensors_on_device": "as above",
+    "backends/python/backend.py load": "as above",
+    "backends/worker/devices/tensors.py as_numpy": "as `Tensor.as_numpy`",
     "shm/cuda.py copy_to_host": "the kernel imports the module, and no NumPy",
     "shm/cuda.py copy_from_host": "as above",
 }

@@ -8,6 +8,8 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
+    "kernel/observe/reporting/gpu_figures.py GpuFigureReader.refresh": "a driver may take longer than a page waits; "
+    "`close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory._send_soon": "runs while batches wait; `close` cancels it",
     "backends/python/requests.py InferenceRequest.async_exec": "the model gets it, to await it or not",
     "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
@@ -40,6 +42,7 @@ CATCH_ALL = {
     "backends/worker/shared/members.py Members._run": "the top of a thread: what ended it is logged and sent",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
+    "backends/helper/device_tasks.py read_figures": "a driver has an exception for each of its errors",
     "backends/helper/tasks.py TaskRunner._step": "a task that fails must not end its helper",
     "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
     "backends/zygote/preloader.py Preloader.import_chosen": "a model's module may raise anything: its load fails",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.server import ServerProcess
+from tests import fake_cuda
 
 #: Writes one Python model: name, configuration behind `backend`, source of model.py.
 WriteModel = Callable[[str, str, str], Path]
@@ -36,3 +40,19 @@ def write_model(tmp_path: Path) -> WriteModel:
         return tmp_path
 
     return write
+
+
+@pytest.fixture
+def regions(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """tritonclient's module for CUDA shared memory, on the fake."""
+    for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
+    before = dict(sys.modules)
+    fake_cuda.install()
+    name = "tritonclient.utils.cuda_shared_memory"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    yield module
+    for each in set(sys.modules) - set(before):
+        if each == "cuda" or each.startswith(("cuda.", name)):
+            del sys.modules[each]

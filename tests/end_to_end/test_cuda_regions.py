@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +19,6 @@ from tritonclient.utils import InferenceServerException
 
 from bench.server import ServerProcess
 from shm.cuda import BINDINGS_VARIABLE
-from tests import fake_cuda
 
 WriteModel = Callable[[str, str, str], Path]
 
@@ -55,22 +52,6 @@ BYTE_SIZE = 4 * COUNT
 #: In the command line of the model's worker.
 TITLE = re.compile(r"--model=doubles\S*")
 VALUES = np.arange(COUNT, dtype=np.float32)
-
-
-@pytest.fixture
-def regions(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """tritonclient's module for CUDA shared memory, on the fake."""
-    for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
-        monkeypatch.delitem(sys.modules, name)
-    before = dict(sys.modules)
-    fake_cuda.install()
-    name = "tritonclient.utils.cuda_shared_memory"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    module = importlib.import_module(name)
-    yield module
-    for each in set(sys.modules) - set(before):
-        if each == "cuda" or each.startswith(("cuda.", name)):
-            del sys.modules[each]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from shm.cuda import BINDINGS_VARIABLE
 WriteModel = Callable[[str, str, str], Path]
 
 #: Adds 1 on the device: the fake device is memory of the host, which the backend reads when the stream has come so far.
-PLUS_ONE = '''
+PLUS_ONE = """
 import ctypes
 import numpy as np
 from backends.base import Backend
@@ -50,7 +50,7 @@ class PlusOne(Backend):
             out = DeviceArray(self.block.address, "FP32", array.shape, self.device.device_id, self.block)
         ctypes.memmove(out.address, values.ctypes.data, values.nbytes)
         scatter(requests, sizes, {"OUT": out}, self.outputs)
-'''
+"""
 
 CONFIG = """
 backend: "plus_one"
@@ -190,3 +190,93 @@ def test_a_gpu_that_is_too_full_or_too_old_is_refused(
     with pytest.raises(ServerFailed, match="no GPUs are available"):
         served(folder)
     Client(served(folder, "--min-supported-compute-capability=5.0", "--model-load-gpu-limit=0:0.9"))
+
+
+class Regions:
+    """A client that shares memory of its GPU."""
+
+    def __init__(self, server: ServerProcess, regions: Any, byte_size: int = 4 * COUNT) -> None:
+        self.http = tritonclient.http.InferenceServerClient(server.url)
+        self.regions = regions
+        self.byte_size = byte_size
+        self.memory = {name: regions.create_shared_memory_region(name, byte_size, 0) for name in ("in", "out")}
+        for name, memory in self.memory.items():
+            self.http.register_cuda_shared_memory(name, regions.get_raw_handle(memory), 0, byte_size)
+
+    def infer(self, model: str, values: Any) -> Any:
+        self.regions.set_shared_memory_region(self.memory["in"], [values])
+        given = tritonclient.http.InferInput("IN", list(values.shape), "FP32")
+        given.set_shared_memory("in", values.nbytes)
+        wanted = tritonclient.http.InferRequestedOutput("OUT")
+        wanted.set_shared_memory("out", self.byte_size)
+        self.http.infer(model, [given], outputs=[wanted])
+        return self.regions.get_contents_as_numpy(self.memory["out"], np.float32, values.shape)
+
+
+def copies(server: ServerProcess, model: str) -> float:
+    """Return how many tensors the workers of a model have copied."""
+    found = re.search(rf'^naiad_copied_tensors_total{{model="{model}"[^}}]*}} (\S+)$', page(server), re.MULTILINE)
+    assert found is not None, page(server)
+    return float(found[1])
+
+
+def test_tensors_go_from_region_to_region_without_a_copy_on_the_host(
+    repository: Callable[[str], Path], served: Callable[..., ServerProcess], regions: Any
+) -> None:
+    server = served(repository("kind: KIND_GPU"))
+    client = Regions(server, regions)
+    for start in (0, 5):
+        values = rows(1, start)
+        assert client.infer("plus", values).tolist() == (values + 1).tolist()
+    assert copies(server, "plus") == 0
+    Client(server).infer(rows(1))
+    assert copies(server, "plus") == 2  # its input to the device, its output from there
+
+
+PYTHON_CONFIG = """
+max_batch_size: 0
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1, -1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1, -1] }]
+instance_group [{ kind: KIND_GPU }]
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "%s" } }
+"""
+
+# Gives its input back, through DLPack where it is on the GPU, with the methods that libraries use.
+PASSES_ON = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.where = args["model_instance_kind"] + args["model_instance_device_id"]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = pb_utils.get_input_tensor_by_name(request, "IN")
+            if given.is_cpu():
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", -given.as_numpy())]))
+                continue
+            assert given.__dlpack_device__() == (2, 0) and self.where == "GPU0"
+            try:
+                given.as_numpy()
+                raise AssertionError("as_numpy works")
+            except pb_utils.TritonModelException as error:
+                assert "Tensor is stored in GPU and cannot be converted to NumPy." in str(error)
+            source = given.to_dlpack() if given.shape()[1] == 4 else given
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", source)]))
+        return responses
+"""
+
+
+def test_a_python_model_gets_tensors_on_the_gpu_where_it_wants_them(
+    write_model: WriteModel, served: Callable[..., ServerProcess], regions: Any
+) -> None:
+    write_model("stays", PYTHON_CONFIG % "no", PASSES_ON)
+    server = served(write_model("comes", PYTHON_CONFIG % "yes", PASSES_ON))
+    client = Regions(server, regions)
+    for values in (rows(1), rows(2, 3, columns=4)):
+        assert client.infer("stays", values).tolist() == values.tolist()
+        assert copies(server, "stays") == 0
+        assert client.infer("comes", values).tolist() == (-values).tolist()
+    given = tritonclient.http.InferInput("IN", [2, 4], "FP32")
+    given.set_shared_memory("in", 32)
+    answer = client.http.infer("stays", [given]).as_numpy("OUT")
+    assert answer.tolist() == rows(2, 3, columns=4).tolist()

@@ -111,6 +111,9 @@ class Event:
 
 
 def cudaStream_t(address: int) -> Stream:
+    """Return the stream at an address. 0 to 2 are those that every process has."""
+    if address in (0, 1, 2) and address not in _streams:
+        _streams[address] = Stream()
     return _streams[address]
 
 

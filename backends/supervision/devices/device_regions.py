@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.helper_process import Helper
 from kernel.errors import InvalidArgument
-from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE, is_installed
+from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE
 from shm.region import CudaIpcHandle
 from shm.tensor import Span
 
@@ -25,11 +25,6 @@ CHECK_TIMEOUT_S = 30.0
 
 #: For one byte of each region at a time.
 _ARENA_BYTE_SIZE = 1 << 20
-
-
-def device_regions(launcher: Launcher) -> DeviceRegions | None:
-    """Return what opens memory of GPUs, or None where cuda-bindings is not installed. See `DeviceRegions`."""
-    return DeviceRegions(launcher) if is_installed() else None
 
 
 class DeviceRegions:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.helper.device_tasks import FIND_GPUS, READ_FIGURES, FoundGpus, ReadFigures
-from kernel.config.gpus import UsableGpus
+from backends.transport.device_messages import FIND_GPUS, READ_FIGURES, FoundGpus, ReadFigures
 from kernel.errors import InternalError, ServingError
-from kernel.repository.gpus import check_room
+from kernel.repository.gpus import check_room, usable_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backends.helper.device_tasks import FoundGpu
     from backends.supervision.helper_process import Helper
-    from kernel.observe.gpu_figures import GpuFigures
-    from kernel.repository.gpus import GpuSettings
+    from backends.transport.device_messages import FoundGpu
+    from kernel.observe.reporting.gpu_figures import GpuFigures
+    from kernel.repository.gpus import GpuSettings, UsableGpus
     from shm.tensor import Span, Tensor
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class FoundDevices:
     def __init__(self, helper: Helper, settings: GpuSettings) -> None:
         """`helper` runs the tasks of `backends.helper.device_tasks`."""
         self._helper = helper
-        self._settings = settings
+        self.settings = settings
         self._one_task = asyncio.Lock()
         #: All that CUDA sees; None before they were looked for.
         self._gpus: list[FoundGpu] | None = None
@@ -76,10 +75,9 @@ class FoundDevices:
 
     async def usable(self) -> UsableGpus:
         """See `ServerGpus`."""
-        least = self._settings.least_capability
+        least = self.settings.least_capability
         await self._find()
-        new_enough = [number for number, gpu in enumerate(self.found) if _version(gpu) >= least]
-        return UsableGpus(tuple(new_enough), least)
+        return usable_gpus([gpu.capability for gpu in self.found], least)
 
     async def _find(self) -> None:
         if self._gpus is not None:
@@ -95,10 +93,11 @@ class FoundDevices:
         if found.unavailable:
             logger.info("no GPU is used: %s", found.unavailable)
         for number, gpu in enumerate(found.gpus):
-            new = "" if _version(gpu) >= self._settings.least_capability else ", which is too low"
+            usable = usable_gpus([gpu.capability], self.settings.least_capability).ids
             logger.info(
-                "GPU %d: %s, %s, %d MiB, compute capability %.1f%s",
-                number, gpu.name, gpu.uuid, gpu.byte_size >> 20, _version(gpu), new,
+                "GPU %d: %s, %s, %d MiB, compute capability %d.%d%s",
+                number, gpu.name, gpu.uuid, gpu.byte_size >> 20, *gpu.capability,
+                "" if usable else ", which is too low",
             )  # fmt: skip
 
     async def _run(self, task: _Task) -> bytes:
@@ -126,7 +125,7 @@ class FoundDevices:
 
     async def check_room(self, instance: str, device_id: int) -> None:
         """See `ServerGpus`. Where the memory in use is not known, there is room."""
-        limit = self._settings.load_limits.get(device_id)
+        limit = self.settings.load_limits.get(device_id)
         if limit is None:
             return
         figures = await self.figures()
@@ -134,8 +133,3 @@ class FoundDevices:
             used, total = figures[device_id].used_byte_size, figures[device_id].total_byte_size
             if used is not None and total is not None:
                 check_room(instance, device_id, used, total, limit)
-
-
-def _version(gpu: FoundGpu) -> float:
-    major, minor = gpu.capability
-    return float(f"{major}.{minor}")

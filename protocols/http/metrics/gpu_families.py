@@ -11,7 +11,7 @@ from protocols.http.metrics.text import number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
+    from kernel.observe.reporting.gpu_figures import GpuFigureReader, GpuFigures
 
 
 class GpuFamily(msgspec.Struct, frozen=True):

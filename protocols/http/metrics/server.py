@@ -61,6 +61,7 @@ class MetricsServer:
         for complaint in complaints:
             logger.error("%s", complaint)
         self._server_metrics = ServerMetrics(kernel, options, now_ns())
+        self._shows_gpus = options.allow_gpu_metrics
         self._memory = WorkerMemoryReader(options.interval_ms)
         #: What the last page left out. It was logged.
         self._left_out: list[str] = []
@@ -86,7 +87,7 @@ class MetricsServer:
         body = b""
         if request_path(http.raw_path) in ("/metrics", "/metrics/"):
             await self._memory.refresh(self._kernel.catalog.ready_models(), self._now_ns())
-            if self._kernel.gpu_figures is not None:
+            if self._shows_gpus and self._kernel.gpu_figures is not None:
                 await self._kernel.gpu_figures.refresh(self._now_ns())
             body = self.render()
         return web.Response(body=body, content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
@@ -99,7 +100,7 @@ class MetricsServer:
         lines += render_memory(models, self._memory.byte_sizes)
         if self._kernel.cache_figures is not None:
             lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)
-        if self._kernel.gpu_figures is not None:
+        if self._shows_gpus and self._kernel.gpu_figures is not None:
             lines += render_gpus(self._kernel.gpu_figures)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)

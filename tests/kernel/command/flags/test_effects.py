@@ -289,13 +289,32 @@ _GRPC_EFFECTS = {
     ),
 }  # fmt: skip
 
+
+def gpu_settings(running: Running) -> Any:
+    return running.kernel.repository._settings.gpus.settings  # type: ignore[attr-defined]  # a `Lifecycle`
+
+
 _METRICS_EFFECTS = {
     "allow-cpu-metrics": Effect("--allow-cpu-metrics=false", lambda r: "nv_cpu_utilization" in page(r), False),
+    "allow-gpu-metrics": Effect("--allow-gpu-metrics=false", lambda r: r.metrics._shows_gpus, False),
     "metrics-interval-ms": Effect(
         "--metrics-interval-ms=7", lambda r: r.metrics._server_metrics._load._interval_ns, 7 * _MS
     ),
     "metrics-config": Effect(
         "--metrics-config=summary_latencies=true", lambda r: "nv_inference_request_summary_us" in page(r), True
+    ),
+}  # fmt: skip
+
+_GPU_EFFECTS = {
+    "min-supported-compute-capability": Effect(
+        "--min-supported-compute-capability=7.5", lambda r: gpu_settings(r).least_capability, 7.5
+    ),
+    "model-load-gpu-limit": Effect("--model-load-gpu-limit=1:0.5", lambda r: gpu_settings(r).load_limits, {1: 0.5}),
+    "cuda-memory-pool-byte-size": Effect(
+        "--cuda-memory-pool-byte-size=1:77", lambda r: gpu_settings(r).pool_byte_sizes, {1: 77}
+    ),
+    "pinned-memory-pool-byte-size": Effect(
+        "--pinned-memory-pool-byte-size=77", lambda r: r.supervisors[0].options["pinned_pool"].byte_size, 77
     ),
 }  # fmt: skip
 
@@ -381,7 +400,7 @@ _SERVER_EFFECTS = {
 
 EFFECTS = {
     **_MODEL_EFFECTS, **_SCHEDULING_EFFECTS,
-    **_LISTENER_EFFECTS, **_HTTP_EFFECTS, **_GRPC_EFFECTS, **_METRICS_EFFECTS, **_LOG_EFFECTS,
+    **_LISTENER_EFFECTS, **_HTTP_EFFECTS, **_GRPC_EFFECTS, **_METRICS_EFFECTS, **_GPU_EFFECTS, **_LOG_EFFECTS,
     **_SERVER_EFFECTS,
 }  # fmt: skip
 

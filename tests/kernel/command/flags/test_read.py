@@ -174,8 +174,8 @@ def test_a_flag_without_effect_is_logged_once_with_the_reason() -> None:
 
 
 def test_a_flag_without_effect_is_not_logged_with_its_silent_value() -> None:
-    assert notes("--allow-sagemaker=false", "--allow-gpu-metrics=false") == []
-    assert len(notes("--allow-sagemaker=true", "--allow-gpu-metrics=true")) == 2
+    assert notes("--allow-sagemaker=false", "--enable-peer-access=true") == []
+    assert len(notes("--allow-sagemaker=true", "--enable-peer-access=false")) == 2
 
 
 def test_resources_without_the_rate_limiter_are_logged() -> None:

@@ -1,0 +1,87 @@
+"""`pb_utils.Tensor` in memory of a GPU. Only workers of instances on a GPU import this module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from backends.python import device_dlpack, dlpack
+from backends.python.failures import TritonModelException
+from backends.python.tensors import Tensor
+from backends.worker.devices.tensors import DeviceInput
+from backends.worker.request import OutputValue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backends.python.instance import PythonInstance
+    from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.devices.tensors import DeviceArray
+    from shm.arrays import Array
+    from shm.tensor import Tensor as ReceivedTensor
+
+_IN_GPU = "Tensor is stored in GPU and cannot be converted to NumPy."
+
+
+class GpuTensor(Tensor):
+    """A tensor in memory of a GPU. `as_numpy` does not work, as in Triton; DLPack does."""
+
+    __slots__ = ("_device", "_on_device")
+
+    _device: InstanceDevice
+    _on_device: DeviceArray
+
+    @classmethod
+    def of(cls, name: str, array: DeviceArray, device: InstanceDevice) -> GpuTensor:
+        """Return a tensor over `array`, which it keeps."""
+        tensor = cls.__new__(cls)
+        tensor._name = name
+        tensor._datatype = array.datatype
+        tensor._array = None
+        tensor._view = None
+        tensor._writable = False
+        tensor._device = device
+        tensor._on_device = array
+        return tensor
+
+    def as_numpy(self) -> NoReturn:
+        raise TritonModelException(_IN_GPU)
+
+    def shape(self) -> list[int]:
+        return list(self._on_device.shape)
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def __dlpack__(self, stream: Any = None) -> object:
+        """Return a DLPack capsule for a consumer that uses `stream`."""
+        return device_dlpack.to_capsule(self._on_device, self._device, stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return device_dlpack.CUDA, self._on_device.device_id
+
+    def output(self) -> OutputValue:
+        return OutputValue(self._name, self._datatype, self._on_device)
+
+    def _elements(self) -> Array:
+        raise TritonModelException(_IN_GPU)
+
+
+# What models and their logs see is Triton's class.
+GpuTensor.__name__ = GpuTensor.__qualname__ = "Tensor"
+
+
+def use_gpu(instance: PythonInstance, device: InstanceDevice) -> None:
+    """Let the tensors of the instance be on its GPU: inputs where clients have them there, and DLPack tensors."""
+
+    def received(views: Sequence[ReceivedTensor], writable: bool) -> list[Tensor]:
+        return [
+            GpuTensor.of(view.name, view.array, device) if isinstance(view, DeviceInput) else tensor
+            for view, tensor in zip(views, Tensor.received(views, writable))
+        ]
+
+    def from_gpu(name: str, source: Any) -> Tensor | None:
+        array = device_dlpack.from_source(source, device)
+        return None if array is None else GpuTensor.of(name, array, device)
+
+    instance.received = received
+    dlpack.from_gpu.append(from_gpu)

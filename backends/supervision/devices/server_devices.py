@@ -1,0 +1,45 @@
+"""All that the kernel has of GPUs: regions of clients, the GPUs themselves, their figures. One process does it.
+
+Nothing of it costs anything where cuda-bindings is not installed; the process starts when it is first needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backends.supervision.devices.device_regions import DeviceRegions
+from kernel.repository.gpus import NoGpus, PinnedPool
+from shm.cuda import is_installed
+
+if TYPE_CHECKING:
+    from backends.supervision.launcher import Launcher
+    from kernel.observe.reporting.gpu_figures import GpuFigureReader
+    from kernel.repository.gpus import GpuOptions, ServerGpus
+
+
+class ServerDevices:
+    """Makes the parts, and closes them."""
+
+    def __init__(self, launcher: Launcher, options: GpuOptions, figures_interval_ms: int) -> None:
+        """The figures are read when they are asked for, at most once in an interval. Raises `InvalidArgument`."""
+        settings = options.settings()
+        self.pinned_pool = PinnedPool(settings.pinned_byte_size)
+        self.gpus: ServerGpus = NoGpus(settings)
+        #: None where no GPU can be used.
+        self.regions: DeviceRegions | None = None
+        self.figures: GpuFigureReader | None = None
+        if not is_installed():
+            return
+        from backends.supervision.devices.gpus import FoundDevices  # few servers have GPUs
+        from kernel.observe.reporting.gpu_figures import GpuFigureReader
+
+        self.regions = DeviceRegions(launcher)
+        self.gpus = found = FoundDevices(self.regions.helper, settings)
+        self.figures = GpuFigureReader(found, self.pinned_pool, figures_interval_ms)
+
+    async def close(self) -> None:
+        """Stop the process."""
+        if self.figures is not None:
+            await self.figures.close()
+        if self.regions is not None:
+            await self.regions.close()
