@@ -242,8 +242,7 @@ class Cuda:
     # ---- graphs, priorities ------------------------------------------------------------------------------
 
     def new_stream_of_priority(self, device_id: int, *, high: bool) -> Any:
-        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`.
-        """
+        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`."""
         self._use(device_id)
         lowest, highest = self._call("cudaDeviceGetStreamPriorityRange")
         priority = highest if high else lowest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -136,7 +136,7 @@ def test_without_a_gpu_or_a_file_nothing_is_built(
 # ---- decisions ------------------------------------------------------------------------------
 
 
-def inputs(*dims: int, **more: bool) -> list[EngineTensor]:
+def inputs(*dims: int, **more: Any) -> list[EngineTensor]:
     return [EngineTensor("a:b", True, "FLOAT", dims, **more)]
 
 
