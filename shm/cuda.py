@@ -242,8 +242,7 @@ class Cuda:
     # ---- graphs, priorities ------------------------------------------------------------------------------
 
     def new_stream_of_priority(self, device_id: int, *, high: bool) -> Any:
-        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`.
-        """
+        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`."""
         self._use(device_id)
         lowest, highest = self._call("cudaDeviceGetStreamPriorityRange")
         priority = highest if high else lowest
@@ -255,7 +254,10 @@ class Cuda:
             self._call("cudaMemsetAsync", address, 0, byte_size, stream)
 
     def begin_capture(self, stream: Any) -> None:
-        """Collect what this thread enqueues on `stream` in a graph from now on, and do none of it. Raises `CudaError`."""
+        """Collect what this thread enqueues on `stream` in a graph from now on, and do none of it.
+
+        Raises `CudaError`.
+        """
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", stream, mode)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from backends.base import Backend
 from backends.tensorrt.autofill import autofill
 from backends.tensorrt.check import check_agreement
-from backends.tensorrt.engine_signature import signature_of
-from backends.tensorrt.library import find_tensorrt
 from backends.tensorrt.model import LoadedEngine
-from backends.tensorrt.plan import load_plan
-from backends.tensorrt.settings import check_kind, engine_settings, plan_file, runs_on_gpu
+from backends.tensorrt.plans.engine_signature import signature_of
+from backends.tensorrt.plans.library import find_tensorrt
+from backends.tensorrt.plans.plan import load_plan, plan_file
+from backends.tensorrt.settings import check_kind, engine_settings, runs_on_gpu
 from kernel.errors import InternalError, ServingError, Unavailable
 from shm.cuda import CudaError, CudaUnavailable, cuda
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import Config, Host, ModelArguments, Timings
-    from backends.tensorrt.library import TensorRt
-    from backends.tensorrt.plan import Plan
+    from backends.tensorrt.plans.library import TensorRt
+    from backends.tensorrt.plans.plan import Plan
     from backends.tensorrt.signature import EngineSignature
     from backends.worker.request import WorkerRequest
 

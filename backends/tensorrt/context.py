@@ -15,8 +15,8 @@ from shm.datatypes import DATATYPES, element_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from backends.tensorrt.library import TensorRt
     from backends.tensorrt.output_memory import OutputBlocks
+    from backends.tensorrt.plans.library import TensorRt
     from backends.tensorrt.signature import EngineSignature, EngineTensor, Profile
     from backends.worker.devices.instance_device import InstanceDevice
     from shm.arrays import Array

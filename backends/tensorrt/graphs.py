@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.tensorrt.graph_specs import GraphSpec
-    from backends.tensorrt.library import TensorRt
+    from backends.tensorrt.plans.library import TensorRt
     from backends.tensorrt.signature import EngineSignature, Profile
     from backends.worker.devices.instance_device import InstanceDevice
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.base import ModelArguments, Timings
-    from backends.tensorrt.library import TensorRt
-    from backends.tensorrt.plan import Plan
+    from backends.tensorrt.plans.library import TensorRt
+    from backends.tensorrt.plans.plan import Plan
     from backends.tensorrt.settings import EngineSettings
     from backends.tensorrt.signature import EngineSignature, Profile
     from backends.worker.devices.instance_device import InstanceDevice

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernel.errors import ServingError
+
 if TYPE_CHECKING:
     from backends.worker.devices.instance_device import DeviceBlock, InstanceDevice
 
@@ -40,7 +42,7 @@ class DataDependentOutput:
         self.address = 0
         self.shape: tuple[int, ...] = ()
         #: What has failed in a call by TensorRT, which cannot take exceptions.
-        self.failure: Exception | None = None
+        self.failure: ServingError | None = None
 
     def reset(self) -> None:
         """Begin another batch."""
@@ -51,7 +53,7 @@ class DataDependentOutput:
         try:
             # In powers of two: a growing output is not allocated anew for each batch.
             self.address = self._blocks.block(self._name, 1 << max(byte_size - 1, 0).bit_length()).address
-        except Exception as error:
+        except ServingError as error:
             self.failure = error
             self.address = 0
         return self.address

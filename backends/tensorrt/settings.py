@@ -1,24 +1,20 @@
-"""The settings of a TensorRT model: which plan file a device runs, and how. Pure.
+"""The settings of a TensorRT model: on which devices it runs, and how. Pure.
 
 Names and texts are those of Triton's TensorRT backend.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InvalidArgument, Unsupported
+from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from backends.base import ModelArguments
-
-DEFAULT_FILENAME = "model.plan"
 
 #: Settings of the command line: --backend-config=tensorrt,KEY=VALUE.
 PLUGINS, VERSION_COMPATIBLE = "plugins", "version-compatible"
@@ -71,20 +67,6 @@ def runs_on_gpu(arguments: ModelArguments) -> bool:
     """Whether the model's first instance group is on GPUs, without which Triton completes no configuration."""
     groups = arguments.config.get("instance_group", [])
     return bool(groups) and groups[0].get("kind") == "KIND_GPU"
-
-
-def plan_file(arguments: ModelArguments, capability: tuple[int, int]) -> Path:
-    """Return the plan for a device of this compute capability: that of `cc_model_filenames`, else the model file.
-
-    Raises `Unsupported` for a file outside the model's folder: a plan can contain code that is executed.
-    """
-    named = arguments.config.get("cc_model_filenames", {}).get(f"{capability[0]}.{capability[1]}")
-    path = arguments.version_dir / named if named else arguments.model_file(DEFAULT_FILENAME)
-    # Only the name is checked: the owner of the repository may link to files outside.
-    normal = Path(os.path.normpath(path))
-    if not normal.is_relative_to(os.path.normpath(arguments.model_dir)):
-        raise Unsupported(f"file path '{path}' in model '{arguments.model_name}' is outside model directory")
-    return normal
 
 
 def _boolean(key: str, settings: Mapping[str, str]) -> bool:

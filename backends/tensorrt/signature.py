@@ -1,6 +1,6 @@
 """The signature of an engine: its tensors, and the shapes that its optimization profiles support. Pure.
 
-`engine_signature.py` reads it from an engine.
+`plans/engine_signature.py` reads it from an engine.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ PURE = (
     "backends/tensorrt/building/shapes.py",
     "backends/tensorrt/check.py",
     "backends/tensorrt/graph_specs.py",
-    "backends/tensorrt/plan_errors.py",
+    "backends/tensorrt/plans/plan_errors.py",
     "backends/tensorrt/profiles.py",
     "backends/tensorrt/settings.py",
     "backends/tensorrt/shape_values.py",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer.main
 
+from backends.tensorrt.building.command import command as build_engine
 from bench.__main__ import cli as bench_cli
 from kernel.command.cli import cli
 from kernel.command.flags.read import FLAGS, read_flags
@@ -160,8 +161,8 @@ def test_every_command_that_a_document_names_exists(path: Path) -> None:
 
 
 def options_of(program: typer.Typer) -> set[str]:
-    """Return the options of all commands of a command line."""
-    commands = typer.main.get_group(program).commands.values()
+    """Return the options of all commands of a command line, and those of `build-engine`, which another process has."""
+    commands = [*typer.main.get_group(program).commands.values(), typer.main.get_command(build_engine)]
     return {name for command in commands for parameter in command.params for name in parameter.opts}
 
 

@@ -20,7 +20,7 @@ from backends.tensorrt.building.engine import build_engine
 from backends.tensorrt.building.files import output_files, write_file
 from backends.tensorrt.building.monitor import BarDisplay, NoDisplay
 from backends.tensorrt.building.settings import COMPATIBILITY, BuildSettings, byte_size, compatibility_level
-from backends.tensorrt.library import BUILDERS, find_tensorrt
+from backends.tensorrt.plans.library import BUILDERS, find_tensorrt
 from kernel.errors import InvalidArgument, RequestCancelled, ServingError, Unavailable
 from shm.cuda import CudaUnavailable, cuda
 

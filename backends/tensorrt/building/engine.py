@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from backends.tensorrt.building.monitor import PhaseDisplay
     from backends.tensorrt.building.settings import BuildSettings
-    from backends.tensorrt.library import TensorRt
+    from backends.tensorrt.plans.library import TensorRt
     from backends.tensorrt.signature import Profile
 
 _STRONGLY_TYPED = "STRONGLY_TYPED"

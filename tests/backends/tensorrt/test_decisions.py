@@ -9,9 +9,10 @@ from backends.base import ModelArguments
 from backends.tensorrt.autofill import autofill
 from backends.tensorrt.check import check_agreement
 from backends.tensorrt.graph_specs import GraphKey, best_graph, graph_key, graph_specs
-from backends.tensorrt.plan_errors import plan_hint
+from backends.tensorrt.plans.plan import plan_file
+from backends.tensorrt.plans.plan_errors import plan_hint
 from backends.tensorrt.profiles import choose_profile, group_of, instance_profiles, misfit
-from backends.tensorrt.settings import EngineSettings, engine_settings, plan_file
+from backends.tensorrt.settings import EngineSettings, engine_settings
 from backends.tensorrt.signature import EngineSignature, EngineTensor, Extent, Profile
 from kernel.errors import ServingError
 
@@ -186,7 +187,8 @@ def test_shapes_that_no_profile_supports_are_refused() -> None:
     with pytest.raises(ServingError) as caught:
         choose_profile(candidates, {"A": (9, 4)}, {})
     assert caught.value.message == (
-        "failed to find any Optimization Profile among [ 0[0] 1[1]] to support the requested dimensions (or shape values)"
+        "failed to find any Optimization Profile among [ 0[0] 1[1]] to support the requested dimensions (or shape "
+        "values)"
     )
 
 

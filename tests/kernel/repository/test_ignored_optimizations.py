@@ -37,6 +37,16 @@ def test_an_optimization_without_effect_is_named(settings: str, phrase: str) -> 
     assert ignored(f"optimization {{ {settings} }}") == [phrase]
 
 
+def test_tensorrt_models_have_graphs_and_priorities() -> None:
+    text = "optimization { priority: PRIORITY_MAX cuda { graphs: true graph_spec { batch_size: 1 } } }"
+    files = 'cc_model_filenames { key: "9.0" value: "h.plan" }'
+    assert ignored(f"{text} {files}", backend="tensorrt") == []
+    assert ignored("optimization { cuda { graphs: true busy_wait_events: true } }", backend="tensorrt") == [
+        "optimization.cuda { busy_wait_events } (a batch is waited for once, without a busy processor)"
+    ]
+    assert ignored(files) == ["cc_model_filenames (only for TensorRT models)"]
+
+
 def test_libraries_of_operators_are_only_for_onnx_models() -> None:
     text = 'model_operations { op_library_filename: "ops.so" }'
     assert ignored(text) == ["model_operations (the backend 'python' has none)"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,7 +11,7 @@ from backends.tensorrt.building.config_text import config_text
 from backends.tensorrt.building.monitor import BarDisplay, NoDisplay, progress_monitor
 from backends.tensorrt.building.settings import BuildSettings, builder_flags, byte_size
 from backends.tensorrt.building.shapes import parse_shapes, profiles
-from backends.tensorrt.library import MODULE_VARIABLE
+from backends.tensorrt.plans.library import MODULE_VARIABLE
 from backends.tensorrt.signature import EngineSignature, EngineTensor, Extent
 from kernel.config.load import from_pbtxt
 from kernel.errors import InvalidArgument, ServingError, Unsupported
@@ -91,7 +91,7 @@ def test_options_reach_the_builder(onnx_file: Path) -> None:
         ([], "error: input 'A' has variable dimensions, [-1,4]: say for which shapes to build, for example "
              "--min-shapes A:1x4 --opt-shapes A:8x4 --max-shapes A:8x4"),
         (["--fp16", *SHAPES], "so --fp16 has no meaning: convert the model before"),
-        (["--fp16", "--strongly-typed", *SHAPES], "--fp16 lets TensorRT choose datatypes, and --strongly-typed forbids"),
+        (["--fp16", "--strongly-typed", *SHAPES], "--fp16 lets TensorRT choose datatypes, and --strongly-"),
         (["--workspace=many"], "error: 'many' is no size"),
         (["--hardware-compatibility=all"], "is no level of hardware compatibility; choose one of none, ampere+"),
         (["--compute-capability=8.6", *SHAPES], "--compute-capability is for TensorRT for RTX only"),
@@ -136,7 +136,7 @@ def test_without_a_gpu_or_a_file_nothing_is_built(
 # ---- decisions ------------------------------------------------------------------------------
 
 
-def inputs(*dims: int, **more: bool) -> list[EngineTensor]:
+def inputs(*dims: int, **more: Any) -> list[EngineTensor]:
     return [EngineTensor("a:b", True, "FLOAT", dims, **more)]
 
 

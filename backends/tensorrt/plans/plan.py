@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from backends.tensorrt.plan_errors import plan_hint
-from kernel.errors import InternalError, Unavailable
+from backends.tensorrt.plans.plan_errors import plan_hint
+from kernel.errors import InternalError, Unavailable, Unsupported
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from backends.base import ModelArguments
+    from backends.tensorrt.plans.library import TensorRt
 
-    from backends.tensorrt.library import TensorRt
+
+_DEFAULT_FILENAME = "model.plan"
 
 
 class Plan:
@@ -51,3 +55,17 @@ def load_plan(
         hint = plan_hint(reason, tensorrt.version, capability, lean=tensorrt.is_lean)
         raise InternalError(f"unable to create TensorRT engine: {reason}{hint}")
     return Plan(runtime, engine)
+
+
+def plan_file(arguments: ModelArguments, capability: tuple[int, int]) -> Path:
+    """Return the plan for a device of this compute capability: that of `cc_model_filenames`, else the model file.
+
+    Raises `Unsupported` for a file outside the model's folder: a plan can contain code that is executed.
+    """
+    named = arguments.config.get("cc_model_filenames", {}).get(f"{capability[0]}.{capability[1]}")
+    path = arguments.version_dir / named if named else arguments.model_file(_DEFAULT_FILENAME)
+    # Only the name is checked: the owner of the repository may link to files outside.
+    normal = Path(os.path.normpath(path))
+    if not normal.is_relative_to(os.path.normpath(arguments.model_dir)):
+        raise Unsupported(f"file path '{path}' in model '{arguments.model_name}' is outside model directory")
+    return normal

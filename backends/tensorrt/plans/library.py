@@ -105,7 +105,7 @@ def find_tensorrt(log: Callable[[str, str], None], names: Sequence[str] = _RUNTI
 def _logger(module: Any, log: TensorRtLog) -> Any:
     """Return a TensorRT logger that writes to `log`. Its class has to be one of TensorRT's."""
 
-    class Logger(module.ILogger):  # type: ignore[misc]  # a class that is known only now
+    class ForwardingLogger(module.ILogger):  # type: ignore[misc]  # a class that is known only now
         """Called from any thread, also within a call."""
 
         def __init__(self) -> None:
@@ -114,4 +114,4 @@ def _logger(module: Any, log: TensorRtLog) -> Any:
         def log(self, severity: Any, msg: str) -> None:
             log.write(getattr(severity, "name", str(severity)), msg)
 
-    return Logger()
+    return ForwardingLogger()

@@ -1,0 +1,29 @@
+"""The check of a GPU, on the fake: all of its parts, without figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.checkout import ROOT
+
+
+def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "fake.json"
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick", f"--json={file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert {row["part"] for row in found["rows"]} == {"machine", "ceilings", "handles", "server", "latency", "failures"}
+    assert [row for row in found["rows"] if not row.get("ok", True)] == []
+    assert found["settings"]["fake"]
+
+
+def test_a_part_that_fails_is_a_row(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"FAKE_CUDA_DEVICES": "0"})
+    assert done.returncode == 1
+    assert "! machine" in done.stdout
+    assert "CudaUnavailable: no GPU is visible" in done.stdout
