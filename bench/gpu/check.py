@@ -292,8 +292,8 @@ class RegionClient:
         return text
 
     def body(self, rows: int) -> dict[str, object]:
-        size = {"shared_memory_byte_size": self.byte_size}
-        tensor = {"shape": [rows, self.byte_size // 4 // rows], "datatype": "FP32"}
+        size: dict[str, object] = {"shared_memory_byte_size": self.byte_size}
+        tensor: dict[str, object] = {"shape": [rows, self.byte_size // 4 // rows], "datatype": "FP32"}
         return {
             "inputs": [{"name": "IN", **tensor, "parameters": {"shared_memory_region": "in", **size}}],
             "outputs": [{"name": "OUT", "parameters": {"shared_memory_region": "out", **size}}],
