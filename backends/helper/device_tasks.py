@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.transport.device_messages import FIND_GPUS, READ_FIGURES, FoundGpu, FoundGpus, ReadFigures
+from kernel.observe.reporting.device_messages import FIND_GPUS, READ_FIGURES, FoundGpu, FoundGpus, ReadFigures
 from kernel.observe.reporting.gpu_figures import GpuFigures
 from kernel.serving.helper_tasks import TaskResult
 from shm.cuda import CudaError, CudaUnavailable, cuda

@@ -1,1 +1,1 @@
-"""`python -m bench heavy`: what one heavy request does to the other clients of a server, and to its memory."""
+"""`python bench/gpu/check.py`: what a GPU and the server do on it."""

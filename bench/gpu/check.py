@@ -10,6 +10,7 @@ others go on. `--fake` runs it on the CUDA of the tests, which shows that the fi
 from __future__ import annotations
 
 import argparse
+import base64
 import ctypes
 import importlib.util
 import json
@@ -29,6 +30,7 @@ _ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT))
 
 import msgspec  # noqa: E402 - the file may be run by its path
+import psutil  # noqa: E402
 
 from bench.server import ServerProcess  # noqa: E402
 from shm.cuda import BINDINGS_VARIABLE, HANDLE_BYTE_SIZE, Cuda, CudaError, DeviceMemory, cuda  # noqa: E402
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 
 
-class Row(msgspec.Struct):
+class GpuRow(msgspec.Struct):
     """One result."""
 
     part: str
@@ -50,21 +52,21 @@ class Row(msgspec.Struct):
     ok: bool = True
 
 
-class Check:
+class GpuCheck:
     """The rows so far, and how often things are repeated."""
 
     def __init__(self, *, quick: bool) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[GpuRow] = []
         self.repeats = 5 if quick else 200
         self.requests = 20 if quick else 3000
         self.sizes = (4096, _MIB) if quick else (4096, 65536, _MIB, 64 * _MIB)
 
-    def run(self, part: str, work: Callable[[Check], list[Row]]) -> None:
+    def run(self, part: str, work: Callable[[GpuCheck], list[GpuRow]]) -> None:
         """Add the rows of a part."""
         try:
             self.rows += work(self)
         except Exception as error:  # a driver or a library may raise anything: the other parts go on
-            self.rows.append(Row(part, "failed", f"{type(error).__name__}: {error}", ok=False))
+            self.rows.append(GpuRow(part, "failed", f"{type(error).__name__}: {error}", ok=False))
 
 
 def timed_us(action: Callable[[], object], count: int) -> float:
@@ -80,19 +82,22 @@ def timed_us(action: Callable[[], object], count: int) -> float:
 # ---- the machine and its ceilings ----------------------------------------------------------------
 
 
-def machine(check: Check) -> list[Row]:
+def machine(check: GpuCheck) -> list[GpuRow]:
     devices = cuda()
-    rows = [Row("machine", "python", platform.python_version()), Row("machine", "processors", os.cpu_count() or 0)]
+    rows = [
+        GpuRow("machine", "python", platform.python_version()),
+        GpuRow("machine", "processors", os.cpu_count() or 0),
+    ]
     for number in range(devices.device_count):
         found = devices.properties(number)
         text = f"{found.name}, {found.uuid}, {found.byte_size >> 20} MiB, compute capability {found.capability}"
-        rows.append(Row("machine", f"GPU {number}", text))
-    for name in ("torch", "cupy", "onnxruntime", "tensorrt", "pynvml"):
-        rows.append(Row("machine", name, "there" if importlib.util.find_spec(name) else "not there"))
-    return rows
+        rows.append(GpuRow("machine", f"GPU {number}", text))
+    libraries = ("torch", "cupy", "onnxruntime", "tensorrt", "pynvml")
+    there = {name: "there" if importlib.util.find_spec(name) else "not there" for name in libraries}
+    return rows + [GpuRow("machine", name, text) for name, text in there.items()]
 
 
-def ceilings(check: Check) -> list[Row]:
+def ceilings(check: GpuCheck) -> list[GpuRow]:
     """Copies by size and direction, and the wait for an event: the least that a request costs."""
     devices, rows = cuda(), []
     stream, event = devices.new_stream(0), devices.new_event(0)
@@ -113,19 +118,19 @@ def ceilings(check: Check) -> list[Row]:
                 devices.wait(stream, event)
 
             took_us = timed_us(copy, check.repeats)
-            rows.append(Row("ceilings", f"{what}, {size} bytes", round(took_us, 1), "µs"))
+            rows.append(GpuRow("ceilings", f"{what}, {size} bytes", round(took_us, 1), "µs"))
             if size >= _MIB:
-                rows.append(Row("ceilings", f"{what}, {size} bytes", round(size / took_us / 1000, 2), "GB/s"))
+                rows.append(GpuRow("ceilings", f"{what}, {size} bytes", round(size / took_us / 1000, 2), "GB/s"))
     rows.append(
-        Row("ceilings", "wait for an event", round(timed_us(lambda: devices.wait(stream, event), 100), 1), "µs")
+        GpuRow("ceilings", "wait for an event", round(timed_us(lambda: devices.wait(stream, event), 100), 1), "µs")
     )
     devices.free_pinned(here)
     for address in (there, other):
         devices.free(address, 0)
     took_us = timed_us(lambda: devices.free_pinned(devices.allocate_pinned(64 * _MIB)), 3)
-    rows.append(Row("ceilings", "pin and unpin 64 MiB", round(took_us / 1000, 2), "ms"))
+    rows.append(GpuRow("ceilings", "pin and unpin 64 MiB", round(took_us / 1000, 2), "ms"))
     took_us = timed_us(lambda: devices.free(devices.allocate(_MIB, 0), 0), 20)
-    return [*rows, Row("ceilings", "allocate and free 1 MiB", round(took_us, 1), "µs")]
+    return [*rows, GpuRow("ceilings", "allocate and free 1 MiB", round(took_us, 1), "µs")]
 
 
 # ---- questions about IPC handles -----------------------------------------------------------------
@@ -161,30 +166,34 @@ def opened_elsewhere(raw: bytes) -> dict[str, Any]:
     }
 
 
-def handles(check: Check) -> list[Row]:
+def handles(check: GpuCheck) -> list[GpuRow]:
     devices, rows = cuda(), []
     address = devices.allocate(_MIB, 0)
     raw = devices.export_handle(address)
     devices.copy_from_host(DeviceMemory(address, _MIB, 0), 0, b"exported")
     found = child(["open", raw.hex()])
-    rows.append(Row("handles", "open in another process", found.get("us", found.get("error", "")), "µs", "us" in found))
     rows.append(
-        Row("handles", "the exporter's bytes", str(found.get("content")), ok=found.get("content") == b"exported".hex())
+        GpuRow("handles", "open in another process", found.get("us", found.get("error", "")), "µs", "us" in found)
+    )
+    rows.append(
+        GpuRow(
+            "handles", "the exporter's bytes", str(found.get("content")), ok=found.get("content") == b"exported".hex()
+        )
     )
     same = bool(found.get("same"))
-    rows.append(Row("handles", "opened twice: the same address", "yes" if same else "no", ok=same))
+    rows.append(GpuRow("handles", "opened twice: the same address", "yes" if same else "no", ok=same))
     whole = found.get("byte_size", 0)
-    rows.append(Row("handles", "bytes that a handle of 1 MiB opens", whole, "bytes", whole >= _MIB))
+    rows.append(GpuRow("handles", "bytes that a handle of 1 MiB opens", whole, "bytes", whole >= _MIB))
     try:
         devices.open_handle(raw, 0)
-        rows.append(Row("handles", "the exporter opens its own handle", "possible"))
+        rows.append(GpuRow("handles", "the exporter opens its own handle", "possible"))
     except CudaError as error:
-        rows.append(Row("handles", "the exporter opens its own handle", f"{error}: {error.reason}"))
+        rows.append(GpuRow("handles", "the exporter opens its own handle", f"{error}: {error.reason}"))
     devices.free(address, 0)
     found = child(["open", raw.hex()])
-    rows.append(Row("handles", "memory that was freed", found.get("error", "can be opened"), ok="error" in found))
+    rows.append(GpuRow("handles", "memory that was freed", found.get("error", "can be opened"), ok="error" in found))
     found = child(["open", "00" * HANDLE_BYTE_SIZE])
-    rows.append(Row("handles", "64 bytes of zeros", found.get("error", "can be opened"), ok="error" in found))
+    rows.append(GpuRow("handles", "64 bytes of zeros", found.get("error", "can be opened"), ok="error" in found))
     return rows
 
 
@@ -260,7 +269,7 @@ def write_models(folder: Path) -> list[str]:
     return list(models)
 
 
-class Client:
+class RegionClient:
     """A client whose tensors are on the GPU."""
 
     def __init__(self, port: int, byte_size: int) -> None:
@@ -269,8 +278,6 @@ class Client:
         self.byte_size = byte_size
         self.memory = {name: DeviceMemory(self.devices.allocate(byte_size, 0), byte_size, 0) for name in ("in", "out")}
         for name, memory in self.memory.items():
-            import base64
-
             raw = base64.b64encode(self.devices.export_handle(memory.address)).decode()
             body = {"raw_handle": {"b64": raw}, "device_id": 0, "byte_size": byte_size}
             self.call(f"/v2/cudasharedmemory/region/{name}/register", body)
@@ -285,8 +292,8 @@ class Client:
         return text
 
     def body(self, rows: int) -> dict[str, object]:
-        size = {"shared_memory_byte_size": self.byte_size}
-        tensor = {"shape": [rows, self.byte_size // 4 // rows], "datatype": "FP32"}
+        size: dict[str, object] = {"shared_memory_byte_size": self.byte_size}
+        tensor: dict[str, object] = {"shape": [rows, self.byte_size // 4 // rows], "datatype": "FP32"}
         return {
             "inputs": [{"name": "IN", **tensor, "parameters": {"shared_memory_region": "in", **size}}],
             "outputs": [{"name": "OUT", "parameters": {"shared_memory_region": "out", **size}}],
@@ -317,26 +324,26 @@ def copied_tensors(server: ServerProcess, model: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
 
 
-def served(check: Check) -> list[Row]:
+def served(check: GpuCheck) -> list[GpuRow]:
     """Region → model → region: right bytes, no copies on the host, latency over the bare copy, and failures."""
-    rows: list[Row] = []
+    rows: list[GpuRow] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = write_models(folder)
         with ServerProcess(folder, start_timeout_s=300) as server:
-            client = Client(server.http_port, 4 * 150_528)  # an image of ResNet-50
+            client = RegionClient(server.http_port, 4 * 150_528)  # an image of ResNet-50
             for model in models:
                 right = client.right(model, 1) and client.right(model, 2)
-                rows.append(Row("server", f"{model}: the output is the input", "yes" if right else "no", ok=right))
+                rows.append(GpuRow("server", f"{model}: the output is the input", "yes" if right else "no", ok=right))
                 copies = copied_tensors(server, model)
-                rows.append(Row("server", f"{model}: copies between host and device", copies, ok=copies == 0))
+                rows.append(GpuRow("server", f"{model}: copies between host and device", copies, ok=copies == 0))
             rows += latencies(check, client)
             rows += failures(server, client)
             client.close()
     return rows
 
 
-def latencies(check: Check, client: Client) -> list[Row]:
+def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
     """The latency of a request over that of the bare copy, by the rows of the request."""
     devices, rows = client.devices, []
     stream, event = devices.new_stream(0), devices.new_event(0)
@@ -347,19 +354,17 @@ def latencies(check: Check, client: Client) -> list[Row]:
         devices.wait(stream, event)
 
     bare_us = timed_us(bare, check.repeats)
-    rows.append(Row("latency", "bare copy", round(bare_us, 1), "µs"))
+    rows.append(GpuRow("latency", "bare copy", round(bare_us, 1), "µs"))
     for count in (1, 8, 32):
         body = client.body(count)
         took_us = timed_us(lambda body=body: client.call("/v2/models/copies/infer", body), check.requests)  # type: ignore[misc]  # a default binds it
-        rows.append(Row("latency", f"request of {count} rows over HTTP", round(took_us, 1), "µs"))
-        rows.append(Row("latency", f"over the bare copy, {count} rows", round(took_us - bare_us, 1), "µs"))
+        rows.append(GpuRow("latency", f"request of {count} rows over HTTP", round(took_us, 1), "µs"))
+        rows.append(GpuRow("latency", f"over the bare copy, {count} rows", round(took_us - bare_us, 1), "µs"))
     return rows
 
 
-def failures(server: ServerProcess, client: Client) -> list[Row]:
+def failures(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
     """A worker that is killed, and a client whose memory goes."""
-    import psutil
-
     rows = []
     for process in psutil.Process(server.pid).children(recursive=True):
         if any(word.startswith("--model=copies") for word in process.cmdline()):
@@ -370,7 +375,7 @@ def failures(server: ServerProcess, client: Client) -> list[Row]:
             right = client.right("copies", 3)
         except RuntimeError:  # the request that the worker had begun
             time.sleep(0.05)
-    rows.append(Row("failures", "after kill -9 of the worker", "served" if right else "not served", ok=right))
+    rows.append(GpuRow("failures", "after kill -9 of the worker", "served" if right else "not served", ok=right))
     exporter = subprocess.Popen(
         [sys.executable, __file__, "--child", "export"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -389,10 +394,10 @@ def failures(server: ServerProcess, client: Client) -> list[Row]:
         text = "served"
     except (RuntimeError, OSError) as error:
         text = str(error)
-    rows.append(Row("failures", "after kill -9 of the client", text))
+    rows.append(GpuRow("failures", "after kill -9 of the client", text))
     client.http.close()
     right = client.right("copies", 4)
-    return [*rows, Row("failures", "another client after it", "served" if right else "not served", ok=right)]
+    return [*rows, GpuRow("failures", "another client after it", "served" if right else "not served", ok=right)]
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -400,8 +405,6 @@ def failures(server: ServerProcess, client: Client) -> list[Row]:
 
 def be_child(words: list[str]) -> None:
     """What other processes do for a part."""
-    import base64
-
     if words[0] == "open":
         print(json.dumps(opened_elsewhere(bytes.fromhex(words[1]))))
     elif words[0] == "export":
@@ -423,7 +426,7 @@ def main() -> int:
     if arguments.child:
         be_child(arguments.child)
         return 0
-    check = Check(quick=arguments.quick)
+    check = GpuCheck(quick=arguments.quick)
     for part, work in (("machine", machine), ("ceilings", ceilings), ("handles", handles), ("server", served)):
         check.run(part, work)
     for row in check.rows:

@@ -18,7 +18,6 @@ MAX_LINES = 400
 
 #: Files with more lines, and why.
 LONGER_FILES = {
-    "bench/gpu/check.py": "one file, for a machine with a GPU that is to be had for an hour",
     "protocols/http/fast/connection.py": "one state machine, whose short methods share the state of a connection",
     "backends/supervision/handle.py": "one state machine, through which each request goes without another call",
     "backends/worker/loop.py": "the worker's state, and a short method for each message that changes it",

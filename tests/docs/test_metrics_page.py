@@ -9,10 +9,13 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_pbtxt
 from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, buckets_of
+from kernel.observe.reporting.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.options import MetricsOptions
+from kernel.repository.gpus import PinnedPool
 from protocols.http.metrics import families
 from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.families import render_models
+from protocols.http.metrics.gpu_families import render_gpus
 from protocols.http.metrics.memory_families import render_memory
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.testing import FrontDoorLab
@@ -37,7 +40,9 @@ def shown_page(*, cache: bool) -> str:
     kernel = FrontDoorLab().kernel
     kernel.connections["http"] = lambda: 1
     server = ServerMetrics(kernel, MetricsOptions(), 0).render(0)
-    return "\n".join([*render_models([], ALL, 0), *render_memory([], {}), server])
+    gpus = GpuFigureReader(None, PinnedPool(1), 1)  # type: ignore[arg-type]  # nobody reads
+    gpus.take([GpuFigures("GPU-1")])
+    return "\n".join([*render_models([], ALL, 0), *render_memory([], {}), *render_gpus(gpus), server])
 
 
 def stated(text: str) -> dict[str, str]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.transport.device_messages import FIND_GPUS, READ_FIGURES, FoundGpus, ReadFigures
 from kernel.errors import InternalError, ServingError
+from kernel.observe.reporting.device_messages import FIND_GPUS, READ_FIGURES, FoundGpus, ReadFigures
 from kernel.repository.gpus import check_room, usable_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.supervision.helper_process import Helper
-    from backends.transport.device_messages import FoundGpu
+    from kernel.observe.reporting.device_messages import FoundGpu
     from kernel.observe.reporting.gpu_figures import GpuFigures
     from kernel.repository.gpus import GpuSettings, UsableGpus
     from shm.tensor import Span, Tensor

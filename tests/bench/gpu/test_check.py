@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.checkout import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
@@ -21,7 +24,7 @@ def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
     assert found["settings"]["fake"]
 
 
-def test_a_part_that_fails_is_a_row(tmp_path: Path) -> None:
+def test_a_part_that_fails_is_a_row() -> None:
     command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"FAKE_CUDA_DEVICES": "0"})
     assert done.returncode == 1

@@ -19,7 +19,7 @@ from backends.worker.memory import AttachedRegions
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, InvalidArgument, Unavailable
 from shm.cuda import Cuda
-from shm.tensor import Tensor
+from shm.tensor import RequestedOutput, Tensor
 from tests.fake_cuda import driver, memory, runtime
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_an_output_on_the_device_is_in_its_response_after_the_wait(cuda: Cuda) -
     device = device_with(cuda)
     outputs = DeviceOutputs(device, AttachedRegions(), waits_at_once=False)
     array = device.upload(np.array([1, 2], np.float32), "FP32", [2])
-    tensor = outputs.write(None, "OUT", "FP32", array, wire.RequestedOutput("OUT"))  # type: ignore[arg-type]  # inline
+    tensor = outputs.write(None, "OUT", "FP32", array, RequestedOutput("OUT"))  # type: ignore[arg-type]  # inline
     assert outputs.pending
     assert bytes(tensor.data or b"") == bytes(8)
     outputs.wait()
