@@ -36,6 +36,7 @@ INTERNALS = {
     ),
     # For grpclib, which raises and catches an error of it.
     "h2": ("protocols/grpc/grpclib_internals.py", set[str]()),
+    "torch": ("backends/pytorch/torch_internals.py", {"torch", "torch.export.passes"}),
 }
 
 #: Classes that are made to be derived from.
@@ -173,8 +174,8 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 def distributions(module: str) -> set[str]:
-    """Return the distributions that have a module of this name."""
-    return names(_distributions().get(module, ()))
+    """Return the distributions that have a module of this name; the name itself if it is not installed (extras)."""
+    return names(_distributions().get(module, [module]))
 
 
 def declared() -> set[str]:
