@@ -202,5 +202,7 @@ def test_every_dependency_is_imported() -> None:
 
 @pytest.mark.parametrize("library", INTERNALS)
 def test_a_library_whose_inside_is_used_has_an_upper_bound(library: str) -> None:
-    [requirement] = [each for each in PYPROJECT["project"]["dependencies"] if names([each]) == {library}]
+    extras: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
+    requirements = [*PYPROJECT["project"]["dependencies"], *(each for extra in extras.values() for each in extra)]
+    [requirement] = [each for each in requirements if names([each]) == {library}]
     assert "<" in requirement
