@@ -1,0 +1,182 @@
+"""The device of an instance, on the fake, whose streams do nothing before they are waited for."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from backends.reshape import TensorShapes
+from backends.transport import wire
+from backends.worker.devices.device_tensors import DeviceOutputs
+from backends.worker.devices.instance_device import InstanceDevice
+from backends.worker.devices.staging import StagingLimits
+from backends.worker.devices.tensors import DeviceArray, DeviceInput
+from backends.worker.memory import AttachedRegions
+from backends.worker.request import WorkerRequest
+from kernel.errors import InternalError, InvalidArgument, Unavailable
+from shm.cuda import Cuda
+from shm.tensor import Tensor
+from tests.fake_cuda import driver, memory, runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SPECS = {"IN": TensorShapes("IN", "FP32", (-1,), batched=True)}
+
+
+@pytest.fixture
+def cuda() -> Iterator[Cuda]:
+    before = set(memory.own)
+    runtime.pinned.clear()
+    yield Cuda(runtime, driver)
+    gc.collect()  # arrays and their owners refer to one another in tracebacks
+    assert set(memory.own) == before, "memory of the device was not freed"
+
+
+def device_with(cuda: Cuda, pinned: int = 1 << 20, kept: int = 1 << 20) -> InstanceDevice:
+    return InstanceDevice(cuda, 0, AttachedRegions(), StagingLimits(pinned, kept))
+
+
+def request(*inputs: Any) -> WorkerRequest:
+    return WorkerRequest(wire.RequestMessage(1, []), list(inputs), None)  # type: ignore[arg-type]  # nobody responds
+
+
+def on_host(values: Sequence[Sequence[float]]) -> Tensor:
+    array = np.array(values, np.float32)
+    return Tensor("IN", "FP32", list(array.shape), array.tobytes())
+
+
+def on_device(device: InstanceDevice, values: Sequence[Sequence[float]]) -> DeviceInput:
+    array = np.array(values, np.float32)
+    found = device.upload(array, "FP32", array.shape)
+    device.synchronize()
+    return DeviceInput("IN", found, lambda: memoryview(array.tobytes()))
+
+
+def values_at(array: DeviceArray) -> Any:
+    """What a kernel on the device would see now."""
+    raw = ctypes.string_at(array.address, array.nbytes)
+    return np.frombuffer(raw, np.float32).reshape(array.shape).tolist()
+
+
+def test_a_batch_is_gathered_in_one_block_with_one_copy_when_the_stream_was_waited_for(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    batch = [request(on_host([[1, 2]])), request(on_host([[3, 4], [5, 6]]))]
+    found = device.gather(batch, SPECS)["IN"]
+    assert found.shape == (3, 2)
+    assert device.pending
+    assert values_at(found) != [[1, 2], [3, 4], [5, 6]], "the stream has not been waited for"
+    device.synchronize()
+    assert not device.pending
+    assert values_at(found) == [[1, 2], [3, 4], [5, 6]]
+    assert (device.copies, device.copied_byte_size) == (1, 24)
+
+
+def test_the_next_batch_waits_for_the_copies_of_the_last_one(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    first = device.gather([request(on_host([[1, 1]])), request(on_host([[2, 2]]))], SPECS)["IN"]
+    kept = DeviceArray(device.allocate(16).address, "FP32", (2, 2), 0)
+    block = device.allocate(16)
+    device.enqueue(block.address, first.address, 16, crosses=False)
+    device.gather([request(on_host([[7, 7]])), request(on_host([[8, 8]]))], SPECS)
+    assert values_at(DeviceArray(block.address, "FP32", (2, 2), 0)) == [[1, 1], [2, 2]]
+    del kept
+
+
+def test_the_only_input_of_a_batch_stays_where_it_is_on_the_device(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    given = on_device(device, [[1, 2]])
+    device.copies = 0
+    found = device.gather([request(given)], SPECS, alignment=1)["IN"]
+    assert (found.address, device.copies, device.pending) == (given.address, 0, False)
+    moved = DeviceInput("IN", DeviceArray(given.address + 4, "FP32", (1, 1), 0, given.array), lambda: memoryview(b""))
+    copied = device.gather([request(moved)], SPECS)["IN"]
+    device.synchronize()
+    assert copied.address % 256 == 0 or copied.address != moved.address
+    assert values_at(copied) == [[2]]
+    assert device.copies == 0, "a copy within the device was counted as one of the host"
+
+
+def test_inputs_on_the_host_and_on_the_device_may_be_in_one_batch(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    batch = [request(on_host([[1]])), request(on_device(device, [[2]])), request(on_host([[3]]))]
+    found = device.gather(batch, SPECS)["IN"]
+    device.synchronize()
+    assert values_at(found) == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize(("pinned", "kept"), [(0, 0), (0, 1 << 20), (1 << 20, 0)])
+def test_a_batch_above_the_limits_is_gathered_all_the_same(cuda: Cuda, pinned: int, kept: int) -> None:
+    device = device_with(cuda, pinned, kept)
+    for start in (0, 10):
+        rows = [[float(start + number)] * 3 for number in range(4)]
+        found = device.gather([request(on_host([row])) for row in rows], SPECS)["IN"]
+        device.synchronize()
+        assert values_at(found) == rows
+    assert bool(runtime.pinned) == bool(pinned)
+
+
+def test_strings_are_left_out_and_errors_are_those_of_gathering_on_the_host(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    text = Tensor("S", "BYTES", [1, 1], b"\1\0\0\0x")
+    assert list(device.gather([request(on_host([[1]]), text)], SPECS)) == ["IN"]
+    with pytest.raises(InternalError, match="different shapes in requests of one batch"):
+        device.gather([request(on_host([[1]])), request(on_host([[1, 2]]))], SPECS)
+    with pytest.raises(InternalError, match="must have the same inputs"):
+        device.gather([request(on_host([[1]])), request()], SPECS)
+    with pytest.raises(InvalidArgument, match="does not hold a tensor of shape"):
+        device.gather([request(Tensor("IN", "FP32", [1, 2], b"1234"))], SPECS)
+
+
+def test_an_output_on_the_device_is_in_its_response_after_the_wait(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    outputs = DeviceOutputs(device, AttachedRegions(), waits_at_once=False)
+    array = device.upload(np.array([1, 2], np.float32), "FP32", [2])
+    tensor = outputs.write(None, "OUT", "FP32", array, wire.RequestedOutput("OUT"))  # type: ignore[arg-type]  # inline
+    assert outputs.pending
+    assert bytes(tensor.data or b"") == bytes(8)
+    outputs.wait()
+    assert np.frombuffer(tensor.data or b"", np.float32).tolist() == [1, 2]
+
+
+def test_another_stream_is_waited_for_where_that_was_asked(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    _, other = runtime.cudaStreamCreate()
+    source, target = device.allocate(4), device.allocate(4)
+    ctypes.memmove(source.address, b"late", 4)
+    runtime.cudaMemcpyAsync(target.address, source.address, 4, 3, other)
+    device.synchronize()
+    assert ctypes.string_at(target.address, 4) != b"late"
+    device.after(int(other))
+    device.synchronize()
+    assert ctypes.string_at(target.address, 4) == b"late"
+
+
+def test_memory_that_is_not_there_is_an_error_of_the_request(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = device_with(cuda)
+    failing = lambda _: (runtime.cudaError_t.cudaErrorMemoryAllocation, None)  # noqa: E731 - a function of CUDA
+    monkeypatch.setattr(runtime, "cudaMalloc", failing)
+    with pytest.raises(InternalError, match=r"GPU 0: 64 bytes of memory cannot be allocated: cudaMalloc failed"):
+        device.allocate(64)
+
+
+def test_a_device_that_is_not_there_is_refused(cuda: Cuda) -> None:
+    with pytest.raises(Unavailable, match="GPU 1 is not there: this process sees 1"):
+        InstanceDevice(cuda, 1, AttachedRegions())
+
+
+def test_rows_and_other_shapes_of_a_tensor_on_the_device_are_the_same_memory() -> None:
+    array = DeviceArray(1000, "FP16", (4, 3), 0)
+    assert (array.nbytes, array.ndim) == (24, 2)
+    rows = array[1:3]
+    assert (rows.address, rows.shape) == (1006, (2, 3))
+    assert array.reshape([2, -1]).shape == (2, 6)
+    assert array.reshape(-1).shape == (12,)
+    with pytest.raises(ValueError, match="cannot reshape"):
+        array.reshape([5, 2])
+    with pytest.raises(ValueError, match="must follow one another"):
+        array[::2]
