@@ -17,6 +17,9 @@ from tests.fake_cuda import memory, runtime
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _BFLOAT16 = 16
 
+#: The real class, also where this module's has taken its place.
+_RealSession = real.InferenceSession
+
 
 class FakeOnnxRuntime:
     """Takes the place of the module."""
@@ -55,7 +58,7 @@ class InferenceSession:
         assert not enable_fallback
         self.options = dict(zip(providers, provider_options, strict=True))
         self._providers = [name for name in providers if name not in failing]
-        self._cpu = real.InferenceSession(path, providers=[_CPU])
+        self._cpu = _RealSession(path, providers=[_CPU])
         self.get_inputs, self.get_outputs = self._cpu.get_inputs, self._cpu.get_outputs
         self.get_overridable_initializers = self._cpu.get_overridable_initializers
         self.run_entries: list[dict[str, str]] = []

@@ -104,4 +104,4 @@ def _runner(torch: Any, path: Path, found: FileFormat, arguments: ModelArguments
             f"model '{arguments.model_name}' was compiled by AOTInductor for one kind of device: its instances are of "
             "KIND_CPU or KIND_GPU"
         )
-    return CompiledRunner(torch, path, arguments.device_id if arguments.kind == "GPU" else -1)
+    return CompiledRunner(path, arguments.device_id if arguments.kind == "GPU" else -1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.pytorch.call_spec import input_names, output_names
 from backends.pytorch.signature import Argument, ModelSignature
+from backends.pytorch.torch_internals import compiled_loader, tree_functions
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -18,8 +19,7 @@ class ExportedRunner:
 
     def __init__(self, torch: Any, path: Path, device: str | None) -> None:
         """Load the file, onto `device`, or onto the devices that it was saved with for None."""
-        from torch.utils import _pytree as pytree
-
+        pytree = tree_functions()
         with path.open("rb") as file:  # a path would have to end in `.pt2`
             program = torch.export.load(file)
         if device is not None:
@@ -49,11 +49,9 @@ class CompiledRunner:
     #: Its metadata do not say it: the library gets copies of what it must not change.
     changes_inputs = True
 
-    def __init__(self, torch: Any, path: Path, device_index: int) -> None:
+    def __init__(self, path: Path, device_index: int) -> None:
         """Load the file for the GPU called `device_index`, or for the CPU if it is -1."""
-        import torch._inductor as inductor
-
-        self._loader = inductor.aoti_load_package(str(path), device_index=device_index).loader
+        self._loader = compiled_loader(path, device_index)
         in_spec, out_spec = self._loader.get_call_spec()
         self.signature = ModelSignature((), tuple(input_names(in_spec)), tuple(output_names(out_spec)))
 

@@ -1,4 +1,4 @@
-"""The module `torch`: imports it, and applies a model's settings to it. No other module imports it.
+"""The module `torch`: imports it, and applies a model's settings to it.
 
 It is imported when a model is loaded, because it takes seconds and hundreds of megabytes, and because a server without
 PyTorch must say so.
@@ -10,6 +10,7 @@ import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from backends.pytorch.torch_internals import set_switches
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -57,16 +58,7 @@ def apply_settings(torch: Any, settings: TorchSettings) -> None:
             torch.set_num_interop_threads(settings.inter_op_threads)
     if not settings.cudnn:
         torch.backends.cudnn.enabled = False
-    # PyTorch has only private names for these four; they are what its own tests and Triton's backend use.
-    switches: list[tuple[str, bool | None]] = [
-        ("_set_graph_executor_optimize", None if settings.optimized_execution else False),
-        ("_jit_set_profiling_mode", settings.jit_profiling),
-        ("_jit_set_profiling_executor", settings.jit_executor),
-        ("_jit_set_texpr_fuser_enabled", settings.tensor_fuser),
-    ]
-    for name, value in switches:
-        if value is not None:
-            getattr(torch._C, name)(value)
+    set_switches(torch, settings)
 
 
 def guard_of(torch: Any, settings: TorchSettings) -> Callable[[], contextlib.AbstractContextManager[Any]]:

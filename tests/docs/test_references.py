@@ -29,8 +29,9 @@ _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 
 #: Flags of other programs that documents name.
 FLAGS_OF_OTHERS = {
-    "--against", "--check", "--help", "--json", "--model", "--only", "--output", "--perfetto", "--quick", "--record",
-    "--rounds", "--seed", "--seeds", "--show-trace", "--story", "--strict", "--svg", "--timeout", "--without-triton",
+    "--against", "--check", "--force-reinstall", "--help", "--json", "--model", "--no-deps", "--only", "--output",
+    "--perfetto", "--quick", "--record", "--rounds", "--seed", "--seeds", "--show-trace", "--story", "--strict",
+    "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
 
 SOURCES = [

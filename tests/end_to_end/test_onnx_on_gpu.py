@@ -1,0 +1,75 @@
+"""An ONNX model on a GPU in a whole server: onnxruntime and CUDA are fakes (`tests/fake_onnxruntime.py`)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.http
+from onnx import TensorProto, helper
+
+from bench.server import ServerProcess
+from shm.cuda import BINDINGS_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.slow
+
+#: In every process of the server: the fake takes the place of what the backend uses of GPUs.
+SITE = """
+import onnxruntime
+from tests.fake_onnxruntime import FakeOnnxRuntime
+fake = FakeOnnxRuntime()
+for name in ("get_available_providers", "preload_dlls", "InferenceSession"):
+    setattr(onnxruntime, name, getattr(fake, name))
+"""
+
+CONFIG = """
+backend: "onnxruntime"
+instance_group [{ kind: KIND_GPU gpus: [0] }]
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    root = tmp_path_factory.mktemp("gpu")
+    version = root / "models/add_sub/1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2048]) for name in "ABXY"}
+    nodes = [helper.make_node("Add", ["A", "B"], ["X"]), helper.make_node("Sub", ["A", "B"], ["Y"])]
+    graph = helper.make_graph(nodes, "g", [values["A"], values["B"]], [values["X"], values["Y"]])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
+    )
+    (root / "sitecustomize.py").write_text(SITE)
+    tree = str(Path(__file__).parents[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(root), tree)))
+        patch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
+        with ServerProcess(root / "models") as running:
+            yield running
+
+
+def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=4) as client:
+        config = client.get_model_config("add_sub")
+        assert config["max_batch_size"] == 4  # completed from the file
+        assert config["instance_group"][0]["kind"] == "KIND_GPU"
+        pending = []
+        for factor in range(8):
+            a, b = (np.full((1, 2048), value, np.float32) for value in (factor * 2, factor))
+            inputs: list[Any] = []
+            for name, array in (("A", a), ("B", b)):
+                inputs.append(tritonclient.http.InferInput(name, list(array.shape), "FP32"))
+                inputs[-1].set_data_from_numpy(array)
+            pending.append(client.async_infer("add_sub", inputs))
+        for factor, found in enumerate(pending):
+            result = found.get_result()
+            assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), factor * 3, np.float32))
+            assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), factor, np.float32))
