@@ -120,7 +120,7 @@ def test_figures_move_and_failed_requests_show_up_as_text(server: ServerProcess)
         number = json.loads(json.dumps({"name": "IN", "shape": [2], "datatype": "FP32", "data": [-1.0, 2.0]}))
         for _ in range(5):
             await asyncio.to_thread(infer, server, "strict", {"id": "bad one", "inputs": [number]})
-        await browser.until(f"{_TEXT.format('#tiles')}.match(/Errors per second\\s+0\\.[1-9]/)")
+        await browser.until(f"{_TEXT.format('#tiles')}.match(/Errors.s\\s+0\\.[1-9]/)")
         await browser.until(f"{row('strict')}.includes('5')")
         await browser.value(f"{model_button('strict')}.click()")
         failed = await browser.until(_TEXT.format("#failed .error"))

@@ -173,7 +173,7 @@ def test_a_server_that_stops_ends_its_streams_at_once(
     with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
 ) -> None:
     async def test(kernel: Kernel) -> None:
-        streams = stream.Streams(kernel)
+        streams = stream.EventStreams(kernel)
         began = asyncio.Event()
 
         async def look() -> None:
