@@ -40,7 +40,7 @@ CASES = [
     ),
     Case(
         "paths that do not exist",
-        get("/").differs("a page that shows the server", status="http 200", body=...),
+        get("/").differs("a page that shows the server", status="http 200", error=None, body=...),
         *(
             get(path)
             for path in (
