@@ -122,6 +122,7 @@ class Server:
                 if listener.allow
             }
             self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
+            SERVER_PATHS.add_repositories(self._options.repository.paths)
             try:
                 self._build()
             except ServingError as error:
@@ -133,7 +134,6 @@ class Server:
         # Nobody reads what would be measured for a port that is not there.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository
-        SERVER_PATHS.add_repositories(repository.paths)
         catalog = Catalog(namespacing=repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         clock = LoopClock(polling.longest_ns)

@@ -44,7 +44,7 @@ Key = tuple[str, str]
 _encode = msgspec.json.Encoder().encode
 
 
-class Row:
+class SentRow:
     """A row as it is sent."""
 
     __slots__ = ("changed", "item", "ready", "reason", "shown", "static", "text")
@@ -69,7 +69,7 @@ class Snapshot(msgspec.Struct):
     number: int = 0
     now_ns: int = 0
     #: By name and version, in the order of the repository index.
-    rows: dict[Key, Row] = {}
+    rows: dict[Key, SentRow] = {}
     #: Keys that are gone, with the number of the snapshot in which they went.
     gone: dict[Key, int] = {}
     server: bytes = b"{}"
@@ -139,7 +139,7 @@ class Feed:
         kernel, snapshot = self._kernel, self.snapshot
         figures = ServerFigures()
         number = snapshot.number + 1
-        rows: dict[Key, Row] = {}
+        rows: dict[Key, SentRow] = {}
         windows: dict[Key, tuple[Model, Window]] = {}
         snapshot.now_ns = self._now_ns()
         begin_s = time.perf_counter()
@@ -166,8 +166,8 @@ class Feed:
 
     def _row(
         self, key: Key, item: IndexItem, model: Model | None, windows: dict[Key, tuple[Model, Window]], number: int
-    ) -> Row:
-        row = self.snapshot.rows.get(key) or Row()
+    ) -> SentRow:
+        row = self.snapshot.rows.get(key) or SentRow()
         shown, same = row.shown, row.item == item
         if model is None:
             shown = shown if same and shown is not None else idle_row(item)
@@ -183,7 +183,7 @@ class Feed:
         return row
 
     def _loaded(
-        self, key: Key, item: IndexItem, model: Model, windows: dict[Key, tuple[Model, Window]], row: Row
+        self, key: Key, item: IndexItem, model: Model, windows: dict[Key, tuple[Model, Window]], row: SentRow
     ) -> ModelRow:
         """Return what is shown of a loaded version, which is the same object as before if nothing has happened."""
         now_ns = self.snapshot.now_ns

@@ -40,7 +40,7 @@ ROWS_PER_EVENT = 2000
 _encode = msgspec.json.Encoder().encode
 
 
-class Streams:
+class EventStreams:
     """All streams of a server, and the feed that they share while there are any."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -78,7 +78,7 @@ class Streams:
             task.cancel()
 
 
-class Hello(msgspec.Struct, frozen=True):
+class Greeting(msgspec.Struct, frozen=True):
     """The first event: what does not change while the stream lasts."""
 
     server: str
@@ -102,7 +102,7 @@ class EventWriter:
     def hello(self) -> bytes:
         """Return the first event."""
         identity = self._kernel.identity
-        return _event("hello", _encode(Hello(identity.name, identity.version, self._viewer)))
+        return _event("hello", _encode(Greeting(identity.name, identity.version, self._viewer)))
 
     def events(self, snapshot: Snapshot) -> Iterable[bytes]:
         """Yield the events about `snapshot`; it does not change meanwhile if its number does not."""
@@ -136,7 +136,7 @@ class EventWriter:
                 yield _event("lines", _encode(lines))
 
 
-async def send_events(call: HttpCall, streams: Streams, peer: object) -> web.StreamResponse:
+async def send_events(call: HttpCall, streams: EventStreams, peer: object) -> web.StreamResponse:
     """Send events until the client goes away, reads nothing, or the server stops."""
     kernel, query = call.kernel, call.http.query
     chosen = (query["model"], query.get("version", "")) if query.get("model") else None

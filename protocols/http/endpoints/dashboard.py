@@ -12,7 +12,7 @@ from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
     from protocols.http.call import HttpCall
-    from protocols.http.dashboard.stream import Streams
+    from protocols.http.dashboard.stream import EventStreams
 
 PAGE_PATHS = ("/", "/dashboard")
 EVENTS_PATH = "/dashboard/events"
@@ -24,7 +24,7 @@ class Dashboard:
 
     def __init__(self) -> None:
         #: None until the page is opened.
-        self.streams: Streams | None = None
+        self.streams: EventStreams | None = None
 
     def close(self) -> None:
         """End what is sent: the server stops."""
@@ -67,9 +67,9 @@ async def _file(call: HttpCall, name: str, content_type: str) -> web.Response:
 
 async def events(call: HttpCall) -> web.StreamResponse:
     """Send what happens, until the client goes away. Raises `Unavailable` if too many do so already."""
-    from protocols.http.dashboard.stream import Streams, send_events  # most servers have no viewer
+    from protocols.http.dashboard.stream import EventStreams, send_events  # most servers have no viewer
 
     dashboard = call.dashboard
     if dashboard.streams is None:
-        dashboard.streams = Streams(call.kernel)
+        dashboard.streams = EventStreams(call.kernel)
     return await send_events(call, dashboard.streams, peer_of(call.http))

@@ -40,7 +40,7 @@ def test_paths_lead_to_their_handlers(method: str, path: str, handler: Handler, 
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "", "/v2/", "/v3", "//v2", "/v2#x", "/v2/health", "/v2/health/", "/v2/models", "/v2/models/",
+        "", "/v2/", "/v3", "//v2", "/v2#x", "/v2/health", "/v2/health/", "/v2/models", "/v2/models/",
         "/v2/models/a/", "/v2/models/a/explode", "/v2/models/a/versions/x", "/v2/models/a/versions/1/",
         "/v2/models/a/versions/1/trace/setting", "/v2/models/a/versions/\u0662", "/v2/models/a/b/infer",
         "/v2/repository/models/a", "/v2/systemsharedmemory", "/v2/systemsharedmemory/region/a",

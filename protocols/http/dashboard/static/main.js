@@ -24,9 +24,9 @@ let wantsLines = true;
 // ---- tiles ---------------------------------------------------------------------------------
 
 const TILES = [
-  { name: "rate", title: "Requests per second", figure: (server) => rate(server.rate), value: (server) => server.rate,
+  { name: "rate", title: "Requests/s", figure: (server) => rate(server.rate), value: (server) => server.rate,
     note: (server) => `${count(server.in_flight)} in flight` },
-  { name: "errors", title: "Errors per second", figure: (server) => rate(server.failure_rate),
+  { name: "errors", title: "Errors/s", figure: (server) => rate(server.failure_rate),
     value: (server) => server.failure_rate, kind: (server) => (server.failure_rate > 0 ? "bad" : "") },
   { name: "queue", title: "Waiting requests", figure: (server) => count(server.queue), value: (server) => server.queue },
   { name: "models", title: "Models ready", figure: (server) => `${count(server.ready_models)}/${count(server.models)}`,

@@ -254,6 +254,10 @@ _HTTP_EFFECTS = {
         lambda r: [r.call("/v2", headers={"Host": host}).status for host in ("a.example", "x.b.example", "c.example")],
         [200, 200, 403],
     ),
+    "http-dashboard": Effect(
+        "--http-dashboard=false", lambda r: [r.call(path).status for path in ("/", "/dashboard/events")], [404, 404],
+        base="--model-repository={models} --http-restricted-api=statistics:a=b",
+    ),
 }  # fmt: skip
 
 _MS = 1_000_000
