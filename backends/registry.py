@@ -19,12 +19,11 @@ from backends.backend_file import (
     folder_backends,
     import_backend_file,
 )
+from backends.entry_points import entry_points_of
 from backends.lifecycle import as_backend
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
-
     from backends.base import Backend, ModelArguments
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def known_backends(directory: Path | None = None) -> dict[str, str]:
 
     `directory` is that of --backend-directory. Files beside models are not among them.
     """
-    found = {entry_point.name: entry_point.value for entry_point in _entry_points()}
+    found = {entry_point.name: entry_point.value for entry_point in entry_points_of(ENTRY_POINT_GROUP)}
     return {**found, **folder_backends(directory), **BUILT_IN}
 
 
@@ -70,8 +69,9 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
             made: type[Backend] = getattr(importlib.import_module(module), attribute)(file)
             return made
         return as_backend(import_backend_file(file), f"the class of '{file}'")
-    for entry_point in _entry_points().select(name=name):
-        return as_backend(entry_point.load(), f"'{entry_point.value}'")
+    for entry_point in entry_points_of(ENTRY_POINT_GROUP):
+        if entry_point.name == name:
+            return as_backend(entry_point.load(), f"'{entry_point.value}'")
     directory = arguments.backend_config.get(DIRECTORY_SETTING, "")
     if directory and (Path(directory) / name / f"libtriton_{name}.so").is_file():
         logger.error(
@@ -82,10 +82,3 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )
-
-
-def _entry_points() -> EntryPoints:
-    """Return the entry points of backends. The module is imported late: most workers and servers do without it."""
-    from importlib.metadata import entry_points
-
-    return entry_points(group=ENTRY_POINT_GROUP)

@@ -122,7 +122,7 @@ def compute(seconds):
 
 async def main():
     import asyncio
-    asyncio.get_running_loop().call_soon(compute, 0.06)
+    asyncio.get_running_loop().call_soon(compute, slow_callbacks.LIMIT_NS * 1.2e-9)
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(compute, 0.001)
     await asyncio.sleep(0.01)

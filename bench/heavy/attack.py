@@ -44,6 +44,12 @@ class Attack(msgspec.Struct, frozen=True):
     pauses_before_reading: bool = False
 
     @property
+    def at_once(self) -> int:
+        """How many requests the server may have at the same time."""
+        calls = sum(isinstance(each, GrpcCall) for each in self.requests)
+        return self.connections * max(1, calls)
+
+    @property
     def byte_size(self) -> int:
         """The bytes of all bodies, as they are sent."""
         return self.connections * sum(

@@ -46,6 +46,8 @@ class Outcome(msgspec.Struct, frozen=True):
     texts: list[str]
     #: From the first byte sent to the last response.
     seconds: float
+    #: Requests that the server may have at the same time.
+    at_once: int
     body_byte_size: int
     response_byte_size: int
 
@@ -77,6 +79,7 @@ def run(attack: Attack, order: Order, protocol: str) -> Outcome:
         statuses=dict(Counter(status for each in exchanges for status in each.statuses)),
         texts=[*dict.fromkeys(text[:_TEXT_SIZE] for each in exchanges for text in each.texts)],
         seconds=seconds,
+        at_once=attack.at_once,
         body_byte_size=attack.byte_size,
         response_byte_size=sum(each.response_byte_size for each in exchanges),
     )

@@ -46,6 +46,8 @@ class RowSample(msgspec.Struct, frozen=True):
     #: By protocol.
     waits: dict[str, Waits]
     growth: MemoryGrowth
+    #: Requests of the attackers that the server may have at the same time.
+    at_once: int
     body_byte_size: int
     response_byte_size: int
 
@@ -188,6 +190,7 @@ def _sample(outcomes: Sequence[Outcome], cpu_s: float, waits: dict[str, Waits], 
         cpu_s=cpu_s,
         waits=waits,
         growth=growth,
+        at_once=sum(each.at_once for each in outcomes),
         body_byte_size=sum(each.body_byte_size for each in outcomes),
         response_byte_size=sum(each.response_byte_size for each in outcomes),
     )

@@ -6,7 +6,6 @@ dictionary of texts) and returns a `CacheStore`. It raises ValueError for wrong 
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from kernel.cache.config import LOCAL, CacheChoice, local_byte_size
@@ -50,6 +49,8 @@ def make_cache(choice: CacheChoice, clock: Clock, budget: ByteBudget) -> Respons
 
 def _factory(name: str) -> Callable[[dict[str, str]], CacheStore]:
     """Return the function that a package names for the cache. Raises `InvalidArgument`."""
+    from importlib.metadata import entry_points  # imported late: most servers do without it
+
     points = entry_points(group=ENTRY_POINT_GROUP)
     for point in points:
         if point.name == name:

@@ -35,7 +35,7 @@ LATE_IMPORTS = {
     "backends/portable/start.py _import_worker": "before there is a model",
     "backends/portable/start.py _has_msgspec": "before there is a model",
     "backends/portable/start.py find_spec": "of the standard library",
-    "backends/registry.py _entry_points": "of the standard library",
+    "backends/entry_points.py entry_points_of": "of the standard library",
     # Found below the model's package, too, see `backends/model_names.py`, unless this has such a module itself.
     "backends/worker/region_messages.py _attach_device": "only for CUDA memory of clients, which few workers see",
     "shm/cuda.py copy_to_host": "the kernel imports the module, and no NumPy",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,3 +88,21 @@ def test_available_memory_is_what_the_machine_and_all_groups_above_have_left(
     assert machine.available_memory_byte_size() == (1 << 30) + (1 << 29)
     (groups / "a/memory.current").write_text(f"{9 << 30}\n")
     assert machine.available_memory_byte_size() == 0
+
+
+def test_threads_share_one_heap() -> None:
+    program = (
+        "import ctypes, threading\n"
+        "from kernel.machine import share_malloc_arena\n"
+        "share_malloc_arena()\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.malloc.restype = ctypes.c_void_p\n"
+        "kept = []\n"
+        "thread = threading.Thread(target=lambda: kept.append(libc.malloc(ctypes.c_size_t(1000))))\n"
+        "thread.start(); thread.join()\n"
+        "heap = next(line for line in open('/proc/self/maps') if line.endswith('[heap]\\n')).split()[0]\n"
+        "first, last = (int(each, 16) for each in heap.split('-'))\n"
+        "print(first <= kept[0] < last)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"

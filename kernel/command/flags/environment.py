@@ -5,7 +5,6 @@ A flag on the command line takes precedence over its variable.
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
@@ -56,6 +55,8 @@ def flags_of_environment(
             if texts := _texts(name, flag, text):
                 found[flag.name] = texts
         elif name not in _OTHERS and _OF_KUBERNETES.fullmatch(name) is None:
+            import difflib  # imported late: right variables need none of it
+
             names = [each.removeprefix(PREFIX) for each in by_variable]
             close = difflib.get_close_matches(name.removeprefix(PREFIX), names, n=1)
             hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -111,6 +110,8 @@ def _find(written: str) -> Flag:
         return FLAGS.get(names[0]) or _ALIASES[names[0]]
     if names:
         raise BadOption(f"--{written} could be {' or '.join(f'--{name}' for name in names)}")
+    import difflib  # imported late: a right command line needs none of it
+
     close = difflib.get_close_matches(written, (*FLAGS, *_ALIASES), n=1)
     hint = f"; did you mean --{close[0]}?" if close else ""
     raise BadOption(f"there is no flag --{written}{hint} (naiad run --help lists all)")

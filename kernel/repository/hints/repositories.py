@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from typing import TYPE_CHECKING
@@ -40,6 +39,8 @@ def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> st
         if path.endswith(".py"):
             return "it is a file; give a folder of models, in which a Python model is at NAME/1/model.py"
         return "it is a file; give a folder of models, or an ONNX file whose name ends with .onnx"
+    import difflib  # imported late: few repositories need a hint
+
     close = difflib.get_close_matches(posixpath.basename(path), siblings, n=1)
     return f"did you mean '{posixpath.join(posixpath.dirname(path), close[0])}'?" if close else ""
 
@@ -76,6 +77,8 @@ def repository_hint(path: str, entries: Sequence[Entry]) -> str:
 
 def name_hint(name: str, names: Collection[str]) -> str:
     """Return the hint for a model that no repository has; `names` are those that there are."""
+    import difflib  # imported late: few repositories need a hint
+
     close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f"did you mean '{close[0]}'?"
