@@ -160,8 +160,7 @@ class InferenceRequest:
         self._preferred_memory = None if preferred_memory is _ANY_MEMORY else preferred_memory
         self._trace = None if trace is _NO_TRACE else trace
         self._parameters = check_parameters(parameters)
-        self._parameters_json = None
-        self._request = self._sender = None
+        self._parameters_json = self._request = self._sender = None
         self._responded = self.reschedules = False
 
     @staticmethod
