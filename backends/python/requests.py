@@ -14,6 +14,7 @@ from backends.python.request_arguments import (
     InferenceTrace,
     MemoryType,
     PreferredMemory,
+    is_list_of,
 )
 from backends.python.responses import ResponseSender
 from backends.python.tensors import Tensor
@@ -46,15 +47,6 @@ _SIGNATURE = (
     "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, timeout: int = 0, "
     "preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
 )
-
-
-def _is_list_of(kinds: tuple[type, ...], values: object) -> bool:
-    if not isinstance(values, (list, tuple)):
-        return False
-    for value in values:  # noqa: SIM110 - `all` with a generator takes four times as long, and calls are many
-        if not isinstance(value, kinds):
-            return False
-    return True
 
 
 #: The defaults of arguments for which Triton refuses None.
@@ -137,8 +129,8 @@ class InferenceRequest:
             and isinstance(flags, int)
             and isinstance(timeout, int)
             and timeout >= 0
-            and _is_list_of((Tensor, NoneType), inputs)
-            and _is_list_of((str,), requested_output_names)
+            and is_list_of((Tensor, NoneType), inputs)
+            and is_list_of((str,), requested_output_names)
             and correlation_id is not None
             and isinstance(trace, InferenceTrace)
             and isinstance(preferred_memory, PreferredMemory)
@@ -168,8 +160,7 @@ class InferenceRequest:
         self._preferred_memory = None if preferred_memory is _ANY_MEMORY else preferred_memory
         self._trace = None if trace is _NO_TRACE else trace
         self._parameters = check_parameters(parameters)
-        self._parameters_json = None
-        self._request = self._sender = None
+        self._parameters_json = self._request = self._sender = None
         self._responded = self.reschedules = False
 
     @staticmethod

@@ -200,6 +200,9 @@ class WorkerHandle:
             self._send(wire.Cancel([number]))
             if self._worker_calls is not None:
                 self._worker_calls.parent_cancelled()
+                ahead = self.record.unstarted() if self.record.concurrency == 1 else ()
+                if any(request in batch.requests for batch in ahead):
+                    self._send(wire.Recall())  # it may wait behind a call that waits for it
 
     def consumed(self, request: Request, count: int) -> None:
         number = self._number_of(request)
@@ -415,8 +418,8 @@ class WorkerHandle:
         if calls is None:
             if self._calls is None:
                 raise ValueError(f"unexpected message {type(message).__name__}")
-            # The model calls others: it gets no more batches ahead of time, and those that it has come back.
-            self._model.instances.dispatch_nothing_ahead()
+            # The model calls others: it gets fewer batches ahead of time, and those that it has come back.
+            self._model.instances.note_calls()
             if self.record.concurrency == 1 and self.record.unstarted():
                 self._send(wire.Recall())
             calls = self._worker_calls = CallerCalls(

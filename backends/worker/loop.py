@@ -134,7 +134,7 @@ class Worker:
             wire.Cancel: lambda message: self._responder.cancel(message.requests),
             wire.Credit: lambda message: self._responder.grant(message.request, message.count),
             wire.FreeBlocks: lambda message: self._outputs.memory.free(message.offsets),
-            wire.Recall: lambda _: self._send(wire.Recalled(self._reader.take_batches())),
+            wire.Recall: self._give_back,
             wire.CallResponded: self._calls.responded,
             wire.ModelControlled: self._calls.controlled,
             **memory.handlers,
@@ -371,6 +371,11 @@ class Worker:
         self._backend.check_health(lambda problem: self._send(wire.HealthChecked(message.check, shortened(problem))))
 
     # ---- executing ---------------------------------------------------------------------------
+
+    def _give_back(self, _: wire.Recall) -> None:
+        batches = self._reader.take_batches()
+        self._responder.given_back(request.number for batch in batches for request in batch.requests)
+        self._send(wire.Recalled([batch.batch for batch in batches]))
 
     def _execute(self, message: wire.Execute) -> None:
         start_ns = time.monotonic_ns()

@@ -86,15 +86,15 @@ class KernelMessageReader:
                 self.wait_until(lambda: bool(waiting))
         return waiting.popleft()
 
-    def take_batches(self) -> list[int]:
-        """Remove the batches that wait for the main thread, and return their numbers. From any thread."""
+    def take_batches(self) -> list[wire.Execute]:
+        """Remove and return the batches that wait for the main thread. From any thread."""
         waiting, others = self.waiting, list[wire.ToWorker]()
-        taken: list[int] = []
+        taken: list[wire.Execute] = []
         with contextlib.suppress(IndexError):  # the main thread may take messages too
             while True:
                 message = waiting.popleft()
                 if isinstance(message, wire.Execute):
-                    taken.append(message.batch)
+                    taken.append(message)
                 else:
                     others.append(message)
         waiting.extend(others)

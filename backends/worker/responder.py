@@ -161,6 +161,10 @@ class BatchResponder:
             for number in numbers:
                 self._call_waiter(number)
 
+    def given_back(self, numbers: Iterable[int]) -> None:
+        """These requests were never opened and go back to the kernel, perhaps cancelled."""
+        self._cancelled.difference_update(numbers)
+
     def grant(self, number: int, count: int) -> None:
         if number in self.live:
             self._credit[number] = self._credit.get(number, wire.CREDIT_WINDOW) + count

@@ -60,6 +60,9 @@ FAST_EXECUTION_NS = 100_000
 #: The most batches that an instance of concurrency 1 has at a time.
 MAX_DEPTH = 32
 
+#: While the mean execution of a model that calls others takes longer than this, no batch is dispatched ahead of time.
+FAST_CALLER_NS = 1_000_000
+
 
 class BatchRecord:
     """The batches that were dispatched to an instance and are not finished. There is no other record of them.
@@ -140,6 +143,8 @@ class InstanceSet:
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
         self._max_depth = MAX_DEPTH
+        #: Whether the model calls other models.
+        self._calls = False
         #: Whether the rate limiter decides when instances execute.
         self.limited = False
 
@@ -284,6 +289,8 @@ class InstanceSet:
 
     def _note_only(self) -> None:
         self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
+        if self._calls:
+            self._depth = 1
 
     def rescheduled(self, request: Request) -> None:
         """The model has given a request back. Raises ValueError: a model without sequences must not do so."""
@@ -299,20 +306,30 @@ class InstanceSet:
         # A moving average: one slow execution ends dispatch ahead of time, several fast ones allow it again.
         took_ns = times.compute_end_ns - times.compute_start_ns
         mean_ns = self._execution_ns = self._execution_ns + (took_ns - self._execution_ns) // 8
-        if mean_ns >= FAST_EXECUTION_NS or instance.record.concurrency > 1:
-            self._depth = 1
+        if mean_ns >= FAST_EXECUTION_NS or instance.record.concurrency > 1 or self._calls:
+            self._depth = 2 if self._calls and self._may_wait_behind_calls(instance) else 1
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
             self._depth = depth if depth < self._max_depth else self._max_depth  # a call of min costs more
         if self._live.queued and instance in self._serving:
             self._inbox.post(InstanceIdle(instance))
 
-    def dispatch_nothing_ahead(self) -> None:
-        """The model calls other models: what waits behind a call could wait for itself, so nothing does from now on."""
-        self._depth = self._max_depth = 1
+    def note_calls(self) -> None:
+        """The model calls other models: what waits behind a call could wait for itself.
+
+        From now on at most one batch is dispatched ahead of time, and only to the only instance, which alone could
+        execute it. If it is to fail because it waits for itself, or if it is cancelled, it is recalled.
+        """
+        self._calls = True
+        self._depth = 1
+
+    def _may_wait_behind_calls(self, instance: Instance) -> bool:
+        single = instance is self._only and instance.record.concurrency == 1
+        return single and not self.limited and self._execution_ns < FAST_CALLER_NS
 
     def recalled(self, instance: Instance, returned: list[Request]) -> None:
         """`instance` gives these requests back, which it had not started."""
+        self._depth = 1  # else they would go to it again at once
         self._live.returned(returned)
         self._inbox.post(BatchesRecalled(instance, returned))
         for request in returned:

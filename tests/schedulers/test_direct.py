@@ -101,6 +101,24 @@ def test_one_slow_execution_ends_that() -> None:
     assert (case.running, case.ahead) == ([["b"]], [])
 
 
+def test_a_model_that_calls_others_is_given_one_request_ahead_of_time() -> None:
+    case = lab()
+    case.instances.note_calls()
+    make_fast(case)
+    for id in "abc":
+        case.inbox.post(Submitted(case.request(id)))
+    assert (case.running, case.ahead) == ([["a"]], [["b"]])
+
+
+def test_nothing_waits_behind_a_call_that_another_instance_could_execute() -> None:
+    case = lab(instances=2)
+    case.instances.note_calls()
+    make_fast(case)
+    for id in "abc":
+        case.inbox.post(Submitted(case.request(id)))
+    assert (sorted(case.running), case.ahead) == ([["a"], ["b"]], [])
+
+
 def test_an_idle_instance_goes_first() -> None:
     case = lab(instances=2)
     make_fast(case)

@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "an idle instance tells nobody": (InstanceSet, "_post_idle", ignoring),
     "a circle of calls is not seen": (Calls, "_look_at", ignoring),
     "circles of calls are only seen at once": (Calls, "_look", ignoring),
-    "a worker that waits for a call keeps its batches": (InstanceSet, "dispatch_nothing_ahead", ignoring),
+    "a worker that waits for a call keeps its batches": (InstanceSet, "note_calls", ignoring),
     "batches that were recalled are dropped": (InstanceSet, "recalled", ignoring),
     "calls of a lost worker go on": (CallerCalls, "close", ignoring),
     "results of calls are kept": (CallerCalls, "released", ignoring),

@@ -54,6 +54,8 @@ class SimulatedVersion:
         self.workers_lost = self.restarts_failed = self.planned_failures = 0
         #: The scheduler fails at its next event.
         self.fails_next = False
+        #: Whether an instance was taken out of service for some time, or for good.
+        self.changed = False
         self._first_order = 0
         model = self.model = loaded_model(plan.spec, ModelConfig(), 1, self._schedule, world.clock)
         self._post = model.inbox.post
@@ -180,6 +182,11 @@ class SimulatedVersion:
         instance.start()
         self.world.after(load_ns, instance.serve)
 
+    @property
+    def instances_changed(self) -> bool:
+        """Whether there were times with one instance in service and times with more."""
+        return self.workers_lost > 0 or self._last_instance != self.plan.instances - 1 or self.changed
+
     def idle_handles(self) -> list[SimulatedHandle]:
         """Return the instances in service that execute fewer batches than they could."""
         handles = [each.handle for each in self.instances if each.handle is not None]
@@ -281,6 +288,7 @@ class SimulatedInstance:
         if worker is None or handle is None or worker.paused:
             return
         self._world.tell("%s is stopped by a signal", self.name)
+        self._version.changed = True
         worker.pause()
         if self._serving and not self.retired:
             self._version.model.instances.set_apart(handle)
@@ -297,7 +305,7 @@ class SimulatedInstance:
 
     async def retire(self, limit_s: float) -> None:
         """As `InstanceSupervisor.retire`."""
-        self.retired = True
+        self.retired = self._version.changed = True
         handle = self.handle
         if handle is None:
             return

@@ -72,7 +72,7 @@ class Calls:
         if call.finished or execution is None:
             return
         self._waits.add(call, execution, self._clock.now_ns())
-        if model.live.instance_of.get(call) is None and execution.blocking:
+        if execution.blocking and not _begins_at_once(call, model):
             self._look_at(call)
         if self._alarm is None:
             self._alarm = self._clock.alarm(self._look)
@@ -140,6 +140,12 @@ class Calls:
     def check(self) -> None:
         """Recompute the invariants; for tests."""
         self._waits.check()
+
+
+def _begins_at_once(call: Request, model: Model) -> bool:
+    """Whether a submitted call was dispatched to an instance that has no other batch before it."""
+    instance = model.live.instance_of.get(call)
+    return instance is not None and len(instance.record.batches) <= instance.record.concurrency
 
 
 def refused(call: Request, error: ServingError) -> ServingError:

@@ -312,19 +312,37 @@ def test_credit_of_a_stream_goes_to_the_called_model() -> None:
 def test_what_was_dispatched_ahead_of_time_comes_back_when_the_model_calls() -> None:
     async def scenario(bench: CallBench) -> None:
         bench.model.instances._depth = 4
-        requests = [bench.submit() for _ in range(3)]
+        requests = [bench.submit() for _ in range(4)]
         await bench.received()
         await bench.say(submit(1, SMALL))
         assert wire.Recall() in await bench.received()
-        await bench.say(wire.Recalled([2, 3]))
-        assert [request.dispatched for request in requests] == [True, False, False]
+        await bench.say(wire.Recalled([2, 3, 4]))
+        assert [request.dispatched for request in requests] == [True, False, False, False]
         assert bench.calls.requeued_calls == requests[1:]
         bench.model.check()
         await bench.say(wire.Executed(1, [response()]))
-        (execute,) = await bench.received()
-        assert isinstance(execute, wire.Execute)
-        assert execute.batch == 4, "one at a time from now on"
-        await bench.say(wire.Executed(4, [response()]), wire.Executed(5, [response()]))
+        executes = [message for message in await bench.received() if isinstance(message, wire.Execute)]
+        assert [execute.batch for execute in executes] == [5, 6], "at most one ahead of time from now on"
+        await bench.say(*(wire.Executed(number, [response()]) for number in (5, 6, 7)))
+
+    calling(scenario)
+
+
+def test_a_cancelled_request_that_waits_behind_a_call_comes_back() -> None:
+    async def scenario(bench: CallBench) -> None:
+        bench.submit()
+        await bench.say(submit(1, SMALL), wire.Executed(1, [response()]))
+        bench.submit()
+        ahead = bench.submit()
+        assert ahead.dispatched
+        await bench.say(submit(2, SMALL))
+        await bench.received()
+        ahead.cancel()
+        assert wire.Recall() in await bench.received()
+        await bench.say(wire.Recalled([3]))
+        assert ahead.finished
+        await bench.say(wire.Executed(2, [response()]))
+        bench.model.check()
 
     calling(scenario)
 
