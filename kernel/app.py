@@ -106,10 +106,7 @@ class Server:
         self._log = options.log.settings()
 
     async def run(self) -> int:
-        """Start, serve until the owner says stop, and stop. Returns the exit code.
-
-        Raises `StartFailed`, `CannotListen` and `BadOption`.
-        """
+        """Serve until the owner says stop. Returns the exit code; raises `StartFailed`, `CannotListen`, `BadOption`."""
         self._owner.begin(self._log)
         with contextlib.ExitStack() as stack:
             sockets = {
@@ -141,18 +138,8 @@ class Server:
         regions = RegionRegistry(
             owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
         )
-        settings = KernelSettings(
-            trace=TraceSettings(options.trace),
-            log=self._log,
-            identity=ServerIdentity(name=options.server_id),
-            strict_readiness=options.strict_readiness,
-            explicit_control=repository.control_mode == "explicit",
-            recent=self._recent,
-            allow_client_shm=options.allow_client_shm,
-            max_decompression_ratio=options.max_decompression_ratio,
-        )
         inputs = InputPlacer(regions, options.arena_byte_size, budget, in_next_iteration)
-        self._kernel = Kernel(catalog, regions, inputs, clock, settings)
+        self._kernel = Kernel(catalog, regions, inputs, clock, self._make_settings())
         self._kernel.starting = True
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)
@@ -190,6 +177,19 @@ class Server:
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository = self._lifecycle
+
+    def _make_settings(self) -> KernelSettings:
+        options = self._options
+        return KernelSettings(
+            trace=TraceSettings(options.trace),
+            log=self._log,
+            identity=ServerIdentity(name=options.server_id),
+            strict_readiness=options.strict_readiness,
+            explicit_control=options.repository.control_mode == "explicit",
+            recent=self._recent,
+            allow_client_shm=options.allow_client_shm,
+            max_decompression_ratio=options.max_decompression_ratio,
+        )
 
     def _make_caching(self, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
         """Return the response cache, if the options ask for one. Raises `ServingError`."""
