@@ -28,6 +28,8 @@ HANDLE_BYTE_SIZE = 64
 
 #: Names the package with `runtime` and `driver` that takes the place of `cuda.bindings`, for tests without a GPU.
 BINDINGS_VARIABLE = "NAIAD_CUDA_BINDINGS"
+#: What the driver opens: on servers and desktops, in WSL, on Tegra.
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap")
 _BINDINGS = "cuda.bindings"
 
 #: How errors of a region begin, where the kernel tells clients apart what Triton does.
@@ -303,6 +305,11 @@ def is_installed() -> bool:
         return importlib.util.find_spec(_package()) is not None
     except ModuleNotFoundError:  # the package `cuda` is not there
         return False
+
+
+def has_driver() -> bool:
+    """Whether this machine may have a GPU: a driver has made its device file. Without one a search finds nothing."""
+    return _package() != _BINDINGS or any(map(os.path.exists, _DEVICE_FILES))
 
 
 @functools.cache

@@ -96,7 +96,11 @@ def install() -> None:
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
     """Return the response's output called `name`, or None."""
-    for tensor in inference_response._output_tensors:  # as `get_input_tensor_by_name`: no function calls inside
+    try:
+        tensors = inference_response._output_tensors  # as `get_input_tensor_by_name`: no function calls inside
+    except AttributeError:  # not a response: the error names the method, as Triton's
+        tensors = inference_response.output_tensors()
+    for tensor in tensors:
         if tensor._name == name:
             return tensor
     return None

@@ -55,9 +55,9 @@ class SessionWatcher:
             self._start()
 
     def remove(self, session: int) -> None:
-        """The worker has ended: let the watcher end the rest of its session."""
+        """The worker has ended: let the watcher end the rest of its session, unless it was closed and has done so."""
         self._sessions.discard(session)
-        if self._process is not None:
+        if self._process is not None and not self._closed:
             self._write(b"-", [session])
 
     async def close(self) -> None:

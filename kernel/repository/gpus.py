@@ -58,7 +58,7 @@ class GpuOptions(msgspec.Struct, frozen=True):
 class ServerGpus(Protocol):
     """The GPUs of the server. Implemented by `backends.supervision.devices.gpus`."""
 
-    #: Whether there may be a GPU: the library for it is installed.
+    #: Whether there may be a GPU: the library for it is installed, and a driver.
     possible: bool
     settings: GpuSettings
 

@@ -69,11 +69,11 @@ def ignored_settings(config: ModelConfig, *, cache: bool, limiter: bool) -> list
     if any(group.secondary_devices for group in config.instance_group):
         found.append("instance_group.secondary_devices")
     if config.cc_model_filenames and not _chooses_file(config):
-        found.append("cc_model_filenames (only for ONNX, PyTorch and TensorRT models on a GPU)")
+        found.append("cc_model_filenames (only for models of TensorRT, and of ONNX and PyTorch on a GPU)")
     return found + ignored_optimizations(config)
 
 
 def _chooses_file(config: ModelConfig) -> bool:
     """Whether instances choose the model file by the compute capability of their GPU."""
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
-    return on_gpu and config.backend in ("onnxruntime", "pytorch", "tensorrt")
+    return config.backend == "tensorrt" or (on_gpu and config.backend in ("onnxruntime", "pytorch"))

@@ -99,12 +99,12 @@ def test_help_names_every_command_and_flag_group() -> None:
 
 
 def test_flags_without_effect_are_accepted_and_each_is_named_in_the_log() -> None:
-    flags = ("--http-thread-count=4", "--cache-directory=/tmp", "--pinned-memory-pool-byte-size", "1")
+    flags = ("--http-thread-count=4", "--cache-directory=/tmp", "--buffer-manager-thread-count", "1")
     with ServerProcess(None, *flags, "--trace-config=rate=7", "--trace-config=level=TENSORS") as server:
         status, body = server.get("/v2/trace/setting")
         warnings = [line for line in server.log.splitlines() if line.startswith("W")]
     assert (status, json.loads(body)["trace_rate"]) == (200, "7")
-    named = ["--http-thread-count", "--cache-directory", "--pinned-memory-pool-byte-size", "--trace-config"]
+    named = ["--http-thread-count", "--cache-directory", "--buffer-manager-thread-count", "--trace-config"]
     assert [next((name for name in named if name in line), line) for line in warnings] == named
 
 

@@ -1,6 +1,6 @@
 """All that the kernel has of GPUs: regions of clients, the GPUs themselves, their figures. One process does it.
 
-Nothing of it costs anything where cuda-bindings is not installed; the process starts when it is first needed.
+Nothing of it costs anything where cuda-bindings or a driver is missing; the process starts when it is first needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.devices.device_regions import DeviceRegions
 from kernel.repository.gpus import NoGpus, PinnedPool
-from shm.cuda import is_installed
+from shm.cuda import has_driver, is_installed
 
 if TYPE_CHECKING:
     from backends.supervision.launcher import Launcher
@@ -30,10 +30,12 @@ class ServerDevices:
         self.figures: GpuFigureReader | None = None
         if not is_installed():
             return
+        self.regions = DeviceRegions(launcher)
+        if not has_driver():
+            return
         from backends.supervision.devices.gpus import FoundDevices  # few servers have GPUs
         from kernel.observe.reporting.gpu_figures import GpuFigureReader
 
-        self.regions = DeviceRegions(launcher)
         self.gpus = found = FoundDevices(self.regions.helper, settings)
         self.figures = GpuFigureReader(found, self.pinned_pool, figures_interval_ms)
 

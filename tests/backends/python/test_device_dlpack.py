@@ -22,13 +22,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class Blocks:
+    """The blocks of the fake device that a test has made. Tests before it may have left others."""
+
+    def __init__(self) -> None:
+        self._before = set(memory.own)
+
+    def __len__(self) -> int:
+        return len(set(memory.own) - self._before)
+
+
 @pytest.fixture
-def device() -> Iterator[InstanceDevice]:
+def blocks() -> Blocks:
+    return Blocks()
+
+
+@pytest.fixture
+def device(blocks: Blocks) -> Iterator[InstanceDevice]:
     made = InstanceDevice(Cuda(runtime, driver), 0, AttachedRegions())
     yield made
     made.synchronize()  # it keeps what is enqueued
     gc.collect()
-    assert not memory.own, "memory of the device was not freed"
+    assert not blocks, "memory of the device was not freed"
 
 
 class Library:
@@ -54,23 +69,25 @@ def uploaded(device: InstanceDevice, values: Any, datatype: str = "FP32") -> Dev
 
 
 @pytest.mark.parametrize("datatype", sorted(device_dlpack._CODES))
-def test_a_tensor_goes_out_and_comes_back_as_the_same_memory(device: InstanceDevice, datatype: str) -> None:
+def test_a_tensor_goes_out_and_comes_back_as_the_same_memory(
+    device: InstanceDevice, blocks: Blocks, datatype: str
+) -> None:
     array = device.upload(bytes(48), datatype, [2, 48 // 2 // DeviceArray(0, datatype, [1], 0).nbytes])
     found = from_source(to_capsule(array, device, None), device)
     assert found is not None
     assert (found.address, found.datatype, found.shape) == (array.address, datatype, array.shape)
     del array
     gc.collect()
-    assert memory.own, "the memory was freed while a tensor of it exists"
+    assert blocks, "the memory was freed while a tensor of it exists"
 
 
-def test_memory_is_freed_when_a_capsule_that_nobody_has_used_is_dropped(device: InstanceDevice) -> None:
+def test_memory_is_freed_when_a_capsule_that_nobody_has_used_is_dropped(device: InstanceDevice, blocks: Blocks) -> None:
     capsule = to_capsule(uploaded(device, np.zeros(4, np.float32)), device, -1)
     gc.collect()
-    assert len(memory.own) == 1
+    assert len(blocks) == 1
     del capsule
     gc.collect()
-    assert not memory.own
+    assert not blocks
     assert not device_dlpack._exported
 
 

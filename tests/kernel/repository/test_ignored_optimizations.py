@@ -44,7 +44,7 @@ def test_tensorrt_models_have_graphs_and_priorities() -> None:
     assert ignored("optimization { cuda { graphs: true busy_wait_events: true } }", backend="tensorrt") == [
         "optimization.cuda { busy_wait_events } (a batch is waited for once, without a busy processor)"
     ]
-    assert ignored(files) == ["cc_model_filenames (only for TensorRT models)"]
+    assert ignored(files) == ["cc_model_filenames (only for models of TensorRT, and of ONNX and PyTorch on a GPU)"]
 
 
 def test_libraries_of_operators_are_only_for_onnx_models() -> None:

@@ -82,7 +82,7 @@ export class Detail {
     byId("batches").replaceChildren(...bars(detail.batches));
     this.showFailures(detail);
     this.showInstances(detail.instances);
-    put(byId("slow-limit"), detail.slow_ms == null ? "" : `above ${milliseconds(detail.slow_ms)}`);
+    put(byId("slow-limit"), detail.slow_ms == null ? "" : `now above ${milliseconds(detail.slow_ms)}`);
     const form = JSON.stringify([detail.name, detail.version, detail.decoupled, detail.sequences]);
     if (form !== this.form) {
       this.form = form;
