@@ -13,7 +13,7 @@ from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_r
 from protocols.http.aiohttp_internals import check_not_begun
 from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall, peer_of
-from protocols.http.endpoints.dashboard import Dashboard
+from protocols.http.endpoints.dashboard import Dashboard, asks_for_page
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.call import HttpInference
 from protocols.http.listener import HttpListener
@@ -103,8 +103,9 @@ class HttpServer:
         """Return the response; `response_headers` are for one that a handler begins to send itself."""
         if not _well_framed(http):
             return _closing(error_response(400, "Bad Request", plain=True))
-        found = find_endpoint(request_path(http.raw_path))
-        if found is None or (found[0].dashboard and not self._has_dashboard):
+        path = request_path(http.raw_path)
+        found = find_endpoint(path)
+        if found is None or (found[0].dashboard and not (self._has_dashboard and asks_for_page(path, http))):
             return error_response(404, "Not Found", plain=True)
         endpoint, names = found
         administers = endpoint.administers and http.method == "POST"

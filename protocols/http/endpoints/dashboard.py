@@ -1,4 +1,7 @@
-"""GET / and /dashboard: a page that shows the server while it runs. What is behind it is imported when it is opened."""
+"""GET / (of browsers) and /dashboard: a page that shows the server while it runs.
+
+What is behind it is imported when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,11 @@ class Dashboard:
         """End what is sent: the server stops."""
         if self.streams is not None:
             self.streams.close()
+
+
+def asks_for_page(path: str, http: web.BaseRequest) -> bool:
+    """Whether a request may have a part of the page: `/` is for browsers. Others find nothing there, as in Triton."""
+    return path != "/" or (http.method == "GET" and "text/html" in http.headers.get("Accept", ""))
 
 
 async def page(call: HttpCall) -> web.Response:

@@ -255,7 +255,9 @@ _HTTP_EFFECTS = {
         [200, 200, 403],
     ),
     "http-dashboard": Effect(
-        "--http-dashboard=false", lambda r: [r.call(path).status for path in ("/", "/dashboard/events")], [404, 404],
+        "--http-dashboard=false",
+        lambda r: [r.call(path).status for path in ("/dashboard", "/dashboard/events")],
+        [404, 404],
         base="--model-repository={models} --http-restricted-api=statistics:a=b",
     ),
 }  # fmt: skip

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     Serve = Callable[[HttpOptions, Test], None]
 
 
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
 async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[tuple[str, Any], None]:
     """Yield name and value of each event."""
     while True:
@@ -49,10 +52,19 @@ async def first_snapshot(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(("method", "accept"), [("GET", "*/*"), ("GET", "application/json"), ("POST", "text/html")])
+def test_who_is_no_browser_finds_nothing_at_the_root(exchange: Exchange, method: str, accept: str) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.request(method, "/", headers={"Accept": accept}) as response:
+            assert (response.status, await response.text()) == (404, '{"error":"Not Found"}')
+
+    exchange(test)
+
+
 @pytest.mark.parametrize("path", ["/", "/dashboard", "/dashboard?x=1"])
 def test_the_page_and_all_that_it_loads_come_from_this_server(exchange: Exchange, path: str) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get(path) as response:
+        async with session.get(path, headers=BROWSER) as response:
             assert (response.status, response.content_type) == (200, "text/html")
             policy = response.headers["Content-Security-Policy"]
             assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
@@ -90,9 +102,9 @@ def test_there_is_no_page_without_the_flag_and_no_open_one_with_a_restriction(se
                 assert (response.status, await response.json(content_type=None)) == (404, {"error": "Not Found"})
 
     async def restricted(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get(path) as response:
+        async with session.get(path, headers=BROWSER) as response:
             assert response.status == 403
-        async with session.get(path, headers={"X-Key": "a"}) as response:
+        async with session.get(path, headers={**BROWSER, "X-Key": "a"}) as response:
             assert response.status == 200
 
     serve(HttpOptions(dashboard=False), absent)
