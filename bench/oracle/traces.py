@@ -111,14 +111,17 @@ def tree(trace: ReadTrace) -> dict[str, Any]:
 
 
 def trees_in(files: Iterable[Path]) -> Trees:
-    """Return the trees in trace files. Triton writes the quotes of text tensors unescaped."""
-    found: Trees = {}
+    """Return the trees in the trace files of one server. Triton writes the quotes of text tensors unescaped.
+
+    A called model may say when it has ended after its caller has responded: then its trace is in a later file.
+    """
+    entries: list[Any] = []
     for file in files:
         data = file.read_text()
         repaired = re.sub(r'"data":"(.*?)","shape":', lambda found: f'"data":{_escaped(found[1])},"shape":', data)
-        for trace in read_traces(str(file), repaired.encode()):
-            found[f"{trace.protocol} {trace.request_id or trace.title}"] = tree(trace)
-    return found
+        entries += json.loads(repaired)
+    traces = read_traces("the trace files", json.dumps(entries).encode())
+    return {f"{trace.protocol} {trace.request_id or trace.title}": tree(trace) for trace in traces}
 
 
 def _escaped(text: str) -> str:
