@@ -88,7 +88,7 @@ class LoadedEngine:
         context = self._plan.engine.create_execution_context(getattr(strategies, strategy))
         if context is None:
             raise InternalError(f"unable to create TensorRT context: {self._tensorrt.log.take_errors()}")
-        # The first context of an engine has profile 0; each other one is told its profile.
+        # The first context of an engine has profile 0. For the others the profile must be set.
         if (profile.index or self._contexts) and not context.set_optimization_profile_async(
             profile.index, self._stream
         ):

@@ -127,7 +127,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         return self.responder.is_cancelled(self)
 
     def is_ahead(self) -> bool:
-        """Whether the client has not taken so many responses that the next `respond` would wait for it."""
+        """Whether the next `respond` would wait, because the client has too many responses left to take."""
         return self.responder.is_ahead(self)
 
     def when_taken(self, callback: Callable[[], object]) -> None:

@@ -1,4 +1,7 @@
-"""Models that call other models, in a whole server."""
+"""Models that call other models, in a whole server.
+
+One file for what calls do while all processes live; `test_calls_lost.py` has the rest. Most lines are models.
+"""
 
 from __future__ import annotations
 

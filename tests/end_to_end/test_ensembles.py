@@ -1,4 +1,7 @@
-"""Ensembles with real workers: where tensors are, what happens when something ends, and what clients get."""
+"""Ensembles with real workers: where tensors are, what happens when something ends, and what clients get.
+
+One file, because its tests share the models and configurations that it begins with.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Figures of so many reads in a row that failed are not read any more.
+#: After this many failures in a row, figures are not read any more.
 _MAX_FAILURES = 3
 
 

@@ -15,7 +15,7 @@ class PhaseDisplay(Protocol):
         """A phase begins."""
 
     def steps(self, name: str, done: int) -> None:
-        """So many of its steps are done."""
+        """The phase has done this many of its steps."""
 
     def ended(self, name: str) -> None:
         """It has ended."""

@@ -129,7 +129,7 @@ class Staging:
         return self._block
 
     def _pinned(self, byte_size: int) -> bool:
-        """Whether there is pinned memory for a batch of so many bytes; allocates it if there is not."""
+        """Return whether there is pinned memory for a batch of this many bytes. Allocates it if it can."""
         if byte_size <= self._pinned_byte_size:
             return True
         wanted = 1 << max(byte_size - 1, _MIN_BLOCK_BYTE_SIZE - 1).bit_length()

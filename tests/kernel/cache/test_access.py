@@ -1,4 +1,7 @@
-"""Requests of a model with a cache: answered from it, or executed and stored; each exactly once."""
+"""Requests of a model with a cache: answered from it, or executed and stored; each exactly once.
+
+One file, because its tests share the doubles that it begins with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ensembles in a kernel with fake models: what their steps are asked, and what clients get."""
+"""Ensembles in a kernel with fake models: what their steps are asked, and what clients get.
+
+One file, because its tests share the fake models that it begins with.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Calls the function of this module that the client names, and responds with what it returns or raises.
 
-There is one function for each use of `triton_python_backend_utils`, right or wrong.
+There is one function for each use of `triton_python_backend_utils`, right or wrong. One file, because Triton loads a
+model from one, and the functions are a table.
 """
 
 import json
