@@ -13,6 +13,7 @@ import pytest
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel, LoopChannel
 from backends.transport.framing import LENGTH, MAX_WORKER_FRAME, FrameTooLarge, frame
+from tests.open_descriptors import open_descriptors
 
 
 def test_descriptors_arrive_with_their_message_and_in_order_with_the_others() -> None:
@@ -145,12 +146,12 @@ def test_descriptors_that_no_message_takes_end_the_connection() -> None:
         ours, theirs = socket.socketpair()
         problems: list[str | None] = []
         channel = LoopChannel(ours, lambda _: None, problems.append)
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         for _ in range(5):
             socket.send_fds(theirs, [frame(b"x")], [0])
         channel.read_rest()
         assert problems == ["it sent an invalid message: 5 file descriptors without their messages"]
-        assert len(os.listdir("/proc/self/fd")) < before, "none is left open"
+        assert open_descriptors() < before, "none is left open"
         theirs.close()
 
     asyncio.run(main())

@@ -15,6 +15,7 @@ from shm.lease import RegionNumber
 from shm.memfd import check_sealed
 from shm.tensor import Span
 from tests.backends.worker.threaded_worker import LARGE, Bench, echo, request
+from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,14 +106,14 @@ def test_a_region_that_is_detached_is_closed(bench: Bench) -> None:
     bench.load()
     arena, span = arena_with(LARGE)
     with arena:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=span)]))
         bench.next(wire.Executed)
-        assert len(os.listdir("/proc/self/fd")) > before
+        assert open_descriptors() - before
         bench.send(wire.Detach(7), wire.Execute(2, [request(2)]))
         bench.next(wire.Executed)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() <= before
     bench.stop()
 
 
