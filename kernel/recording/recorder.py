@@ -13,7 +13,8 @@ import msgspec
 from kernel.recording.captured import Captured, InputCapture, capture_outputs, capture_wishes
 from kernel.recording.format import RequestRecord, ResponseRecord
 from kernel.recording.sampling import RecordSampler
-from kernel.tracing.traced_sink import FRONT_DOORS, HTTP, TracedSink, is_front_door
+from kernel.tracing.front_doors import FRONT_DOORS, HTTP, is_front_door
+from kernel.tracing.traced_sink import TracedSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable

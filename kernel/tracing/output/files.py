@@ -13,7 +13,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
-    from kernel.tracing.trace import TraceRecord
+    from kernel.tracing.trace import TraceRecord, UsualTrace
 
 
 class TraceFile(msgspec.Struct, eq=False):
@@ -60,7 +60,7 @@ class FileChoice:
         """Return the file of all traces without an index."""
         return self._files.shared(self._path)
 
-    def file_of(self, record: TraceRecord) -> TraceFile:
+    def file_of(self, record: TraceRecord | UsualTrace) -> TraceFile:
         """Return the file for the next trace."""
         if not self.indexed:
             return self.shared_file()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kernel.serving.helper_tasks import Helpers
     from kernel.settings import TraceValues
     from kernel.tracing.output.files import TraceFile
-    from kernel.tracing.trace import TraceOutput, TraceRecord
+    from kernel.tracing.trace import TraceOutput, TraceRecord, UsualTrace
     from shm.tensor import Span, Tensor
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Destination(Protocol):
     max_waiting: int
 
     def arguments(self, records: msgspec.Raw) -> bytes:
-        """Return the arguments of the helper's function; `records` are a list of `TraceRecord` in msgpack."""
+        """Return the arguments of the helper's function; `records` are a list of traces in msgpack."""
 
     def done(self, result: bytes) -> WriteOutcome:
         """Take the result of the helper's function."""
@@ -122,8 +122,8 @@ class _Group(msgspec.Struct, eq=False):
     destination: Destination
     #: How many more there may be.
     room: int
-    #: One `TraceRecord` after the other in msgpack. They are encoded when they come, so that the memory of a trace is
-    #: freed at once, and is still in the processor's cache when the next trace takes it.
+    #: One `TraceRecord` or `UsualTrace` after the other in msgpack. They are encoded when they come, so that the memory
+    #: of a trace is freed at once, and is still in the processor's cache when the next trace takes it.
     records: bytearray
     count: int = 0
 
@@ -170,7 +170,7 @@ class TraceWriter:
             found = self._destinations[file] = FileDestination(file)
         return found
 
-    def put(self, destination: Destination, record: TraceRecord) -> None:
+    def put(self, destination: Destination, record: TraceRecord | UsualTrace) -> None:
         """Write `record` soon. Never waits."""
         if self._count >= destination.max_waiting:
             self._lose(1, "too many traces wait to be written")
@@ -264,7 +264,7 @@ class WriterOutput(NamedTuple):
     """The output of samplers whose traces have one destination."""
 
     #: As in `TraceOutput`; takes no frame of its own.
-    put: Callable[[TraceRecord], None]
+    put: Callable[[TraceRecord | UsualTrace], None]
 
 
 class _IndexedOutput:
@@ -277,7 +277,7 @@ class _IndexedOutput:
         self._file: TraceFile | None = None
         self._destination: FileDestination | None = None
 
-    def put(self, record: TraceRecord) -> None:
+    def put(self, record: TraceRecord | UsualTrace) -> None:
         """See `TraceOutput`."""
         file, destination = self._choice.file_of(record), self._destination
         if destination is None or file is not self._file:

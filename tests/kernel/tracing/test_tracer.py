@@ -19,8 +19,9 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings, TraceValues
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
-from kernel.tracing.trace import TracedExecution, TraceRecord
-from kernel.tracing.traced_sink import GRPC, HTTP, Reception
+from kernel.tracing.front_doors import GRPC, HTTP, Reception
+from kernel.tracing.output.trace_json import record_of
+from kernel.tracing.trace import TracedExecution, TraceRecord, UsualTrace
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
@@ -56,8 +57,8 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
 
-    def put(self, record: TraceRecord) -> None:
-        self.records.append(record)
+    def put(self, record: TraceRecord | UsualTrace) -> None:
+        self.records.append(record if isinstance(record, TraceRecord) else record_of(record))
 
 
 class Bench:
@@ -118,14 +119,15 @@ def answer(request: Request) -> None:
 
 
 def names(record: TraceRecord) -> list[str]:
-    return [name for name in record.times if isinstance(name, str)]
+    return [name for name, _ in record.pairs()]
 
 
 def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Bench) -> None:
     request = bench.submit()
     trace = trace_of(request)
     trace.executing += 1
-    trace.executed(times_from(10))
+    trace.executed(times_from(request.queue_start_ns))
+    bench.clock.advance(10)
     answer(request)
     [record] = bench.written.records
     assert (record.id, record.parent_id, record.model_name, record.model_version, record.request_id) == (
@@ -136,7 +138,7 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
         "r",
     )
     assert names(record) == [
-        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", *COMPUTE, "INFER_RESPONSE_COMPLETE", "QUEUE_START",
+        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", *COMPUTE, "INFER_RESPONSE_COMPLETE",
         "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
     ]  # fmt: skip
 
@@ -149,7 +151,7 @@ def test_a_traced_request_that_succeeds_is_an_example_of_its_latency(bench: Benc
     exemplars = [model.statistics.exemplars for model in bench.models]
     assert exemplars[0] is not None
     (exemplar,) = filter(None, exemplars[0].found)
-    assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).record.id))
+    assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).id))
     assert exemplars[1] is None
 
 
@@ -292,7 +294,7 @@ def exporting(rate: int, traceparent: str = "", state: str = "") -> tuple[Bench,
 
 def test_a_client_that_records_a_trace_is_traced_at_any_rate_and_its_trace_goes_on() -> None:
     bench, request = exporting(0, CALLER + "01", "a=b")
-    spans = trace_of(request).record.spans
+    spans = trace_of(request).spans
     assert spans is not None
     assert (spans.trace_id, spans.parent, spans.state) == (CALLER[3:35], CALLER[36:52], "a=b")
     assert trace_of(request).traceparent == f"00-{spans.trace_id}-{spans.compute}-01"
@@ -312,7 +314,7 @@ def test_others_are_traced_at_the_rate(traceparent: str) -> None:
 def test_children_are_parts_of_the_span_of_the_model_that_caused_them() -> None:
     bench, parent = exporting(1)
     child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent)
-    outer, inner = trace_of(parent).record.spans, trace_of(child).record.spans
+    outer, inner = trace_of(parent).spans, trace_of(child).spans
     assert outer is not None
     assert inner is not None
     assert (inner.trace_id, inner.parent) == (outer.trace_id, outer.model)
