@@ -22,7 +22,7 @@ from bench.models import PYTHON_MODELS, write_python_model
 from bench.server import ServerProcess
 from bench.slices import OpenConnections, alternate, process_cpu_ns
 from kernel.tracing.output.file_task import WriteArguments, write_traces
-from kernel.tracing.trace import TraceRecord
+from kernel.tracing.trace import UsualTrace
 
 if TYPE_CHECKING:
     from bench.intervals import Interval
@@ -31,20 +31,17 @@ if TYPE_CHECKING:
 _CONNECTIONS = 8
 _MODEL = "add_sub"
 
-#: Requests of a slice, and those before it that are not counted.
-_REQUESTS, _SETTLING = 2000, 100
-
 #: Requests before the first slice: see `WARM_UP_REQUESTS` of `bench.load`.
 _WARM_UP = 3000
 
-#: After a slice in which everything is traced, the kernel gives the last traces to the helper: its longest delay, and
-#: some time for that. It belongs to the slice.
+#: After a slice in which everything is traced, the kernel gives the last traces to the helper: the longest delay of
+#: that, and some time for it. It belongs to the slice.
 _HANDING_OVER_S = 0.3
 
 _OFF: dict[str, object] = {"trace_level": ["OFF"]}
 
 #: Traces that the helper writes at a time.
-_WRITTEN = 512
+_WRITTEN = 4096
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -54,17 +51,19 @@ class _Row(msgspec.Struct, frozen=True):
     setting: dict[str, object]
     #: The most that it may cost, as a part of the CPU time without traces.
     limit: float
+    #: Requests of a slice, and those before it that are not counted.
+    requests: int
+    settling: int
+    #: How long the server gets at the end of a slice to hand its traces over.
+    pause_s: float
     #: For how long it is measured with each protocol.
     seconds: float
-    #: How long the server gets after each slice to hand its traces over.
-    pause_s: float = 0.0
 
 
 _ROWS = (
-    # Few traces wait at the end of a slice. Whether they are handed over in this one or in the next one changes less
-    # than a thousandth.
-    _Row("one in 1000", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"}, 0.01, 32.0),
-    _Row("all", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, 0.15, 22.0, _HANDING_OVER_S),
+    # Each slice has one trace. Whether it is handed over in this slice or in a later one changes less than a thousandth.
+    _Row("one in 1000", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"}, 0.01, 1000, 50, 0.0, 28.0),
+    _Row("all", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, 0.15, 4000, 0, _HANDING_OVER_S, 25.0),
 )
 
 
@@ -93,14 +92,11 @@ def run() -> int:
 def _compare(server: ServerProcess, connections: OpenConnections, row: _Row, order: random.Random) -> Comparison:
     def measure(traces: bool) -> float:
         _change(server, row.setting if traces else _OFF)
-        connections.exchange(_SETTLING)
-        if row.pause_s:  # what has waited before is not of this slice
-            time.sleep(row.pause_s)
+        connections.exchange(row.settling)
         begin_ns = process_cpu_ns(server.pid)
-        connections.exchange(_REQUESTS)
-        if row.pause_s:
-            time.sleep(row.pause_s)
-        return (process_cpu_ns(server.pid) - begin_ns) / _REQUESTS / 1000
+        connections.exchange(row.requests)
+        time.sleep(row.pause_s)
+        return (process_cpu_ns(server.pid) - begin_ns) / row.requests / 1000
 
     found = alternate(measure, row.seconds, order)
     _change(server, _OFF)
@@ -143,12 +139,8 @@ def _metric(server: ServerProcess, name: str) -> float:
 
 
 def _helper_us() -> float:
-    names = ("HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END",
-             "COMPUTE_OUTPUT_START", "COMPUTE_END", "INFER_RESPONSE_COMPLETE", "REQUEST_END", "HTTP_SEND_START",
-             "HTTP_SEND_END")  # fmt: skip
-    times = [part for position, name in enumerate(names) for part in (name, 10**13 + position)]
-    records = [TraceRecord(id, 0, "add_sub", 1, "", times) for id in range(_WRITTEN)]
+    traces = [UsualTrace(0, id, "add_sub", 1, "", *(10**13 + number for number in range(10))) for id in range(_WRITTEN)]
     with tempfile.TemporaryDirectory() as folder:
         begin_ns = time.process_time_ns()
-        write_traces(WriteArguments(str(Path(folder, "traces")), 0, records))
+        write_traces(WriteArguments(str(Path(folder, "traces")), 0, [*traces]))
         return (time.process_time_ns() - begin_ns) / _WRITTEN / 1000

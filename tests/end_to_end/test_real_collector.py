@@ -49,7 +49,7 @@ def running(program: str, receiver: str, log: Path) -> Iterator[int]:
     command = [
         program, "start", f"--otlp-http-endpoint=127.0.0.1:{http_port}", f"--otlp-grpc-endpoint=127.0.0.1:{grpc_port}",
         "--exporter=otlp", "--otlp-exporter-protocol=http", f"--otlp-exporter-endpoint=http://{receiver}",
-        "--otlp-exporter-compression=none", "--batch-timeout=100ms",
+        "--batch-timeout=100ms",
     ]  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

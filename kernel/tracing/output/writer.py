@@ -20,6 +20,7 @@ import msgspec
 from kernel.errors import InternalError
 from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
 from kernel.tracing.output.files import FileChoice, TraceFiles
+from kernel.tracing.trace import UsualTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kernel.serving.helper_tasks import Helpers
     from kernel.settings import TraceValues
     from kernel.tracing.output.files import TraceFile
-    from kernel.tracing.trace import TraceOutput, TraceRecord, UsualTrace
+    from kernel.tracing.trace import TraceOutput, TraceRecord
     from shm.tensor import Span, Tensor
 
 logger = logging.getLogger(__name__)
@@ -39,9 +40,13 @@ MAX_WAITING = 16384
 #: How long traces wait for others that are written with them, in seconds.
 FLUSH_S = 0.25
 
-#: The most traces, and about the most bytes of them, that are written at a time.
-_BATCH = 512
+#: The most traces, and about the most bytes of them, that are written at a time. Each time costs the kernel about as
+#: much as tracing 100 requests, and the helper a copy of the file.
+_BATCH = 4096
 _BATCH_BYTE_SIZE = 1 << 20
+
+#: The most files that are remembered.
+_MOST_DESTINATIONS = 512
 
 #: The helper rests this many times as long as it has written: it copies a file to add traces to it.
 _REST_FACTOR = 10
@@ -165,7 +170,7 @@ class TraceWriter:
         """Return the one destination for `file`."""
         found = self._destinations.get(file)
         if found is None:
-            if len(self._destinations) > _BATCH:  # of files that are complete, but for a few
+            if len(self._destinations) > _MOST_DESTINATIONS:  # of files that are complete, but for a few
                 self._destinations.clear()
             found = self._destinations[file] = FileDestination(file)
         return found
@@ -273,16 +278,15 @@ class _IndexedOutput:
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
         self._choice = choice
-        #: That of the last trace.
-        self._file: TraceFile | None = None
         self._destination: FileDestination | None = None
 
     def put(self, record: TraceRecord | UsualTrace) -> None:
         """See `TraceOutput`."""
-        file, destination = self._choice.file_of(record), self._destination
-        if destination is None or file is not self._file:
-            destination = self._destination = self._writer.destination_of(file)
-            self._file = file
+        choice, destination = self._choice, self._destination
+        if destination is None or not choice.room:  # as `FileChoice.file_of`, without its call
+            destination = self._destination = self._writer.destination_of(choice.next_file())
+        if type(record) is UsualTrace or not record.parent_id:
+            choice.room -= 1
         self._writer.put(destination, record)
 
 

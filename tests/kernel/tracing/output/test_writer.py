@@ -59,7 +59,8 @@ async def test_what_waits_is_written_when_the_server_stops(tmp_path: Path) -> No
     assert (bench.writer.written_count, bench.writer.lost_count) == (2, 0)
 
 
-async def test_a_full_batch_is_written_at_once(tmp_path: Path) -> None:
+async def test_a_full_batch_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 512)
     bench = Bench(tmp_path / "t", DirectHelpers())
     bench.put(*range(1, 513))
     assert len(ids(bench.path)) == 512
@@ -78,6 +79,7 @@ async def test_each_file_with_an_index_is_written(tmp_path: Path) -> None:
 async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 512)
     monkeypatch.setattr(module.FileDestination, "max_waiting", 600)
     helpers = LateHelpers()
     bench = Bench(tmp_path / "t", helpers)
