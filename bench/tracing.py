@@ -61,7 +61,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 _ROWS = (
-    # Each slice has one trace. Whether it is handed over in this slice or in a later one changes less than a thousandth.
+    # Each slice has one trace. In which slice it is handed over changes less than a thousandth.
     _Row("one in 1000", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"}, 0.01, 1000, 50, 0.0, 28.0),
     _Row("all", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, 0.15, 4000, 0, _HANDING_OVER_S, 25.0),
 )
