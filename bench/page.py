@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bench.load import Spec
 from bench.models import PYTHON_MODELS, write_python_model
 from bench.server import ServerProcess
-from bench.slices import OpenConnections, alternate, process_cpu_ns
+from bench.slices import CONFIDENCE, OpenConnections, alternate, process_cpu_ns
 
 if TYPE_CHECKING:
     from bench.slices import Comparison
@@ -112,11 +112,11 @@ class _OpenPage:
 
 def _report(title: str, found: Comparison) -> bool:
     """Print what was found. Returns whether the page costs too much."""
-    cost = found.difference
-    verdict = "met" if cost.high <= LIMIT else "not met" if cost.median > LIMIT else "probably met"
+    cost = found.difference()
+    verdict = "met" if cost.high <= LIMIT else "not met" if cost.value > LIMIT else "probably met"
     print(
-        f"page open, {_MODELS} models, {title}: {cost.median:.2%} of a processor ({cost.low:.2%} to {cost.high:.2%}"
-        f" with {cost.confidence:.0%} confidence, {len(found.before)} pairs); limit {LIMIT:.0%}: {verdict}",
+        f"page open, {_MODELS} models, {title}: {cost.value:.2%} of a processor ({cost.low:.2%} to {cost.high:.2%} with"
+        f" {CONFIDENCE:.0%} confidence, {4 * len(found.groups)} slices); limit {LIMIT:.0%}: {verdict}",
         flush=True,
     )
-    return cost.median > LIMIT
+    return cost.value > LIMIT

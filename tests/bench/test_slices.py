@@ -65,7 +65,7 @@ def test_a_response_that_is_an_error_ends_the_measurement() -> None:
     server.close()
 
 
-def test_both_states_are_measured_as_often_and_each_pair_one_directly_after_the_other() -> None:
+def test_both_states_are_measured_as_often_in_an_order_that_no_drift_favours() -> None:
     states: list[bool] = []
 
     def measure(state: bool) -> float:
@@ -73,24 +73,31 @@ def test_both_states_are_measured_as_often_and_each_pair_one_directly_after_the_
         return 11.0 if state else 10.0
 
     found = alternate(measure, 0.0, random.Random(1))
-    assert len(found.before) == len(found.now) == 6
+    assert len(found.groups) == 4
     measured = states[2:]  # the first of each state is dropped
-    assert all(first is not second for first, second in zip(measured[::2], measured[1::2], strict=True))
-    assert all(measured[place] is measured[place + 3] for place in range(0, len(measured), 4)), "A B B A"
-    assert found.excess.median == pytest.approx(0.1)
-    assert (found.difference.low, found.difference.high) == (1.0, 1.0)
+    groups = {tuple(measured[place : place + 4]) for place in range(0, len(measured), 4)}
+    assert groups == {(True, False, False, True), (False, True, True, False)}
+    assert all(group.before == (10.0, 10.0) and group.now == (11.0, 11.0) for group in found.groups)
+    excess, difference = found.excess(), found.difference()
+    assert excess.low == excess.value == excess.high == pytest.approx(0.1)
+    assert (found.before, difference.value) == (10.0, 1.0)
+    assert found.excess(1.0).value == pytest.approx(0.2)
 
 
-def test_a_steady_drift_of_the_machine_does_not_change_the_result() -> None:
+def test_slices_that_were_disturbed_and_a_steady_drift_do_not_change_the_result() -> None:
+    generator = random.Random(1)
     speed = 1.0
 
     def measure(state: bool) -> float:
         nonlocal speed
-        speed *= 1.02
-        return speed * (1.1 if state else 1.0)
+        speed *= 1.0001
+        disturbance = generator.random() if generator.random() < 0.5 else 0.0
+        return speed * (1.1 if state else 1.0) * (1 + disturbance + 0.01 * generator.random())
 
-    found = alternate(measure, 0.0, random.Random(1), least_pairs=40)
-    assert found.excess.median == pytest.approx(0.1, abs=0.025)
+    excess = alternate(measure, 0.0, random.Random(1), least_groups=60).excess()
+    assert excess.value == pytest.approx(0.1, abs=0.01)
+    assert excess.low < 0.1 < excess.high
+    assert excess.high - excess.low < 0.03
 
 
 def test_the_processor_time_of_a_process_is_that_of_all_its_threads() -> None:
