@@ -46,6 +46,10 @@ class Tracer:
         self.on_switch: Callable[[bool], object] = _ignored
         #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
         self.on_near: Callable[[bool], object] = _ignored
+        #: Lets this number of requests of clients pass without a call of `begin`; False if that cannot be. And the
+        #: contrary, which returns how many of them have not come yet.
+        self.let_pass: Callable[[int], bool] = _never
+        self.take_back: Callable[[], int] = int
 
     def start(self, output_for: Callable[[TraceValues], TraceOutput]) -> None:
         """Trace from now on. `output_for` returns where traces with given settings go."""
@@ -61,6 +65,7 @@ class Tracer:
 
     def stop(self) -> None:
         """Begin no more traces before the settings change: they cannot be written."""
+        self.look_at_each()
         self._samplers = dict.fromkeys(self._samplers)
         self._outputs.clear()
         self._switch()
@@ -76,6 +81,8 @@ class Tracer:
             if until:
                 if until == NEAR:
                     self.on_near(True)
+                elif until > NEAR + 1 and self.let_pass(until - NEAR - 1):
+                    only.until = NEAR + 1
                 return
             only.until = until = only.values.trace_rate  # as `Sampler.begin_next`
             if until > NEAR:
@@ -95,7 +102,16 @@ class Tracer:
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, model, 0, None, tensors=False)
+            self.explain(request, model)
+
+    def explain(self, request: Request, model: Model) -> None:
+        """Let a checked request that is not traced explain itself."""
+        self._attach(request, model, 0, None, tensors=False)
+
+    def look_at_each(self) -> None:
+        """Let no more requests pass: the settings change, or somebody else wants to see them."""
+        if self._only is not None:
+            self._only.until += self.take_back()
 
     def _sample(self, request: Request, model: Model) -> None:
         """Trace the request of a client if it is its turn, or if the client records a trace."""
@@ -161,6 +177,7 @@ class Tracer:
         return None if sampler is None else sampler.remaining
 
     def _changed(self, model: str) -> None:
+        self.look_at_each()
         if model:
             self._make_sampler(model)
         else:
@@ -210,6 +227,11 @@ def _span_ids(count: int) -> list[str]:
     """Return random ids, which one system call makes together."""
     digits = secrets.token_hex(8 * count)
     return [digits[begin : begin + 16] for begin in range(0, 16 * count, 16)]
+
+
+def _never(count: int) -> bool:
+    """Let no request pass."""
+    return False
 
 
 def _ignored(on: bool) -> None:

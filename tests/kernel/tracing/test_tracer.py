@@ -282,6 +282,48 @@ def test_tracing_stops_when_nothing_can_be_written_until_the_settings_change(ben
     assert bench.traced("m") == [True]
 
 
+@pytest.mark.parametrize("rate", [1, 2, 65, 66, 67, 200])
+def test_each_nth_request_is_traced_though_nobody_looks_at_most_of_the_others(rate: int) -> None:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=rate, trace_file="/t"))
+    looks: list[bool] = []
+
+    def traced() -> bool:
+        looks.append(bench.kernel.passing == 0)
+        return bench.traced("m") == [True]
+
+    assert [number for number in range(1, 3 * rate + 1) if traced()] == [rate, 2 * rate, 3 * rate]
+    assert sum(looks) <= 3 * 67, "as many as may be on their way before one that is traced, and some more"
+    bench.close()
+
+
+def test_requests_that_only_explain_themselves_and_children_change_nothing_about_the_nth() -> None:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=200, trace_file="/t"))
+    parent = bench.submit()
+    for _ in range(100):
+        explained = bench.submit(explain=True)
+        assert explained.trace is not None
+        assert explained.trace.output is None
+        assert bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent).trace is None
+    assert bench.traced(*["m"] * 99) == [False] * 98 + [True]
+    bench.close()
+
+
+@pytest.mark.parametrize("change", ["settings of a model", "a recorder"])
+def test_requests_that_have_passed_count_when_each_is_looked_at_again(change: str) -> None:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=200, trace_file="/t"))
+    assert not any(bench.traced(*["m"] * 100))
+    assert bench.kernel.passing
+    if change == "a recorder":
+        bench.kernel.start_recording(bench.kernel.tracer.begin, lambda request, model, error: None)
+    else:
+        bench.settings.update({"trace_level": ["TIMESTAMPS"], "trace_rate": ["1000"]}, "n")
+    assert not bench.kernel.passing
+    assert bench.traced(*["m"] * 100) == [False] * 99 + [True]
+    assert not any(bench.traced(*["m"] * 199))
+    assert not bench.kernel.passing
+    bench.close()
+
+
 # ---- OpenTelemetry -------------------------------------------------------------------------
 
 
