@@ -109,11 +109,8 @@ class Kernel:
         #: Whether any request can be traced or recorded, and whether one of the next may be traced: then front doors
         #: take the times at which they receive requests.
         self.traces = self.takes_times = False
-        #: How many of the next requests of clients are certainly not traced: nobody looks at them.
-        self.passing = 0
         self.tracer.on_switch = self._switch_traces
         self.tracer.on_near = self._switch_times
-        self.tracer.let_pass, self.tracer.take_back = self._let_pass, self._take_back
         #: Sees each checked request, while any can be traced or recorded: the tracer, or the recorder before it.
         self._observe: Callable[[Request, Model], None] = self.tracer.begin
         #: Sees each request that is refused after it was decoded, while requests are recorded.
@@ -266,10 +263,11 @@ class Kernel:
                 request.release_leases()
                 raise
         if self.traces or request.explain:
-            if self.passing and request.parent is None:
-                self.passing -= 1
+            tracer = self.tracer
+            if tracer.passing and request.parent is None:
+                tracer.passing -= 1
                 if request.explain:
-                    self.tracer.explain(request, model)
+                    tracer.explain(request, model)
             else:
                 self._observe(request, model)
         model.submit(request)
@@ -278,29 +276,18 @@ class Kernel:
     def _switch_traces(self, on: bool) -> None:
         self.traces = on or self._observe_refusal is not None
 
-    def _let_pass(self, count: int) -> bool:
-        """Let the next `count` requests of clients pass the tracer; False if a recorder wants to see them."""
-        if self._observe_refusal is not None:
-            return False
-        self.passing = count
-        return True
-
-    def _take_back(self) -> int:
-        """Let no more requests pass. Returns how many have not come yet."""
-        count, self.passing = self.passing, 0
-        return count
-
     def start_recording(
         self, begin: Callable[[Request, Model], None], refused: Callable[[Request, Model, ServingError], None]
     ) -> None:
         """Let a recorder see requests: `begin` in place of the tracer, to which it passes each one on."""
-        self.tracer.look_at_each()
+        self.tracer.look_at_each(True)
         self._observe, self._observe_refusal = begin, refused
         self._switch_traces(self.tracer.on)
 
     def stop_recording(self) -> None:
         """Let the tracer see requests alone. A second call does nothing."""
         self._observe, self._observe_refusal = self.tracer.begin, None
+        self.tracer.look_at_each(False)
         self._switch_traces(self.tracer.on)
 
     def _switch_times(self, on: bool) -> None:

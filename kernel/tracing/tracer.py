@@ -46,10 +46,10 @@ class Tracer:
         self.on_switch: Callable[[bool], object] = _ignored
         #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
         self.on_near: Callable[[bool], object] = _ignored
-        #: Lets this number of requests of clients pass without a call of `begin`; False if that cannot be. And the
-        #: contrary, which returns how many of them have not come yet.
-        self.let_pass: Callable[[int], bool] = _never
-        self.take_back: Callable[[], int] = int
+        #: How many of the next requests of clients are certainly not traced: `Kernel.submit` does not call `begin` for
+        #: them, and counts them here. Always 0 while somebody else looks at each request.
+        self.passing = 0
+        self._looks_at_each = False
 
     def start(self, output_for: Callable[[TraceValues], TraceOutput]) -> None:
         """Trace from now on. `output_for` returns where traces with given settings go."""
@@ -65,7 +65,7 @@ class Tracer:
 
     def stop(self) -> None:
         """Begin no more traces before the settings change: they cannot be written."""
-        self.look_at_each()
+        self._count_passing()
         self._samplers = dict.fromkeys(self._samplers)
         self._outputs.clear()
         self._switch()
@@ -81,8 +81,8 @@ class Tracer:
             if until:
                 if until == NEAR:
                     self.on_near(True)
-                elif until > NEAR + 1 and self.let_pass(until - NEAR - 1):
-                    only.until = NEAR + 1
+                elif until > NEAR and not self._looks_at_each:
+                    self.passing, only.until = until - NEAR - 1, NEAR + 1
                 return
             only.until = until = only.values.trace_rate  # as `Sampler.begin_next`
             if until > NEAR:
@@ -108,10 +108,16 @@ class Tracer:
         """Let a checked request that is not traced explain itself."""
         self._attach(request, model, 0, None, tensors=False)
 
-    def look_at_each(self) -> None:
-        """Let no more requests pass: the settings change, or somebody else wants to see them."""
+    def look_at_each(self, always: bool) -> None:
+        """Let somebody else look at each request before `begin` gets it, or no longer."""
+        self._count_passing()
+        self._looks_at_each = always
+
+    def _count_passing(self) -> None:
+        """Let no more requests pass before the next one was looked at; those that have passed count."""
         if self._only is not None:
-            self._only.until += self.take_back()
+            self._only.until += self.passing
+        self.passing = 0
 
     def _sample(self, request: Request, model: Model) -> None:
         """Trace the request of a client if it is its turn, or if the client records a trace."""
@@ -177,7 +183,7 @@ class Tracer:
         return None if sampler is None else sampler.remaining
 
     def _changed(self, model: str) -> None:
-        self.look_at_each()
+        self._count_passing()
         if model:
             self._make_sampler(model)
         else:
@@ -227,11 +233,6 @@ def _span_ids(count: int) -> list[str]:
     """Return random ids, which one system call makes together."""
     digits = secrets.token_hex(8 * count)
     return [digits[begin : begin + 16] for begin in range(0, 16 * count, 16)]
-
-
-def _never(count: int) -> bool:
-    """Let no request pass."""
-    return False
 
 
 def _ignored(on: bool) -> None:

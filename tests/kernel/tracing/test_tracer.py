@@ -288,7 +288,7 @@ def test_each_nth_request_is_traced_though_nobody_looks_at_most_of_the_others(ra
     looks: list[bool] = []
 
     def traced() -> bool:
-        looks.append(bench.kernel.passing == 0)
+        looks.append(bench.kernel.tracer.passing == 0)
         return bench.traced("m") == [True]
 
     assert [number for number in range(1, 3 * rate + 1) if traced()] == [rate, 2 * rate, 3 * rate]
@@ -312,15 +312,15 @@ def test_requests_that_only_explain_themselves_and_children_change_nothing_about
 def test_requests_that_have_passed_count_when_each_is_looked_at_again(change: str) -> None:
     bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=200, trace_file="/t"))
     assert not any(bench.traced(*["m"] * 100))
-    assert bench.kernel.passing
+    assert bench.kernel.tracer.passing
     if change == "a recorder":
         bench.kernel.start_recording(bench.kernel.tracer.begin, lambda request, model, error: None)
     else:
         bench.settings.update({"trace_level": ["TIMESTAMPS"], "trace_rate": ["1000"]}, "n")
-    assert not bench.kernel.passing
+    assert not bench.kernel.tracer.passing
     assert bench.traced(*["m"] * 100) == [False] * 99 + [True]
     assert not any(bench.traced(*["m"] * 199))
-    assert not bench.kernel.passing
+    assert not bench.kernel.tracer.passing
     bench.close()
 
 
