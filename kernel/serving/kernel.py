@@ -106,8 +106,7 @@ class Kernel:
         self.trace: TraceSettings = settings.trace
         self.log: LogSettings = settings.log
         self.tracer = Tracer(settings.trace, clock)
-        #: Whether any request can be traced or recorded, and whether one of the next may be traced: then front doors
-        #: take the times at which they receive requests.
+        #: Whether any request can be traced or recorded; whether front doors take times: one of the next may be traced.
         self.traces = self.takes_times = False
         self.tracer.on_switch = self._switch_traces
         self.tracer.on_near = self._switch_times
