@@ -144,7 +144,8 @@ class Tracer:
             return
         self._last_id = id = self._last_id + 1
         if spans is not None:
-            spans = SpanIds(spans.trace_id, "", *_span_ids(2), spans.model, spans.state)
+            own, compute = _span_ids(2)
+            spans = SpanIds(spans.trace_id, "", own, compute, spans.model, spans.state)
         self._attach(request, model, id, output, tensors=parent.tensors, parent_id=parent.id, spans=spans)
 
     def _attach(
@@ -224,9 +225,10 @@ def trace_ensemble_inputs(request: Request) -> None:
 
 
 def _root_spans(context: CallerContext | None) -> SpanIds:
+    root, model, compute = _span_ids(3)
     if context is None:
-        return SpanIds(secrets.token_hex(16), *_span_ids(3), "")
-    return SpanIds(context.trace_id, *_span_ids(3), context.span_id, context.state)
+        return SpanIds(secrets.token_hex(16), root, model, compute, "")
+    return SpanIds(context.trace_id, root, model, compute, context.span_id, context.state)
 
 
 def _span_ids(count: int) -> list[str]:
