@@ -1,7 +1,7 @@
 """`python -m bench tracing`: what traces of timestamps cost the kernel process for each small request.
 
-One server, whose trace settings change between slices of load (`bench.slices`). It does not poll, so that its
-processor time is work and not waiting. The helper, which formats and writes, is measured apart.
+One server with the usual flags, whose trace settings change between slices of load (`bench.slices`). The helper, which
+formats and writes, is measured apart.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run() -> int:
         write_python_model(repository / _MODEL, *PYTHON_MODELS[_MODEL])
         # One file would become too large.
         flags = [f"--trace-config=triton,file={folder}/t", "--trace-config=triton,log-frequency=20000"]
-        with ServerProcess(repository, *flags, "--busy-poll-us=0") as server:
+        with ServerProcess(repository, *flags) as server:
             for protocol, port in (("http", server.http_port), ("grpc", server.grpc_port)):
                 with OpenConnections(Spec(protocol, port, _CONNECTIONS, [_MODEL], 0.0, server.pid)) as connections:
                     connections.exchange(_WARM_UP)
