@@ -42,7 +42,7 @@ FLUSH_S = 0.25
 
 #: The most traces, and about the most bytes of them, that are written at a time. Each time costs the kernel about as
 #: much as tracing 100 requests, and the helper a copy of the file.
-_BATCH = 4096
+_BATCH = 8192
 _BATCH_BYTE_SIZE = 1 << 20
 
 #: The most files that are remembered.
