@@ -37,7 +37,7 @@ _REQUESTS, _SETTLING = 1000, 50
 
 #: What the kernel spends to give traces to the helper is measured apart, because it comes later: after so many traces,
 #: for a time that is longer than they wait, so often.
-_HANDED_OVER, _HANDING_OVER_S, _HANDOVERS = 1500, 0.4, 6
+_HANDED_OVER, _HANDING_OVER_S, _HANDOVERS = 3000, 0.4, 6
 
 _OFF: dict[str, object] = {"trace_level": ["OFF"]}
 
