@@ -19,7 +19,7 @@ from bench.server import ServerProcess
 from bench.slices import CONFIDENCE, OpenConnections, alternate, process_cpu_ns
 
 if TYPE_CHECKING:
-    from bench.slices import Comparison
+    from bench.slices import SliceComparison
 
 _MODELS = 40
 
@@ -56,7 +56,7 @@ def run() -> int:
     return int(failed)
 
 
-def _compare(server: ServerProcess, connections: OpenConnections, rate: int, order: random.Random) -> Comparison:
+def _compare(server: ServerProcess, connections: OpenConnections, rate: int, order: random.Random) -> SliceComparison:
     def measure(with_page: bool) -> float:
         page = _OpenPage(server) if with_page else None
         try:
@@ -111,7 +111,7 @@ class _OpenPage:
         self._connection.close()
 
 
-def _report(title: str, found: Comparison) -> bool:
+def _report(title: str, found: SliceComparison) -> bool:
     """Print what was found. Returns whether the page costs too much."""
     cost = found.difference()
     verdict = "met" if cost.high <= LIMIT else "not met" if cost.value > LIMIT else "probably met"

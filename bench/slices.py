@@ -111,7 +111,7 @@ class Group(msgspec.Struct, frozen=True):
     now: tuple[float, float]
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class SliceComparison(msgspec.Struct, frozen=True):
     """The costs of both states, at least one group."""
 
     groups: list[Group]
@@ -152,7 +152,7 @@ def _undisturbed(costs: list[float]) -> float:
 
 def alternate(
     measure: Callable[[bool], float], seconds: float, order: random.Random, least_groups: int = 4
-) -> Comparison:
+) -> SliceComparison:
     """Measure both states in turn for about `seconds`, and at least `least_groups` groups.
 
     `measure` puts the server into the first state or (with True) the second one, and returns the cost of a slice. The
@@ -167,4 +167,4 @@ def alternate(
         first, second, third, fourth = [measure(state) for state in (outer, not outer, not outer, outer)]
         edges, middle = (first, fourth), (second, third)
         groups.append(Group(middle, edges) if outer else Group(edges, middle))
-    return Comparison(groups)
+    return SliceComparison(groups)

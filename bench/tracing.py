@@ -24,7 +24,7 @@ from kernel.tracing.output.file_task import WriteArguments, write_traces
 from kernel.tracing.trace import UsualTrace
 
 if TYPE_CHECKING:
-    from bench.slices import Comparison, Estimate
+    from bench.slices import Estimate, SliceComparison
 
 _CONNECTIONS = 8
 _MODEL = "add_sub"
@@ -86,7 +86,7 @@ def run() -> int:
     return int(failed)
 
 
-def _compare(server: ServerProcess, connections: OpenConnections, row: _Row, order: random.Random) -> Comparison:
+def _compare(server: ServerProcess, connections: OpenConnections, row: _Row, order: random.Random) -> SliceComparison:
     def measure(traces: bool) -> float:
         _change(server, row.setting if traces else _OFF)
         connections.exchange(_SETTLING)
@@ -115,7 +115,7 @@ def _handover_us(server: ServerProcess, connections: OpenConnections, order: ran
     return max(0.0, found.difference().value)
 
 
-def _report(protocol: str, row: _Row, found: Comparison, handover_us: float) -> bool:
+def _report(protocol: str, row: _Row, found: SliceComparison, handover_us: float) -> bool:
     """Print what was found. Returns whether it costs too much."""
     share = 1 / float(str(row.setting["trace_rate"]))
     excess = found.excess(handover_us * share)

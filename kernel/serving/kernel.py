@@ -224,8 +224,7 @@ class Kernel:
             prepared: the prepared request from which `request` was made, at the same `catalog.generation`. Then only
                 client regions are checked.
             received_in: the buffer with the request's large tensors. The caller releases it.
-            on_checked: called with a request that is not prepared and its model, after the check and before the
-                tensors are placed. Its exceptions are raised here.
+            on_checked: called with a request that is not prepared and its model, before its tensors are placed.
             admitted: whether the request was admitted by `begin_preparing`, so that it is accepted while the server
                 drains.
             pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
@@ -262,11 +261,8 @@ class Kernel:
                 request.release_leases()
                 raise
         if self.traces or request.explain:
-            tracer = self.tracer
-            if tracer.passing and request.parent is None:
-                tracer.passing -= 1
-                if request.explain:
-                    tracer.explain(request, model)
+            if self.tracer.passing and request.parent is None and not request.explain:
+                self.tracer.passing -= 1
             else:
                 self._observe(request, model)
         model.submit(request)

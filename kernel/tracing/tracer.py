@@ -46,8 +46,8 @@ class Tracer:
         self.on_switch: Callable[[bool], object] = _ignored
         #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
         self.on_near: Callable[[bool], object] = _ignored
-        #: How many of the next requests of clients are certainly not traced: `Kernel.submit` does not call `begin` for
-        #: them, and counts them here. Always 0 while somebody else looks at each request.
+        #: How many of the next requests of clients are certainly not traced: `Kernel.submit` counts them here, and
+        #: calls `begin` only for those that ask for an explanation. Always 0 while somebody else looks at each request.
         self.passing = 0
         self._looks_at_each = False
 
@@ -99,14 +99,12 @@ class Tracer:
         if parent is not None:
             if parent.trace is not None:
                 self._begin_child(request, model, parent.trace)
+        elif request.parent is None and self.passing:  # it only asks for an explanation
+            self.passing -= 1
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self.explain(request, model)
-
-    def explain(self, request: Request, model: Model) -> None:
-        """Let a checked request that is not traced explain itself."""
-        self._attach(request, model, 0, None, tensors=False)
+            self._attach(request, model, 0, None, tensors=False)
 
     def look_at_each(self, always: bool) -> None:
         """Let somebody else look at each request before `begin` gets it, or no longer."""

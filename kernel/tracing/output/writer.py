@@ -48,7 +48,7 @@ _BATCH_BYTE_SIZE = 1 << 20
 #: The most files that are remembered.
 _MOST_DESTINATIONS = 512
 
-#: The helper rests this many times as long as it has written: it copies a file to add traces to it.
+#: The rest after a file was written: it is copied to add traces to it.
 _REST_FACTOR = 10
 
 #: The largest file.
@@ -77,6 +77,8 @@ class Destination(Protocol):
     delay_s: float
     batch: int
     max_waiting: int
+    #: The helper rests this many times as long as it has worked, if more traces wait.
+    rest_factor: int
 
     def arguments(self, records: msgspec.Raw) -> bytes:
         """Return the arguments of the helper's function; `records` are a list of traces in msgpack."""
@@ -92,6 +94,7 @@ class FileDestination:
     delay_s = FLUSH_S
     batch = _BATCH
     max_waiting = MAX_WAITING
+    rest_factor = _REST_FACTOR
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file
@@ -244,7 +247,7 @@ class TraceWriter:
         if self._waiting:
             closing = self._idle is not None
             full = self._count >= destination.batch
-            delay_s = 0.0 if closing else max(took_s * _REST_FACTOR, 0.0 if full else destination.delay_s)
+            delay_s = 0.0 if closing else max(took_s * destination.rest_factor, 0.0 if full else destination.delay_s)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._start)
         elif self._idle is not None:
             self._idle.set()
