@@ -389,7 +389,7 @@ class Server:
                 logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
                 self._kernel.abandon()
                 return 1
-        logger.info("Stopped: every accepted request was answered")
+        logger.info("Stopped: every accepted request got its response")
         return 0
 
 

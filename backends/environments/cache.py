@@ -71,7 +71,7 @@ class EnvironmentCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
         except OSError as error:
-            raise EnvironmentFailed(f"the folder of environments cannot be made: {error}") from None
+            raise EnvironmentFailed(f"the folder of environments cannot be created: {error}") from None
         # Its programs are run: nobody else may put any there.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise EnvironmentFailed(
@@ -102,7 +102,7 @@ class EnvironmentCache:
                 except BaseException as error:
                     shutil.rmtree(found.folder, ignore_errors=True)
                     if isinstance(error, OSError):
-                        raise EnvironmentFailed(f"'{source}' could not be made an environment: {error}") from None
+                        raise EnvironmentFailed(f"'{source}' could not be made into an environment: {error}") from None
                     raise
         return found
 

@@ -59,7 +59,7 @@ def environment_folder(folder: Path, source: str) -> Path:
     for candidate in (folder, *_only_folder(folder)):
         if any((candidate / "bin" / name).exists() for name in _NAMES):
             return candidate
-    raise EnvironmentFailed(f"'{source}' is no environment: it has no bin/python")
+    raise EnvironmentFailed(f"'{source}' is not an environment: it has no bin/python")
 
 
 def _only_folder(folder: Path) -> list[Path]:
@@ -136,7 +136,7 @@ def ask(interpreter: str, variables: Mapping[str, str | None], source: str) -> I
     try:
         return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Interpreter)
     except msgspec.DecodeError:
-        raise EnvironmentFailed(f"'{interpreter}' of the environment '{source}' is no Python 3") from None
+        raise EnvironmentFailed(f"'{interpreter}' of the environment '{source}' is not Python 3") from None
 
 
 def check(found: Interpreter, source: str) -> None:

@@ -333,7 +333,7 @@ class InstanceSupervisor:
         if stopped:
             logger.error("the process of model instance '%s' is stopped by a signal (SIGSTOP)", handle.name)
         elif not suspended:
-            logger.info("the process of model instance '%s' goes on", handle.name)
+            logger.info("the process of model instance '%s' continues", handle.name)
         if self._stopped:  # the instance is retired
             return
         if suspended:

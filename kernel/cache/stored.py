@@ -138,7 +138,7 @@ class StoredCache:
             return decode(value)
         except BadEntry as error:
             self.figures.failures += 1
-            logger.warning("%s has a value that is no response of this server: %s", self._title, error)
+            logger.warning("%s returned a value that is not a response of this server: %s", self._title, error)
             return None
 
     async def _put(self, key: bytes, value: bytes) -> None:
@@ -168,7 +168,7 @@ class StoredCache:
         )
         if self._breaker.failed(self._clock.now_ns()):
             logger.error(
-                "%s has failed several times in a row and is not asked for some seconds at a time: %s",
+                "%s failed several times in a row; for some seconds it is not asked, and every lookup is a miss: %s",
                 self._title, cause,
             )  # fmt: skip
         else:

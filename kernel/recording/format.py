@@ -174,7 +174,7 @@ class SegmentReader:
             raise BadRecording(f"{title} has no header")
         magic, version = _PREFIX.unpack_from(data)
         if magic != MAGIC:
-            raise BadRecording(f"{title} is no recording: it does not begin with {MAGIC.decode()}")
+            raise BadRecording(f"{title} is not a recording: it does not begin with {MAGIC.decode()}")
         if version != FORMAT_VERSION:
             raise BadRecording(f"{title} has version {version} of the format; this program reads {FORMAT_VERSION}")
         found = self._content_at(_PREFIX.size)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def log_oddities(found: RepositoryContents) -> None:
     """Log what is strange about the repositories: folders that are not models, and repositories that are none."""
     for path in found.misnamed:
-        logger.warning("ignore model directory '%s': its name contains control characters", path)
+        logger.warning("model directory '%s' is ignored: its name contains control characters", path)
     for hint in found.hints:
         logger.warning("%s", hint)
 

@@ -197,7 +197,7 @@ class EnsembleDriver:
             if call.decoupled and not call.prepaid:
                 logger.warning(
                     "ensemble '%s': no step of a request has responded for %d s; model '%s' may send more responses, "
-                    "in case that a step behind it waits for it",
+                    "in case a later step waits for them",
                     self._plan.spec.name, LONGEST_STALL_NS // 1_000_000_000, child.model_name,
                 )  # fmt: skip
                 child.consumed(run.progress.prepay(call))

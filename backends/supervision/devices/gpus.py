@@ -118,7 +118,7 @@ class FoundDevices:
                 read = ReadFigures(unavailable=error.message)
         if read.unavailable:
             self._failures += 1
-            logger.warning("the figures of the GPUs cannot be read: %s", read.unavailable)
+            logger.warning("the metrics of the GPUs cannot be read: %s", read.unavailable)
         else:
             self._failures = 0
         return read.figures

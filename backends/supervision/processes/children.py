@@ -186,7 +186,7 @@ def _child_numbers() -> list[int]:
 def _end(child: Inherited) -> None:
     """Kill an inherited process, or wait for it if it has ended."""
     if not child.ended:
-        logger.debug("ending process %d, which a model has left behind", child.pid)
+        logger.debug("ending process %d, left behind by a model", child.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(child.pid, signal.SIGKILL)
         return

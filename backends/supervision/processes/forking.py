@@ -93,7 +93,7 @@ class ForkingLauncher:
                 try:
                     return await self._fork_once(request, ends, needs.preload)
                 except BackendLeavesThreads as error:
-                    lost = ZygoteLost(f"what is imported before a fork leaves {error}")
+                    lost = ZygoteLost(f"imports before a fork left {error}")
                     if late:
                         self._zygotes.give_up(str(lost))
                     self._zygotes.imported_late.add(request.backend)

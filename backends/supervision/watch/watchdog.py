@@ -82,7 +82,7 @@ class Watchdog:
             try:
                 watched.look(self._time_ns)
             except Exception:
-                logger.exception("the watchdog could not look at a model instance")
+                logger.exception("the watchdog could not check a model instance")
         if self._watched:
             self._look_within(min(map(_wanted_interval_s, self._watched)))
 
