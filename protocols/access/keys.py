@@ -52,8 +52,8 @@ class KeyReader:
             raise BadOption(f"--{flag}: {source} has more than {_MAX_BYTE_SIZE} bytes, which is too long for a key")
         if any(octet < 0x20 or octet == 0x7F for octet in key) or key != key.strip(b" "):
             raise BadOption(
-                f"--{flag}: the key in {source} has a line end, another control character, or a space at its begin or "
-                "end, which clients cannot send in a header"
+                f"--{flag}: the key in {source} has a line end, another control character, or a space at its beginning "
+                "or end, which clients cannot send in a header"
             )
         return key
 
