@@ -243,8 +243,8 @@ class Backend(abc.ABC):
     ) -> None:
         """Begin to execute the requests as one batch, and return soon; other batches may be in execution.
 
-        Requests and responses are as in `execute`, but for an exception: `ended` is called with it, or with None, once,
-        from any thread, when no code of the backend uses the inputs any more. This must not raise.
+        Requests and responses are as in `execute`. An exception is not raised: `ended` is called once, with it or with
+        None, from any thread, when no code of the backend uses the inputs any more. This must not raise.
         """
         raise NotImplementedError(f"{type(self).__name__} has a concurrency above 1 and no method `begin`")
 

@@ -1,11 +1,11 @@
-"""A model's own modules win: where its module has the name of one of our packages, ours makes way.
+"""A model's own modules take precedence over our packages of the same name.
 
 A model may have a module `backends`, or a package `shm`, beside its file, as in Triton. Our modules were imported
 before, and refer to one another as objects: they do not need their names in `sys.modules` any more. Code that asks for
 one of ours still finds it (`from backends.base import Backend` of a backend beside the model) where the model has no
 module of that name: below a module `backends` it has none, and below a package `backends` ours come last.
 
-An environment of a model's own may have installed packages with our names. They win, too.
+An environment of a model's own may have installed packages with our names. They take precedence too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ModelNames:
             top, _, below = name.partition(".")
             if top in self._finder.names and module is not None and _lies_with_ours(module):
                 self._ours[name] = module
-                # Below a module that is no package Python asks no finder: what is ours stays there.
+                # Below a module that is not a package Python asks no finder: what is ours stays there.
                 if not (below and top in self._plain):
                     del sys.modules[name]
         sys.meta_path.insert(0, self._finder)

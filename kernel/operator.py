@@ -34,7 +34,7 @@ class ServerOperator(Protocol):
         """All modules are imported that every server needs. Not called if the start fails before."""
 
     def lost_log_lines(self) -> int:
-        """Return how many lines of the log were lost since the start; 0 where the program owns the log."""
+        """Return how many lines of the log were lost since the start; 0 if the program owns the log."""
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Set `stop` when the server should stop. Runs until it returns or is cancelled."""

@@ -104,7 +104,7 @@ class HeaderForwarder:
         return found
 
     def forward(self, headers: Iterable[tuple[str, str]]) -> ForwardedHeaders | None:
-        """Return what becomes of `headers`, given as for `parameters`; None where no header matches."""
+        """Return what becomes of `headers`, given as for `parameters`; None if no header matches."""
         try:
             parameters = self.parameters(headers)
         except ReservedHeader as error:

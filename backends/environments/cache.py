@@ -1,6 +1,6 @@
 """The folder of environments that the server has made: `KEY/` for each, beside its lock `KEY.lock`.
 
-Servers share it. Who makes an environment holds its lock alone; who uses it holds the lock together with others, as a
+Servers share it. The process that makes an environment holds its lock exclusively; users share the lock, as a
 worker does until it has ended. An environment is complete when it has its marker. Environments that are not used go
 when all of them together have too many bytes, those that were not used for the longest time first.
 """

@@ -40,7 +40,7 @@ class Paced:
                 resume, argument = coroutine.throw, error
 
     def _wait(self, request: WorkerRequest) -> Generator[Any, Any, None]:
-        """Wait until the client has taken responses, or has gone."""
+        """Wait until the client has read responses, or has disconnected."""
         loop = asyncio.get_running_loop()
         taken = loop.create_future()
 

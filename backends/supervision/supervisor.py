@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: How often the timeouts of requests are looked at that wait for a worker that is started again, in seconds.
+#: How often the timeouts of requests are checked that wait for a worker that is started again, in seconds.
 EXPIRY_LOOK_S = 0.05
 
 #: How long a worker may take to finalize its model before it is killed, in seconds.
@@ -324,7 +324,7 @@ class InstanceSupervisor:
         self._model.instances.set_condition(handle, condition)
 
     def _suspend(self, handle: WorkerHandle, *, stopped: bool) -> None:
-        """Give a worker that is stopped, or that is being ended, no batches; give it batches again when it goes on."""
+        """Give no batches to a worker that is stopped or being ended; give it batches again when it continues."""
         assert self._model is not None
         suspended = stopped or self._ending is not None
         if suspended == self._suspended:

@@ -1,6 +1,6 @@
 """The kernel's side of the watcher, see `backends/supervision/session_watcher.py`.
 
-The watcher is started with the first worker. If it ends, the server goes on, and another one is started.
+The watcher is started with the first worker. If it ends, the server continues, and another one is started.
 """
 
 from __future__ import annotations

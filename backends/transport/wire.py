@@ -619,7 +619,7 @@ class Submit(Message):
     request: RequestMessage
     #: The numbers of the worker's requests for which the model may call; empty if it executes none.
     parents: list[int] = []
-    #: Whether the execution of the parents cannot go on before the call has responded. It may not either if this is
+    #: Whether the execution of the parents cannot continue before the call has responded. It may not either if this is
     #: false: a thread of the model calls.
     blocking: bool = False
     #: Whether several responses are accepted.

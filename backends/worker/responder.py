@@ -57,7 +57,7 @@ class BatchResponder:
         self._cancelled: set[int] = set()
         #: How many more responses may be sent now, by request number; only for requests with several responses.
         self._credit: dict[int, int] = {}
-        #: What is called when a request has credit again, or its client has gone.
+        #: What is called when a request has credit again, or its client has disconnected.
         self._credit_waiters: dict[int, Callable[[], object]] = {}
         self._main_thread = threading.get_ident()
         #: Final responses of the current batch, by request number, in the order of the batch.
@@ -120,7 +120,7 @@ class BatchResponder:
                 others |= self._batch
             else:
                 for number, final in self._batch.items():
-                    if final is not None:  # its client has gone
+                    if final is not None:  # its client has disconnected
                         self._send_response(number, True, final)
             self._batch = others
             return requests
@@ -309,7 +309,7 @@ class BatchResponder:
             self._send(wire.Responded(number, final, failure))
 
     def _wait_for_credit(self, request: WorkerRequest) -> None:
-        """Wait until the request has credit. A request whose client has gone does not wait."""
+        """Wait until the request has credit. A request whose client has disconnected does not wait."""
         credit, number = self._credit, request.ref.number
         if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0 and not self._may_overshoot(request):
             self._reader().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)

@@ -1,4 +1,4 @@
-"""The files of new models, with comments that teach. Pure."""
+"""The files of new models, with comments that explain them. Pure."""
 
 from __future__ import annotations
 

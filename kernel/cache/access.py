@@ -22,7 +22,7 @@ MAX_INPUT_BYTE_SIZE = 64 << 20
 
 
 class CacheAccess:
-    """Takes the place of `Model.submit` of one model version. Models without a cache are not touched by it."""
+    """Takes the place of `Model.submit` of one model version. Models without a cache are not affected."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The key of a request in the response cache. Pure.
 
-Two requests have the same key only if a model cannot tell them apart, but for their id, priority and timeout: the load
+Two requests have the same key only if all of these are equal (id, priority and timeout may differ): the load
 of the model, inputs (names, datatypes, shapes, bytes), requested outputs with their classification, parameters, and
 fields of sequences. The key is a BLAKE2b hash of 256 bits, so that nobody can make two requests with the same key.
 Triton's key has only the model, the names of inputs and their bytes (core's cache_manager.cc).
@@ -31,7 +31,7 @@ def inputs_in_order(request: Request) -> list[Tensor]:
 
 
 def describe(request: Request, salt: bytes) -> bytes:
-    """Return all of `request` that the key has, but for the bytes of its inputs. `salt` stands for the model's load."""
+    """Return all parts of `request` in the key, except the bytes of its inputs. `salt` identifies the model's load."""
     inputs = [(each.name, each.datatype, each.shape, each.byte_size) for each in inputs_in_order(request)]
     outputs = [(each.name, each.classification) for each in request.outputs]
     sequence = (request.correlation_id, request.sequence_start, request.sequence_end)

@@ -56,7 +56,7 @@ class StoredCache:
     ) -> None:
         """`title` names the store in the log. Each call of the store may take `timeout_s` seconds.
 
-        Responses that take more than `value_limit` bytes are not stored, and found values that do are no entries.
+        Responses of more than `value_limit` bytes are not stored, and larger values in the store are ignored.
         """
         self.figures = CacheFigures()
         self._store = store
@@ -129,7 +129,7 @@ class StoredCache:
             found(response)
 
     def _decoded(self, value: object) -> CachedResponse | None:
-        """Return the response in a value, or None if it is none of ours."""
+        """Return the response in a value, or None if the value is not a response of this server."""
         try:
             if not isinstance(value, bytes):
                 raise BadEntry(f"a value of type {type(value).__name__}, expected bytes")

@@ -68,7 +68,7 @@ def models(
         bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
     ] = False,
 ) -> None:
-    """List the models of a repository, and check whether a server could load each of them. It loads none."""
+    """List the models of a repository, and check whether a server could load each of them, without loading it."""
     from kernel.command.models import print_models
 
     paths = tuple(model_repository or (DEMO_REPOSITORY,))
@@ -87,7 +87,7 @@ def init(
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
 ) -> None:
-    """Write the folder of a new model: a configuration, code or a file, a test, and comments that teach."""
+    """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
     from kernel.command.init import init_model
 
     if sum((python, onnx is not None, bool(ensemble))) > 1:
@@ -108,9 +108,9 @@ def check(
         bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
     ] = False,
 ) -> None:
-    """Load models and try them: requests alone, batched and shuffled must have the same outputs.
+    """Load models and test them: outputs must not depend on batching or on the order of requests.
 
-    The inputs are those of the model's warm-up, else random.
+    The inputs are those of the model's warm-up, or random.
     """
     from kernel.authoring.trial.trial import TrialSettings
     from kernel.command.check import check_models
@@ -125,7 +125,7 @@ def dev(
     context: typer.Context,
     model_dir: Annotated[Path, typer.Argument(help="The model's folder: it has config.pbtxt or versions.")],
 ) -> None:
-    """Serve one model while you write it: saved files are loaded at once, breakpoint() stops in this terminal.
+    """Serve one model while you write it: it is reloaded when you save, breakpoint() stops in this terminal.
 
     [dim]Further flags are those of run.[/dim]
     """

@@ -1,6 +1,6 @@
 """The instances of a model under the rate limiter: none is idle for the scheduler before the limiter says so.
 
-The gate takes the place of methods of one `InstanceSet`, so that schedulers know nothing of it, and models of a server
+The gate takes the place of methods of one `InstanceSet`, so that schedulers do not depend on it, and models of a server
 without the limiter pay nothing. Under the limiter nothing is dispatched ahead of time.
 """
 
@@ -46,7 +46,7 @@ class InstanceGate:
         #: What each group of instances needs, by the name of the group and the device.
         self._groups: dict[tuple[str, int], InstanceNeeds] = {}
         self._gated: dict[Instance, GatedInstance] = {}
-        #: Executions of instances that are gone, by name: a restarted worker goes on counting.
+        #: Executions of instances that are gone, by name: a restarted worker continues counting.
         self._former: dict[str, int] = {}
         self._closed = False
         instances = model.instances

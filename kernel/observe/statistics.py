@@ -279,7 +279,7 @@ class ModelStatistics:
                 self.note_slow(request, now_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
-        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure.
+        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is not a failure.
 
         Nor is one that its client's quota refused.
         """

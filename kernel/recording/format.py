@@ -29,7 +29,7 @@ MAX_CONTENT = 1 << 30
 
 
 class BadRecording(ValueError):
-    """A file is no recording, or one that this version cannot read. The message is one line."""
+    """A file is not a recording, or one that this version cannot read. The message is one line."""
 
 
 class SegmentHeader(msgspec.Struct):

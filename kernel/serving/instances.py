@@ -271,7 +271,7 @@ class InstanceSet:
         self.set_apart(instance)
 
     async def left(self, instance: Instance) -> None:
-        """Wait until a retired instance may end, but for the batches that it has."""
+        """Wait until a retired instance may end, except for the batches that it has."""
 
     def forget(self, instance: Instance) -> None:
         """Remove an instance that was stopped."""

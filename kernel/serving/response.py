@@ -65,7 +65,7 @@ class Sink(Protocol):
 
 
 def peer_of_sink(sink: Sink) -> str:
-    """Return who waits for a response, for the turns of helpers; empty if the client is not known, or has gone."""
+    """Return who waits for a response, for the queue of helpers; empty if it is unknown or has disconnected."""
     try:
         return sink.peer
     except ServingError:

@@ -6,7 +6,7 @@ server, so that the page may also read the responses; then the server sees a for
 
 Both attacks need a browser. So requests without any sign of a browser may use every name, unless the operator has
 listed the names: clients reach the server through proxies, tunnels and services of Kubernetes, whose names it cannot
-know. A name that nobody but the owner of the network can let mean the server is never foreign.
+know. A name is never foreign if only the owner of the network can make it point to the server.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class RequestRules(msgspec.Struct, frozen=True):
     """The rules of one HTTP server; by default none."""
 
     restrictions: Restrictions = Restrictions({})
-    #: For inference requests only, as in Triton. None where no header is forwarded.
+    #: For inference requests only, as in Triton. None if no header is forwarded.
     forwarder: HeaderForwarder | None = None
     #: None where browsers get no headers of CORS.
     cors: CorsPolicy | None = None

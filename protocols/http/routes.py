@@ -103,7 +103,7 @@ _PAGES |= dict.fromkeys(dashboard.PAGE_PATHS, _DASHBOARD_PAGE) | {
 
 
 def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the endpoint of `path`, and the names in it, empty where the path leaves one out."""
+    """Return the endpoint of `path`, and the names in it, empty if the path leaves one out."""
     endpoint = _LITERAL.get(path)
     if endpoint is not None:
         return endpoint, {}

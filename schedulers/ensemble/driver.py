@@ -160,7 +160,7 @@ class EnsembleDriver:
         self._go_on(run)
 
     def cancelled(self, request: Request) -> None:
-        """The client of `request` has gone: its steps are cancelled, and it fails when they have ended."""
+        """The client of `request` has disconnected: its steps are cancelled, and it fails when they have ended."""
         run = self._runs.get(request)
         if run is not None:
             self._fail(run, RequestCancelled())
@@ -174,7 +174,7 @@ class EnsembleDriver:
             self._give_credit(run)
 
     def continue_overdue(self) -> None:
-        """Start calls that have waited too long for others of their step, and let streams go on that stand still."""
+        """Start calls that waited too long for others of their step, and give credit to streams without progress."""
         now_ns = self._clock.now_ns()
         for run in () if self._streams is None else self._streams.overdue(now_ns):
             self._prepay(run)
@@ -190,7 +190,7 @@ class EnsembleDriver:
                 self._go_on(run)
 
     def _prepay(self, run: Run) -> None:
-        """Give all streams of a request that stands still their credit, unless it waits for its client only."""
+        """Give all streams of a request that makes no progress their credit, unless it waits for its client only."""
         if run.progress.in_flight == sum(call.decoupled for call in run.calls.values()):
             return
         for child, call in list(run.calls.items()):

@@ -88,7 +88,7 @@ class SequenceBatcher:
         return True
 
     def cancel(self, request: Request) -> list[Request]:
-        """End the sequence of a queued request whose client has gone. Returns all its queued requests, to be failed.
+        """End the sequence of a queued request whose client disconnected. Returns its queued requests, to be failed.
 
         Returns an empty list if the request is not queued.
         """

@@ -72,7 +72,7 @@ def is_left_behind(child: Inherited, workers: dict[int, str]) -> bool:
 
 
 class KernelChildren:
-    """Which children of this process live, and the end of those that nobody else ends. One for each server."""
+    """Knows which children of this process run, and ends those that no other code ends. One for each server."""
 
     def __init__(self) -> None:
         #: The children of this process before it began to inherit.

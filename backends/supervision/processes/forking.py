@@ -62,7 +62,7 @@ class ForkingLauncher:
         """See `Launcher`. Raises `InvalidArgument` if what the model wants to be preloaded cannot be imported."""
         if needs.environment is not None:  # another interpreter: nothing of the zygote's could be shared
             return await self._spawning.launch(title, helper=helper, needs=needs)
-        # Nobody has shown yet that drivers of GPUs go on working in forks of a process which has never used them.
+        # Nobody has shown yet that drivers of GPUs continue working in forks of a process which has never used them.
         if needs.gpu and not self._always:
             return await self._spawning.launch(title, helper=helper, needs=needs)
         try:

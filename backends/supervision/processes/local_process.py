@@ -114,7 +114,7 @@ class LocalProcess:
         try:
             async with asyncio.timeout(KILL_WAIT_S):
                 await self._ended.wait()
-        except TimeoutError:  # the unload of a model, and the end of the server, must not wait for ever
+        except TimeoutError:  # the unload of a model, and the end of the server, must not wait without end
             logger.error("worker %d could not be killed: it is in a system call that does not end", self.pid)
 
     def _exited(self) -> None:

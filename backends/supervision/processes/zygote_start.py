@@ -19,7 +19,7 @@ ZYGOTE_MODULE = "backends.zygote"
 
 
 class StartedZygote:
-    """A zygote that nobody looks after yet. The owner calls `take` or `end`."""
+    """A started zygote without a `ZygoteProcess` yet. The owner calls `take` or `end`."""
 
     def __init__(self) -> None:
         """Start the process, in a session of its own. Raises `OSError`; then there is none, and nothing is open.

@@ -31,13 +31,13 @@ class Watched(Protocol):
         """The shortest time after which something is to be done, in seconds; 0 for none."""
 
     def look(self, now_ns: int) -> None:
-        """Look whether the instance stands still. `now_ns` is the watchdog's time."""
+        """Check whether the instance makes progress. `now_ns` is the watchdog's time."""
 
 
 class Watchdog:
     """Looks at those that were added, until they are removed.
 
-    Its time stands still while the event loop is held up: what a worker has sent in that time is not read yet, and it
+    Its time stops while the event loop is blocked: what a worker has sent in that time is not read yet, and it
     must not seem to have done nothing.
     """
 

@@ -25,7 +25,7 @@ class Recent(msgspec.Struct, frozen=True):
     """Both parts. A `kernel.serving.model.ModelExtension`: it gets each model that is loaded."""
 
     requests: RecentRequests
-    #: None where the log belongs to a program that embeds the server.
+    #: None if the log belongs to a program that embeds the server.
     lines: RecentLines | None = None
 
     async def extend(self, model: Model, folder: Path) -> None:

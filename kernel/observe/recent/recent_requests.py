@@ -55,7 +55,7 @@ class RecentRequest(msgspec.Struct):
     total_ns: int
     #: Name, begin and end of each stage, in nanoseconds since the reception. A stage that is not known is left out.
     stages: list[tuple[str, int, int]]
-    #: Rows of the request, and of its batch; 0 where there was no batch.
+    #: Rows of the request, and of its batch; 0 if there was no batch.
     rows: int
     batch_rows: int = 0
     #: How many requests the batch had, and why it did not wait for more.

@@ -53,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def load_hint(failure: Failure) -> str:
-    """Return the hint for a failed load; empty where the error says it all, or nobody has thought of it."""
+    """Return the hint for a failed load; empty if the error says it all, or nobody has thought of it."""
     for find in _HINTS:
         if hint := find(failure):
             return hint

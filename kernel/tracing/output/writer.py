@@ -165,7 +165,7 @@ class TraceWriter:
         """Return the one destination for `file`."""
         found = self._destinations.get(file)
         if found is None:
-            if len(self._destinations) > _BATCH:  # of files that are complete, but for a few
+            if len(self._destinations) > _BATCH:  # of files that are complete, except for a few
                 self._destinations.clear()
             found = self._destinations[file] = FileDestination(file)
         return found

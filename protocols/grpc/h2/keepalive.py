@@ -34,7 +34,7 @@ class KeepaliveRules(msgspec.Struct, frozen=True):
     max_ping_strikes: int
     #: None for no maximum age.
     max_age_ns: int | None
-    #: How long calls may go on when their connection gets too old; None for as long as they need.
+    #: How long calls may continue when their connection gets too old; None for as long as they need.
     max_age_grace_ns: int | None
 
 

@@ -51,7 +51,7 @@ _OPEN = ConnectionState.OPEN
 
 
 class UnfinishedHeaderBlock(msgspec.Struct):
-    """A header block that goes on in CONTINUATION frames."""
+    """A header block that continues in CONTINUATION frames."""
 
     stream_id: int
     end_stream: bool

@@ -218,7 +218,7 @@ def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> Requ
 
 
 def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> ClientSpan | None:
-    """Return the byte range that a tensor's parameters name, None where they name none."""
+    """Return the byte range that a tensor's parameters name, None if they name none."""
     if not parameters:  # usual
         return None
     has_region = "shared_memory_region" in parameters

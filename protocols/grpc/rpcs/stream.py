@@ -1,7 +1,7 @@
 """ModelStreamInfer: any number of requests, which overlap, and their responses on one stream.
 
 Semantics are Triton's (stream_infer_handler.cc). The response to a request that fails is an `error_message`, and the
-stream goes on.
+stream continues.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class FastConnection(asyncio.Protocol):
             transport.pause_reading()
 
     def _take(self) -> bool:
-        """Take one step. Returns False where the rest has to wait."""
+        """Take one step. Returns False if the rest has to wait."""
         if self._missing:
             self._take_body()
             return True

@@ -1,7 +1,7 @@
 """Which requests are plain enough for the fast path, found from the bytes of their head alone. Pure.
 
 The fast path takes what has one reading only. Where a head leaves any doubt about how long its message is, aiohttp
-gets the connection before a byte of the body is looked at, so that nothing can ever be read in two ways.
+gets the connection before any byte of the body is read, so that nothing can ever be read in two ways.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_HEADERS = 128
 
 _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-#: Headers that change how the message or the connection goes on, and what `Connection` may say.
+#: Headers that change how the message or the connection continues, and what `Connection` may say.
 _UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"trailer"})
 _PERSISTENT = frozenset({b"", b"keep-alive", b"Keep-Alive"})
 
@@ -61,7 +61,7 @@ class HttpRequestHead(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def header(self, name: str) -> bytes | None:
-        """Return the value of a header by its name in any case of letters, None where it is absent."""
+        """Return the value of a header by its name in any case of letters, None if it is absent."""
         wanted = name.lower().encode()
         return next((value.strip(b" \t") for found, value in self.headers if found.lower() == wanted), None)
 
@@ -142,7 +142,7 @@ def _is_plain(fields: _Fields) -> bool:
 
 
 def _infer_fields(fields: _Fields, max_input_size: int) -> InferFields | None:
-    """Return what the fast path needs, None where the request is not one of inference, or will be refused."""
+    """Return what the fast path needs, None if the request is not one of inference, or will be refused."""
     found = find_endpoint(request_path(fields.target.decode()))
     if found is None or found[0].handlers.get(fields.method.decode()) is not infer:
         return None

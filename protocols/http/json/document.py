@@ -110,7 +110,7 @@ def parse_leniently(text: bytes) -> Any:
 def made_valid(text: bytes) -> bytes:
     """Return a `text` that msgspec refused with each number that JSON does not have as a string after `SPECIAL_MARK`.
 
-    Such a text can be read piece by piece. Raises `JsonSyntaxError` where it is not UTF-8.
+    Such a text can be read piece by piece. Raises `JsonSyntaxError` if it is not UTF-8.
     """
     try:
         text.decode("utf-8-sig")
@@ -146,7 +146,7 @@ def member(document: Any, name: str) -> Any:
 
 
 def required(document: Any, name: str) -> Any:
-    """Return a member of `document`. Raises `InternalError` where there is none."""
+    """Return a member of `document`. Raises `InternalError` if there is none."""
     found = member(document, name)
     if found is ABSENT:
         raise absent(name)
