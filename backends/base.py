@@ -189,10 +189,10 @@ class Backend(abc.ABC):
         self.host = host
 
     def enter_turn(self) -> None:  # noqa: B027 - most backends change nothing
-        """In a process of several models: this one's turn begins, after another model's."""
+        """In a process of several models: this model executes from now on, after another one."""
 
     def leave_turn(self) -> None:  # noqa: B027 - as above
-        """In a process of several models: another model's turn begins."""
+        """In a process of several models: another model executes from now on."""
 
     def complete(self, arguments: ModelArguments) -> Config:
         """Return a new configuration with missing fields filled in from the model file. Must not change `arguments`.

@@ -1,4 +1,4 @@
-"""Finds the interpreter of an environment, and what its processes have in their variables; asks it what it has."""
+"""Finds the interpreter of an environment and the variables for its processes; checks its version and packages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """What an interpreter says of itself. Names of packages have their versions; "" for one that is not there."""
+    """What an interpreter reports: its version, and name → version of packages, "" for a missing one."""
 
     version: tuple[int, int, int]
     numpy: str
@@ -102,7 +102,7 @@ def variables_of(folder: Path, own: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _without_ours(python_path: str) -> list[str]:
-    """Return the folders of a search path but that of our packages, which often has other packages of the server."""
+    """Return the folders of a search path except that of our packages, which often has the server's other packages."""
     return [each for each in python_path.split(os.pathsep) if each and os.path.abspath(each) != _OUR_FOLDER]
 
 

@@ -1,4 +1,4 @@
-"""Keeps an `async def execute` of a decoupled model near its clients, without holding up the event loop.
+"""Pauses an `async def execute` of a decoupled model that is too far ahead of its clients; the event loop runs on.
 
 `ResponseSender.send` waits in a thread while a client has too many responses to take. In the event loop it does not
 wait, because all other coroutines would wait too: the coroutine that runs `execute` pauses at its next `await` instead.

@@ -3,7 +3,7 @@
 Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
 new handle, so a late message is never a response to a newer request.
 
-The file is long because it is one state machine: each request goes through it without another call.
+The file is long because it is one state machine; parts in other classes would cost each request a call.
 """
 
 from __future__ import annotations

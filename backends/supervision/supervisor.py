@@ -157,8 +157,10 @@ class InstanceSupervisor:
         return completed.config
 
     async def _start_another(self, used: WorkerSession) -> None:
-        """Replace a worker in which code of the model has completed the configuration: what this code has left in its
-        process, the instance does not get. Raises `ServingError`."""
+        """Replace a worker in which code of the model has completed the configuration. Raises `ServingError`.
+
+        So the instance does not get what this code has changed in its process.
+        """
         session = self._session = self._new_session(self._title)
         try:
             _, failure = await asyncio.gather(
@@ -397,7 +399,7 @@ class InstanceSupervisor:
         asyncio.get_running_loop().call_later(EXPIRY_LOOK_S, self._expire)
 
     def _expire(self) -> None:
-        """Look at the timeouts of queued requests, as long as no instance of the model lives."""
+        """Check the timeouts of queued requests while the model has no running worker."""
         if self._model is not None and not self._stopped and not self._model.instances.count:
             self._model.expire_queued()
             self._expire_later()

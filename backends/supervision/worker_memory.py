@@ -160,7 +160,7 @@ class WorkerMemory:
             del self.mapped_client_regions[region.number]
 
     def report_fault(self, requests: Collection[Request]) -> None:
-        """The worker died by SIGBUS while it had `requests`: say which regions of clients may be the cause."""
+        """The worker died by SIGBUS while it had `requests`: report which regions of clients may be the cause."""
         mapped = list(self.mapped_client_regions.values())
         spans = [tensor.span for request in requests for tensor in request.inputs]
         spans += [output.span for request in requests for output in request.outputs]

@@ -26,7 +26,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def inputs_in_order(request: Request) -> list[Tensor]:
-    """Return the inputs in the order of their names, in which the key has them: their order says nothing."""
+    """Return the inputs sorted by name, as in the key: their order in the request has no meaning."""
     return sorted(request.inputs, key=_name)
 
 
@@ -41,7 +41,7 @@ def describe(request: Request, salt: bytes) -> bytes:
 
 def digest(description: bytes, contents: Iterable[Buffer]) -> bytes:
     """Return the key for what `describe` returned, and the bytes of the inputs in the same order."""
-    # The description has the size of each input, and its own size stands before it: no bytes can change sides.
+    # The sizes of the description and of each input are hashed too, so that different requests never give equal bytes.
     hasher = hashlib.blake2b(len(description).to_bytes(8), digest_size=KEY_BYTE_SIZE)
     hasher.update(description)
     for content in contents:

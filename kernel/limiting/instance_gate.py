@@ -1,7 +1,7 @@
-"""The instances of a model under the rate limiter: none is idle for the scheduler before the limiter says so.
+"""The instances of a model under the rate limiter: the scheduler sees one as idle only if the limiter allows it.
 
 The gate takes the place of methods of one `InstanceSet`, so that schedulers do not depend on it, and models of a server
-without the limiter pay nothing. Under the limiter nothing is dispatched ahead of time.
+without the limiter are not slowed down. Under the limiter nothing is dispatched ahead of time.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class RestrictedProtocol(msgspec.Struct, frozen=True):
     feature: str
     #: Prefix of header names: it stands before the keys of the flag.
     prefix: str
-    #: What a refusal calls that which the client wanted.
+    #: The word for the refused request in the error.
     subject: str
     categories: frozenset[Category]
 
@@ -124,7 +124,7 @@ class Restrictions:
 
     @property
     def restricts_admin(self) -> bool:
-        """Whether not every client may administer the server."""
+        """Whether some clients may not administer the server."""
         return self.admin != _EVERY_CLIENT
 
     def of(self, category: Category) -> Restriction | None:

@@ -24,7 +24,7 @@ Stream = TypeVar("Stream")
 
 
 class StalledStreams(Generic[Stream]):
-    """When each request with a stream has moved last, the one that makes no progress for longest first."""
+    """When each request with a stream has last made progress; the longest without progress is first."""
 
     def __init__(self) -> None:
         self._moved_ns: dict[Stream, int] = {}

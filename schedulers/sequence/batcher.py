@@ -1,4 +1,4 @@
-"""Which sequence has which slot, which requests run together, and when a sequence is over. Pure.
+"""Which sequence has which slot, which requests are executed together, and when a sequence ends. Pure.
 
 Times are monotonic nanoseconds from the caller. The rules are Triton's (sequence_batch_scheduler.cc); differences are
 in docs/differences.md.

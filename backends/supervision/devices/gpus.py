@@ -1,4 +1,4 @@
-"""The GPUs of the server: found once, in the process that opens memory of GPUs, when something first asks for them."""
+"""The GPUs of the server: detected once, in the process that opens memory of GPUs, when they are first needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that the kernel has of GPUs: regions of clients, the GPUs themselves, their figures. One process does it.
+"""The kernel's access to GPUs: regions of clients, the list of GPUs, their figures. One process does all of it.
 
 Without cuda-bindings or a driver it does nothing; the process starts when it is first needed.
 """

@@ -56,7 +56,7 @@ class ZygotePool:
         #: The zygotes that have not ended, and whether there are none.
         self._running: set[ZygoteProcess] = set()
         self._none_runs = asyncio.Event()
-        #: Why nothing can be forked on this system; "" if it can.
+        #: Why workers cannot be forked on this system; "" if they can.
         self._problem = ""
         #: Backends whose import leaves threads: their workers import them after the fork.
         self.imported_late: set[str] = set()
@@ -101,7 +101,7 @@ class ZygotePool:
         return slot.zygote
 
     def give_up(self, problem: str) -> None:
-        """Start no more zygotes: what all workers need cannot be imported before a fork."""
+        """Start no more zygotes: the modules of all workers cannot be imported before a fork."""
         logger.error("workers are no longer forked: %s", problem)
         self._problem = problem
 

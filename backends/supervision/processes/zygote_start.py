@@ -1,7 +1,7 @@
 """Starts the process of a zygote. Needs no event loop, and imports little.
 
-A zygote imports for longer than anything else of a start takes. So `kernel/start.py` starts the first one before it
-imports the server, which `ZygoteProcess` then takes over.
+The imports of a zygote take longer than any other part of the start. So `kernel/start.py` starts the first zygote
+before it imports the server; `ZygoteProcess` takes it over.
 """
 
 from __future__ import annotations

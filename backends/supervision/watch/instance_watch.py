@@ -1,6 +1,6 @@
 """Decides when an instance that makes no progress is reported, and when its worker is ended. Pure.
 
-The watchdog looks at each instance from time to time. What it sees are marks (`batch_stages.work_marks`): the same mark
+The watchdog checks each instance from time to time, and gets marks (`batch_stages.work_marks`). The same mark
 at two checks means that this piece of work made no progress. So no time is measured for a request or batch, and a time
 is too short by up to the interval between two looks, never too long.
 """

@@ -1,6 +1,6 @@
-"""The watchdog: looks at every instance from time to time, on one timer for the whole server.
+"""The watchdog: checks every instance from time to time, with one timer for the whole server.
 
-A request or a batch costs nothing more for it.
+It adds no work to requests and batches.
 """
 
 from __future__ import annotations

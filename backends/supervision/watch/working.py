@@ -1,4 +1,4 @@
-"""Waits for a process as long as it works: on a busy machine, or one that swaps, a start takes as long as it takes."""
+"""Waits for a process as long as it works, because on a busy or swapping machine a start can take very long."""
 
 from __future__ import annotations
 

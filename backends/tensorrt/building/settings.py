@@ -1,4 +1,4 @@
-"""What an engine is built with, and which of it the installed TensorRT can do. Pure."""
+"""The settings of a build, and which of them the installed TensorRT supports. Pure."""
 
 from __future__ import annotations
 

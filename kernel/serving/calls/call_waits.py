@@ -8,7 +8,7 @@ here, so that it can be failed. A request continues
 - if an instance executes it: when all calls that its batch waits for continue; a batch that waits for no call does;
 - if it is a request to an ensemble: when all requests of its steps continue.
 
-Stuck is what does not continue by these rules.
+All other requests are stuck.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When the server pings a connection, which pings of the peer are too many, and when a connection is too old.
+"""When the server pings a connection, how many pings the peer may send, and when a connection is too old.
 
 The rules are those of gRPC core (chttp2: keepalive, ping_rate_policy.cc, ping_abuse_policy.cc, max_age_filter).
-Pure: times are handed in, and random numbers, too.
+Pure: callers pass in times and random numbers.
 """
 
 from __future__ import annotations

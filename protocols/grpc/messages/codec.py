@@ -1,7 +1,7 @@
 """Inference messages of gRPC to requests, and responses to messages. Pure.
 
 The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `InferGRPCToInput`,
-`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h): of several mistakes the same one is reported.
+`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h), so that of several mistakes the same one is reported.
 """
 
 from __future__ import annotations
