@@ -76,7 +76,7 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m bench $(ARGS)
 
-# Our answers to the conformance cases beside those of a real Triton; ARGS=--record keeps Triton's for the tests.
+# Our responses to the conformance cases, compared with those of a real Triton; ARGS=--record keeps Triton's for the tests.
 oracle: $(VENV)/installed-dev
 	$(BIN)/python -m bench.oracle $(ARGS)
 	$(if $(filter-out --record,$(ARGS)),,$(BIN)/python -m bench.oracle.traces $(ARGS))
