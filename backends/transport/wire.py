@@ -337,7 +337,7 @@ class Execute(Message):
 
 
 class Cancel(Message):
-    """The clients of these requests have gone: `is_cancelled` is true from now on."""
+    """The clients of these requests have disconnected: `is_cancelled` is true from now on."""
 
     requests: list[int]
 
@@ -589,8 +589,8 @@ class Recalled(Message):
 
 
 class Rescheduled(Message):
-    """The model wants to execute this request of an unfinished batch again (iterative sequences). It gets no final
-    response as this request: the kernel sends it again, under another number."""
+    """The model wants to execute this request of an unfinished batch again (iterative sequences). No final response
+    follows under this number: the kernel sends the request again, under another number."""
 
     request: int
 

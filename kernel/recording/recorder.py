@@ -1,4 +1,4 @@
-"""Records requests and responses as they pass: decides which, and stands before the sinks of those.
+"""Records requests and responses: decides which, and puts its own sink in front of theirs.
 
 Requests of clients are recorded, also those that are refused after they were decoded; those that models and ensembles
 send are not, because they come again with the client's.

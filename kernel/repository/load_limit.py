@@ -1,6 +1,6 @@
-"""How many loads work at the same time (`--model-load-thread-count`).
+"""Limits how many loads use a processor at the same time (`--model-load-thread-count`).
 
-What is limited is work. A model whose `initialize` waits (for a download, a lock, another server) uses no processor,
+A model whose `initialize` waits (for a download, a lock, another server) uses no processor and does not count,
 and another load may begin meanwhile: otherwise four models that wait would block all others. Triton's threads, which
 this setting is named after, wait with their model.
 """

@@ -287,7 +287,7 @@ class Catalog:
         return entry.state
 
     def _trouble(self, entry: VersionEntry) -> str:
-        """Return what is wrong with a version that serves."""
+        """Return the reason why a version that serves cannot execute now; "" if it can."""
         if entry.model is None:
             return ""
         lacking = self._lacking_step(entry.model) if entry.state is ModelState.READY else ""

@@ -1,4 +1,4 @@
-"""The last requests of each model that were slow or failed, with their stages, for people who look at the server. Pure.
+"""The last requests of each model that were slow or failed, with their stages, for the dashboard. Pure.
 
 Requests that are neither slow nor failed cost one comparison of two numbers (`ModelStatistics.slow_ns`).
 """
@@ -69,7 +69,7 @@ class RecentRequest(msgspec.Struct):
 
 
 class RecentOfModel:
-    """Those of the models with one name: it outlives a reload, because people look after that, too."""
+    """Those of the models with one name. It is kept when the model is reloaded."""
 
     def __init__(self) -> None:
         #: Oldest first.

@@ -99,7 +99,7 @@ class Calls:
         self._look_at(call)
 
     def ended(self, call: Request) -> None:
-        """`call` has its final response, or nobody waits for it any more."""
+        """`call` has its final response, or its caller no longer waits for it."""
         self._waits.remove(call)
         self._stuck.discard(call)
 
