@@ -66,7 +66,7 @@ class BatchResponder:
     # ---- for the worker loop -----------------------------------------------------------------
 
     def open_batch(self, refs: Sequence[wire.RequestMessage]) -> list[WorkerRequest]:
-        """Return the requests to execute. Requests whose clients have gone are failed instead."""
+        """Return the requests to execute. Requests whose clients have disconnected are failed instead."""
         # Without the lock: no other thread responds to these requests before this returns.
         requests: list[WorkerRequest] = []
         batch: dict[int, wire.ResponseMessage | None] = {}
@@ -155,7 +155,7 @@ class BatchResponder:
             self._send_response(ref.number, True, final)
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Note that the clients of these requests have gone. The batches of some requests may not be opened yet."""
+        """Note that the clients of these requests have disconnected. Some of their batches may not be opened yet."""
         self._cancelled.update(number for number in numbers if number in self.live or number > self._newest)
         if self._credit_waiters:
             for number in numbers:

@@ -31,7 +31,7 @@ _OTHER_METHOD = 16
 #: not HTTP.
 _BEGIN = web.RequestKey("begin", tuple)
 
-#: What nginx writes as the status of a request whose client went away before it had its response.
+#: What nginx writes as the status of a request whose client disconnected before it had its response.
 CLIENT_GONE = "499"
 
 

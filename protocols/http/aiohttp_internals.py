@@ -46,7 +46,7 @@ _NEVER_S = 365 * 24 * 3600.0
 
 
 class AiohttpConnection(web.RequestHandler):
-    """A connection that answers bytes that are not HTTP with our errors, and logs them at debug level."""
+    """A connection that responds to bytes that are not HTTP with our errors, and logs them at debug level."""
 
     __slots__ = ("chunks", "going_on", "on_response", "slices", "slow_client")
 
@@ -223,7 +223,7 @@ class AiohttpServer(web.Server):
 
 
 def is_response_begun(request: web.BaseRequest) -> bool:
-    """Whether bytes of the response have been sent: an error cannot take its place any more."""
+    """Whether bytes of the response have been sent, so that it can no longer be replaced by an error."""
     return request.writer.output_size > 0
 
 

@@ -1,4 +1,4 @@
-"""What the operator's options do with a request by its head alone: on the fast path, in aiohttp, for metrics.
+"""Applies the operator's options to the head of a request: on the fast path, in aiohttp, and for metrics.
 
 Restricted APIs and the rules for browsers refuse requests, header forwarding makes parameters of headers, CORS adds
 headers to responses.

@@ -1,4 +1,4 @@
-"""Takes snapshots of the server for those who look at the page: one for all of them, at most once a second.
+"""Takes snapshots of the server for the page: one for all viewers, at most once a second.
 
 A snapshot is made from counters, in portions of a few milliseconds between which the event loop serves others. Nothing
 runs while no viewer is connected: the first viewer that needs the next snapshot makes it, the others wait for it.

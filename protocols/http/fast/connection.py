@@ -2,7 +2,7 @@
 
 Messages are taken one after the other. Those of inference become a `FastCall`; other plain ones are given,
 byte for byte, to an aiohttp connection that shares the transport, and the next message waits for its response.
-At the first message that is not plain aiohttp gets the transport for good.
+At the first message that is not plain, aiohttp gets the transport permanently.
 
 The file is long because it is one state machine: its short methods share the state of one connection.
 """

@@ -1,7 +1,7 @@
 """Which requests are plain enough for the fast path, found from the bytes of their head alone. Pure.
 
-The fast path takes what has one reading only. Where a head leaves any doubt about how long its message is, aiohttp
-gets the connection before any byte of the body is read, so that nothing can ever be read in two ways.
+The fast path takes only unambiguous heads. If it is not certain where a message ends, aiohttp gets the connection
+before any byte of the body is read, so that two parsers can never disagree about a message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PERSISTENT = frozenset({b"", b"keep-alive", b"Keep-Alive"})
 #: Sizes that need no thought about their range.
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
-#: How every request begins, as far as it has come.
+#: How every plain request begins.
 _BEGINNING = re.compile(rb"[A-Z]{1,10}(?: (?:/[!-~]*(?: [HTP/1.]{0,8}(?:\r(?:\n.*)?)?)?)?)?", re.DOTALL)
 
 _HEADER_LENGTH = HEADER_LENGTH.lower().encode()

@@ -1,7 +1,7 @@
 """JSON bodies of requests: decoded by msgspec, and if that fails once more by Triton's rules, with its error texts.
 
-Every member of a document is untyped until one of the `as_…` functions looks at it, because Triton
-reports the first wrong member that it reads, which need not be the first one in the text.
+The type of a member is checked only when one of the `as_…` functions reads it, because Triton reports the first wrong
+member that it reads, which need not be the first one in the text.
 """
 
 from __future__ import annotations
