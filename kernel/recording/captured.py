@@ -98,7 +98,7 @@ def capture_outputs(outputs: Sequence[Tensor], limit: int, digests: bool) -> Cap
     return found
 
 
-def capture_wishes(outputs: Sequence[RequestedOutput]) -> list[RecordedOutput]:
+def capture_requested(outputs: Sequence[RequestedOutput]) -> list[RecordedOutput]:
     """Return the requested outputs."""
     found = []
     for output in outputs:

@@ -56,7 +56,7 @@ class AiohttpConnection(web.RequestHandler):
     slow_client: SlowClient
     #: The body that comes, where it is chunked.
     chunks: tuple[ChunkOverhead, StreamReader] | None
-    #: What has come and was not parsed yet, and whether `_go_on` will be called for it.
+    #: What has come and was not parsed yet, and whether `_parse_next` will be called for it.
     slices: deque[bytes]
     going_on: bool
 
@@ -76,9 +76,9 @@ class AiohttpConnection(web.RequestHandler):
     def _schedule(self) -> None:
         if self.slices and not self.going_on:
             self.going_on = True
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._parse_next)
 
-    def _go_on(self) -> None:
+    def _parse_next(self) -> None:
         """Parse the next slice, unless aiohttp has paused reading."""
         self.going_on = False
         if self.transport is None:

@@ -133,7 +133,7 @@ class EnsembleDriver:
         if self._streams is not None:
             self._streams.moved(run, run.started_ns)
         self._start(run, run.begin())
-        self._go_on(run)
+        self._send_or_end(run)
 
     def responded(self, child: Request, response: Response) -> None:
         """Take a response of a step."""
@@ -157,14 +157,14 @@ class EnsembleDriver:
                 run.progress.ended(call)
             else:
                 self._ended(run, call)
-        self._go_on(run)
+        self._send_or_end(run)
 
     def cancelled(self, request: Request) -> None:
         """The client of `request` has disconnected: its steps are cancelled, and it fails when they have ended."""
         run = self._runs.get(request)
         if run is not None:
             self._fail(run, RequestCancelled())
-            self._go_on(run)
+            self._send_or_end(run)
 
     def consumed(self, request: Request, count: int) -> None:
         """The client took `count` responses of `request`."""
@@ -187,7 +187,7 @@ class EnsembleDriver:
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
                 )  # fmt: skip
                 self._submit(run, call)
-                self._go_on(run)
+                self._send_or_end(run)
 
     def _prepay(self, run: Run) -> None:
         """Give all streams of a request that makes no progress their credit, unless it waits for its client only."""
@@ -300,7 +300,7 @@ class EnsembleDriver:
             other = self._waiting[following]
             self._submit(other, following)
             if other is not run:
-                self._go_on(other)
+                self._send_or_end(other)
 
     def _give_credit(self, run: Run) -> None:
         credits, run.progress.credits = run.progress.credits, []
@@ -312,7 +312,7 @@ class EnsembleDriver:
 
     # ---- responses ---------------------------------------------------------------------------
 
-    def _go_on(self, run: Run) -> None:
+    def _send_or_end(self, run: Run) -> None:
         """Send the responses that are complete; end the request if no call is in flight."""
         progress, request = run.progress, run.request
         if run.error is None and progress.may_send:

@@ -317,7 +317,7 @@ class FastConnection(asyncio.Protocol):
         elif self._discarding:
             self._discarding = self._missing > 0
         else:
-            self._aiohttp.go_on(part)
+            self._aiohttp.feed(part)
 
     def _wait_for_head(self) -> bool:
         if not can_become_head(self._received):
