@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -15,24 +14,14 @@ from shm.arena import Arena
 from shm.lease import RegionNumber
 from shm.memfd import check_sealed
 from shm.tensor import Span
+from tests.backends.worker.regions import arena_with
 from tests.backends.worker.threaded_worker import LARGE, Bench, echo, request
 from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from backends.worker.request import WorkerRequest
-
-
-@contextlib.contextmanager
-def arena_with(array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> Iterator[tuple[Arena, Span]]:
-    """Make an arena of another process with an array in it, and the array's place as messages name it."""
-    with Arena("test", 1 << 16) as arena:
-        block = arena.take(array.nbytes)
-        assert block is not None
-        block.view()[:] = array.tobytes()
-        yield arena, Span(RegionNumber(7), block.offset, block.byte_size)
-        block.release()
 
 
 def content(arena: Arena, span: Span) -> list[float]:
