@@ -10,7 +10,6 @@ import pytest
 
 from backends.transport import wire
 from backends.worker.request import OutputValue
-from shm.arena import Arena
 from shm.lease import RegionNumber
 from shm.memfd import check_sealed
 from shm.tensor import Span
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.worker.request import WorkerRequest
+    from shm.arena import Arena
 
 
 def content(arena: Arena, span: Span) -> list[float]:
