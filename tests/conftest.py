@@ -3,6 +3,9 @@ state consistent."""
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
 
+# Else each server, zygote and worker that a test starts compiles all its modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 settings.register_profile("naiad", deadline=None)
 settings.load_profile("naiad")
 watch()
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests and their modules out of collections of garbage, which would walk through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
