@@ -88,6 +88,16 @@ class ServerProcess:
             return ""
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
+    def wait_for_log(self, text: str) -> None:
+        """Wait until the server has printed `text`: its log is written by threads, later than a response.
+
+        Raises `TimeoutError` with the log.
+        """
+        try:
+            wait_for(lambda: text in self.log)
+        except TimeoutError:
+            raise TimeoutError(f"{text!r} is not in the log:\n{self.log}") from None
+
     def start(self) -> None:
         """Start the server and wait until every port listens. Raises `ServerFailed`."""
         self._log = tempfile.NamedTemporaryFile(prefix="naiad-", suffix=".log")  # noqa: SIM115 - closed in stop

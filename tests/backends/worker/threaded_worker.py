@@ -75,7 +75,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.backend: Scripted | None = None
-        self.outbox: OutboxReader | None = None
+        self._outbox: OutboxReader | None = None
         self.kind: type[Scripted] = Scripted
         #: What the backend does, also when it is made later.
         self.on_load: Callable[[], None] = lambda: None
@@ -115,9 +115,14 @@ class Bench:
         hello = self.next(wire.Hello)
         self.next(wire.OutboxCreated)
         fd = self.channel.take_fd()
-        self.outbox = OutboxReader(fd)
+        self._outbox = OutboxReader(fd)
         os.close(fd)
         return hello
+
+    @property
+    def outbox(self) -> OutboxReader:
+        assert self._outbox is not None, "after `hello`"
+        return self._outbox
 
     def load(self, on_execute: Execute = echo, *, kind: type[Scripted] = Scripted) -> Scripted:
         """Load the model, whose `execute` is `on_execute`."""
@@ -143,8 +148,8 @@ class Bench:
         """Let the kernel be gone, wait for the worker's end, and close what came from it."""
         self.channel.close()
         self._thread.join()
-        if self.outbox is not None:
-            self.outbox.close()
+        if self._outbox is not None:
+            self._outbox.close()
         with contextlib.suppress(IndexError):  # no more
             while True:
                 os.close(self.channel.take_fd())
