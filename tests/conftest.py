@@ -15,7 +15,7 @@ from kernel.serving.instances import InstanceSet
 from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 __all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
 
@@ -43,6 +43,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
     seed = getattr(terminalreporter.config.option, "randomly_seed", None)
     if exitstatus and seed is not None:
         terminalreporter.write_line(f"the order of these tests: --randomly-seed={seed}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Let reports with any text go from one process to the other, also with halves of surrogate pairs in a log."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_encodable(each) for each in value)
+    return value
 
 
 def pytest_collection_finish() -> None:
