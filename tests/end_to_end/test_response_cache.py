@@ -248,7 +248,7 @@ def test_a_cached_model_on_a_server_without_cache_is_executed_and_the_log_says_s
     with ServerProcess(write_cached(write_model)) as server:
         client = Client("http", server)
         assert [client.out([1]) for _ in range(2)] == [[2], [3]]
-        assert "response_cache (the server is started without --cache-config) has no effect" in server.log
+        server.wait_for_log("response_cache (the server is started without --cache-config) has no effect")
         assert not any(name.startswith("nv_cache") for name in metrics(server))
 
 
@@ -256,7 +256,7 @@ def test_the_old_flag_makes_a_local_cache(write_model: WriteModel) -> None:
     with ServerProcess(write_cached(write_model), "--response-cache-byte-size=1048576") as server:
         client = Client("http", server)
         assert [client.out([1]) for _ in range(2)] == [[2], [2]]
-        assert "'--response-cache-byte-size' has been deprecated!" in server.log
+        server.wait_for_log("'--response-cache-byte-size' has been deprecated!")
 
 
 @pytest.mark.parametrize(
