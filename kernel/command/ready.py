@@ -69,8 +69,10 @@ def find_problem(url: str, timeout_s: float) -> str:
     try:
         connection.request("GET", f"{parts.path.rstrip('/')}/v2/health/ready", headers={"Connection": "close"})
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        return f"{url}: {str(error) or type(error).__name__}"
+    except OSError as error:
+        return f"{url}: {error.strerror or error}"
+    except http.client.HTTPException:
+        return f"{url} does not respond to HTTP/1.1"
     finally:
         connection.close()
     if status == 200:
