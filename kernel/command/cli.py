@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -153,9 +154,24 @@ def infer(
     ] = 0,
 ) -> None:  # fmt: skip
     """Call a running server and print the outputs, with labels if the model has labels."""
-    from kernel.command.infer import infer_and_print
+    from kernel.command.infer.command import infer_and_print
 
     raise typer.Exit(infer_and_print(url, model, inputs or [], classes))
+
+
+@cli.command()
+def ready(
+    url: Annotated[
+        str,
+        typer.Option("--url", "-u", show_default=False,
+                     help="Address of the server's HTTP port; default: NAIAD_URL, or that of the flags in NAIAD_..."),
+    ] = "",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds until the server must respond.")] = 2,
+) -> None:  # fmt: skip
+    """Say whether a server is ready: the exit code is 0 or 1. For health checks of containers."""
+    from kernel.command.ready import print_ready
+
+    raise typer.Exit(print_ready(url, timeout, os.environ))
 
 
 @cli.command()
