@@ -1,6 +1,7 @@
 """`make image`: builds the image of docs/deploy, says how large it is, and tries it. Fails above 300 MB.
 
-The layers together are counted, as they are on a disk: what a layer removes from an earlier one counts still.
+The layers together count, because what a layer removes from an earlier one is still stored, and the files on the disk,
+because some programs keep layers compressed.
 `BUILDER` names the program, ARGS are words for its build.
 """
 
@@ -34,6 +35,9 @@ naiad ready && python -c "$1" && naiad infer count limit=3 || { cat /tmp/log; ex
 kill -TERM $server && wait $server
 """
 
+#: A few folders cannot be read by the server's user: they are empty.
+_FILE_BYTES = "du --one-file-system --summarize --apparent-size --block-size=1 / 2> /dev/null || true"
+
 _STOPPED_WITHIN_S = 60
 
 
@@ -49,24 +53,26 @@ def output_of(command: list[str], timeout_s: float = 120) -> str:
     return done.stdout.strip()
 
 
-def measure(builder: Builder) -> float:
-    """Return how many MB the layers of the image take."""
+def layers_mb(builder: Builder) -> float:
+    """Return how many MB the layers of the image take as the program keeps them."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "image.tar"
         output_of(builder.save(file), 300)
         return file.stat().st_size / 1e6
 
 
-def try_container(builder: Builder) -> None:
-    """Run the server in a container, ask it, and stop it. Raises `Failed`."""
+def try_container(builder: Builder) -> float:
+    """Run the server in a container, ask it, and stop it. Returns how many MB its files have. Raises `Failed`."""
     container = output_of(builder.start(())).splitlines()[-1]
     try:
         if output_of(builder.run(container, "id", "-u")) == "0":
             raise Failed("the container runs as root")
+        size = output_of(builder.run(container, "sh", "-c", _FILE_BYTES)).split()[0]
         if builder.runs_containers:
             _try_in_background(builder, container)
         else:
             print(output_of(builder.run(container, "sh", "-c", _SCRIPT, "sh", _DIGIT)))
+        return int(size) / 1e6
     finally:
         subprocess.run(builder.remove(container), cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
 
@@ -80,7 +86,7 @@ def _try_in_background(builder: Builder, container: str) -> None:
     for request in _REQUESTS:
         print(output_of(builder.run(container, *request)))
     started = time.monotonic()
-    output_of(builder.command("stop", f"--time={_STOPPED_WITHIN_S}", container))
+    output_of(builder.command("stop", "-t", str(_STOPPED_WITHIN_S), container))
     code = output_of(builder.command("inspect", "--format={{.State.ExitCode}}", container))
     if code != "0":
         raise Failed(f"the server ended with code {code}:\n{output_of(builder.command('logs', container))}")
@@ -94,11 +100,11 @@ def main() -> None:
         print(f"building with {builder.program}", flush=True)
         if subprocess.run(builder.build(sys.argv[1:]), cwd=ROOT, check=False).returncode:
             raise Failed("the image was not built")
-        size = measure(builder)
-        print(f"{TAG}: {size:.0f} MB in its layers", flush=True)
-        try_container(builder)
-        if size > LIMIT_MB:
-            raise Failed(f"the image has {size:.0f} MB, more than {LIMIT_MB}")
+        layers = layers_mb(builder)
+        files = try_container(builder)
+        print(f"{TAG}: {layers:.0f} MB in layers, {files:.0f} MB in files")
+        if max(layers, files) > LIMIT_MB:
+            raise Failed(f"the image has more than {LIMIT_MB} MB")
     except (NoBuilder, Failed) as error:
         sys.exit(f"error: {error}")
 
