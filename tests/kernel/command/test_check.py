@@ -70,6 +70,9 @@ def write(folder: Path, name: str, execute: str, config: str = CONFIG, initializ
     (folder / name / "1" / "model.py").write_text(SOURCE.format(execute=execute, initialize=initialize))
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what the command finds about models that are right, and wrong in one way each."""
