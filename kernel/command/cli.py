@@ -151,7 +151,7 @@ def infer(
                      help="Address of the server's HTTP port: HOST:PORT or a URL."),
     ] = "http://127.0.0.1:8000",
     classes: Annotated[
-        int, typer.Option("--classes", "-c", min=0, help="Best classes to show of each output; 0: only of those with labels.")
+        int, typer.Option("--classes", "-c", min=0, help="Best classes to show; 0: only for outputs with labels.")
     ] = 0,
 ) -> None:  # fmt: skip
     """Call a running server and print the outputs, with labels if the model has labels."""
