@@ -102,8 +102,10 @@ def check(
     model_dir: Annotated[Path, typer.Argument(help="A folder of models, or the folder of one model.")],
     requests: Annotated[int, typer.Option("--requests", min=1, max=1000, help="Number of different requests.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs and orders.")] = 0,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds that a request may take; 0: any.")] = 60,
-    slow: Annotated[float, typer.Option("--slow", min=0, help="Loads that take more seconds are reported.")] = 10,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds that a request may take; 0: no limit.")
+    ] = 60,
+    slow: Annotated[float, typer.Option("--slow", min=0, help="Report loads that take longer, in seconds.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
@@ -150,7 +152,7 @@ def infer(
                      help="Address of the server's HTTP port: HOST:PORT or a URL."),
     ] = "http://127.0.0.1:8000",
     classes: Annotated[
-        int, typer.Option("--classes", "-c", min=0, help="Number of best classes to show of each output.")
+        int, typer.Option("--classes", "-c", min=0, help="Best classes to show; 0: only for outputs with labels.")
     ] = 0,
 ) -> None:  # fmt: skip
     """Call a running server and print the outputs, with labels if the model has labels."""
@@ -178,7 +180,7 @@ def ready(
 def trace(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Trace files, of this server or of Triton.")],
     show_trace: Annotated[bool, typer.Option("--show-trace", "-t", help="Print each trace, with its tensors.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write a picture: a waterfall for each request.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a file for the viewer ui.perfetto.dev.")] = None,
 ) -> None:
@@ -205,12 +207,14 @@ def build_engine(context: typer.Context) -> None:
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a recording (naiad run --record DIR).")],
     to: Annotated[str, typer.Option("--to", metavar="HOST:PORT", help="The HTTP or gRPC port of a server.")],
-    speed: Annotated[float, typer.Option(min=0, help="2 takes half of the recorded time; 0: without pauses.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0, help="2 sends twice as fast as recorded; 0: without pauses.")] = 1.0,
     model: Annotated[list[str] | None, typer.Option("--model", help="Only requests to this model; repeatable.")] = None,
-    protocol: Annotated[str, typer.Option(metavar="auto|http|grpc", help="auto asks the port.")] = "auto",
+    protocol: Annotated[
+        str, typer.Option(metavar="auto|http|grpc", help="auto finds out what the port speaks.")
+    ] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="The most requests in flight.")] = 64,
-    rtol: Annotated[float, typer.Option(min=0, help="Numbers may differ by this part of the recorded one.")] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Numbers may differ by this much.")] = 0.0,
+    rtol: Annotated[float, typer.Option(min=0, help="Allowed relative difference of numbers.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Allowed absolute difference of numbers.")] = 0.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 300.0,
     show: Annotated[int, typer.Option(min=0, help="The most differences that are printed.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all differences.")] = False,
