@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 MAGIC = b"NAIADREC"
 
@@ -60,10 +60,6 @@ class RecordedTensor(msgspec.Struct, omit_defaults=True, gc=False):
     offset: int = 0
     #: Why the bytes are not recorded.
     missing: str = ""
-    #: Never in a file: which source of the helper's task has the bytes, from 1 on, and whether only their digest is
-    #: recorded.
-    source: int = 0
-    digest: bool = False
 
 
 class RecordedOutput(msgspec.Struct, omit_defaults=True, gc=False):
@@ -126,11 +122,6 @@ class ResponseRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="
 
 
 Recorded = RequestRecord | ResponseRecord
-
-
-def tensors_of(record: Recorded) -> Sequence[RecordedTensor]:
-    """Return the inputs of a request, or the outputs of a response."""
-    return record.inputs if isinstance(record, RequestRecord) else record.outputs or ()
 
 
 _encode = msgspec.msgpack.Encoder().encode

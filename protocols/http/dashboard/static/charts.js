@@ -108,10 +108,14 @@ export function bars(pairs) {
   return [svg];
 }
 
-/** Return a bar of the stages of a request, [name, begin, end] in milliseconds of `total`, and what they took. */
-export function waterfall(stages, total) {
+/**
+ * Return a bar of the stages of a request, [name, begin, end] in milliseconds of `total`, and what they took.
+ * `instance` is the name of the one that executed it, if that is known.
+ */
+export function waterfall(stages, total, instance = "") {
   const known = stages.length ? stages : [["unknown", 0, total]];
-  const text = known.map(([name, begin, end]) => `${name} ${milliseconds(end - begin)}`).join(", ");
+  const parts = known.map(([name, begin, end]) => `${name} ${milliseconds(end - begin)}`).join(", ");
+  const text = instance ? `on ${instance}: ${parts}` : parts;
   const svg = makeSvg("svg", {
     class: "waterfall", viewBox: `0 0 1000 12`, preserveAspectRatio: "none", role: "img", "aria-label": text,
   });

@@ -161,6 +161,7 @@ function requests(list) {
   if (!list.length) return [make("li", { class: "quiet" }, "none so far")];
   return list.map((each) => {
     const facts = [];
+    if (each.instance) facts.push(`on ${each.instance}`);
     if (each.batch_requests > 1) facts.push(`batch of ${each.batch_requests} requests, ${each.batch_rows} rows`);
     else if (each.rows > 1) facts.push(`${each.rows} rows`);
     if (each.batch_requests && each.closed_by !== "alone") facts.push(`batch closed: ${each.closed_by}`);
@@ -178,7 +179,7 @@ function requests(list) {
         each.id ? make("span", { class: "id" }, `id ${each.id}`) : null,
         make("span", { class: "quiet" }, facts.join(" · "))),
       each.error ? make("div", { class: "error" }, each.error) : null,
-      ...(each.stages.length || !each.error ? waterfall(each.stages, each.total_ms) : []),
+      ...(each.stages.length || !each.error ? waterfall(each.stages, each.total_ms, each.instance) : []),
     );
   });
 }
