@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
-from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
+from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
 
 if TYPE_CHECKING:
     from kernel.recording.format import RequestRecord
@@ -49,6 +49,15 @@ class HttpReplayTarget:
         """See `ReplayTarget`."""
         await self._session.close()
 
+    async def serves(self, model: str) -> bool:
+        """See `ReplayTarget`."""
+        url = f"{self._url}/v2/models/{urllib.parse.quote(model, safe='')}/ready"
+        try:
+            async with self._session.get(url) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError) as error:
+            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
+
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         """See `ReplayTarget`."""
         header, data = encode_infer_request(request)
@@ -59,7 +68,7 @@ class HttpReplayTarget:
                 body = await response.read()
                 length = response.headers.get(_HEADER_LENGTH)
         except (aiohttp.ClientError, OSError) as error:
-            raise ReplayFailed(f"the connection failed: {error or type(error).__name__}") from None
+            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
         return [decode_infer_response(body, len(body) if length is None else int(length))]
 
 

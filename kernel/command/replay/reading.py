@@ -65,10 +65,11 @@ class RecordingIndex:
         """With `models`, only the requests to these count. Raises `BadRecording`."""
         self._folder = folder
         self._models = models
-        #: Responses whose requests are not in the recording any more, and bytes that are no complete records.
-        self.orphan_count = self.cut_byte_size = 0
-        #: Why segments could not be read.
+        #: Responses whose requests are not in the recording any more.
+        self.orphan_count = 0
+        #: Why segments could not be read, and what is missing at the end of others.
         self.problems: list[str] = []
+        self.cuts: list[str] = []
         self.exchanges: list[RecordedExchange] = []
         try:
             names = sorted((number, path.name) for path in folder.iterdir()
@@ -107,7 +108,11 @@ class RecordingIndex:
                 self.problems.append(f"{title} has a wrong record at {offset}: {error}")
                 continue
             self._add(head, place, header.run, header.wall_ns - header.monotonic_ns)
-        self.cut_byte_size += reader.cut_byte_size
+        if reader.cut_byte_size:
+            self.cuts.append(
+                f"{title} has no complete record in its last {reader.cut_byte_size} bytes: the server was killed while "
+                "it wrote them, or the file is damaged"
+            )
 
     def _add(self, head: _RequestHead | _ResponseHead, place: RecordPlace, run: str, offset_ns: int) -> None:
         key = (run, head.number)
