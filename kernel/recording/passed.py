@@ -99,28 +99,17 @@ class TensorRules(msgspec.Struct, array_like=True, frozen=True):
 
 def record_of(passed: PassedRequest | PassedResponse, sources: Sequence[memoryview], rules: TensorRules) -> Recorded:
     """Return the record of a message; `sources` are those of the whole task."""
-    first, limit = passed.first_source, rules.limit
     if isinstance(passed, PassedResponse):
         outputs = None
         if passed.outputs is not None:
-            outputs = []
-            for output in passed.outputs:
-                found, data = _described(output, sources, first)
-                if data:
-                    _complete(found, data, digest=rules.output_digests or len(data) > limit)
-                outputs.append(found)
+            digests = rules.output_digests
+            outputs = [_recorded(output, passed, sources, rules.limit, digests, True) for output in passed.outputs]
         return ResponseRecord(
             passed.number, passed.at_ns, passed.final, passed.version, outputs, passed.parameters or {}, passed.error,
             passed.code, passed.queued_ns,
         )  # fmt: skip
-    inputs = []
-    for tensor in passed.inputs:
-        found, data = _described(tensor, sources, first)
-        if data and len(data) > limit and not rules.input_digests:
-            found.missing = TOO_LARGE
-        elif data:
-            _complete(found, data, digest=rules.input_digests)
-        inputs.append(found)
+    digests = rules.input_digests
+    inputs = [_recorded(tensor, passed, sources, rules.limit, digests, digests) for tensor in passed.inputs]
     return RequestRecord(
         passed.number, passed.at_ns, passed.model, passed.version, inputs, passed.wanted_version, passed.id,
         [_wish(output) for output in passed.outputs], passed.parameters, passed.sequence_id, passed.sequence_start,
@@ -128,26 +117,35 @@ def record_of(passed: PassedRequest | PassedResponse, sources: Sequence[memoryvi
     )  # fmt: skip
 
 
-def _described(
-    tensor: PassedTensor, sources: Sequence[memoryview], first: int
-) -> tuple[RecordedTensor, bytes | memoryview | None]:
-    """Return the record of a tensor without its bytes, and the bytes if they were passed."""
+def _recorded(
+    tensor: PassedTensor,
+    passed: PassedRequest | PassedResponse,
+    sources: Sequence[memoryview],
+    limit: int,
+    digests: bool,
+    large_by_digest: bool,
+) -> RecordedTensor:
+    """Return the record of a tensor. One of more than `limit` bytes has a digest or nothing in place of its bytes."""
+    data: bytes | memoryview | None = tensor.data
+    if data and len(data) <= limit and not digests:  # usual
+        return RecordedTensor(tensor.name, tensor.datatype, tensor.shape, len(data), data)
     found = RecordedTensor(tensor.name, tensor.datatype, tensor.shape, tensor.byte_size, missing=tensor.missing)
     region = tensor.region
     if region is not None:
         found.byte_size, found.region, found.offset = region.byte_size, region.name, region.offset
-        return found, None
-    data = tensor.data if tensor.source is None else sources[first + tensor.source]
-    if data is not None:
-        found.byte_size = len(data)
-    return found, data
-
-
-def _complete(found: RecordedTensor, data: bytes | memoryview, *, digest: bool) -> None:
-    if digest:
+        return found
+    if tensor.source is not None:
+        data = sources[passed.first_source + tensor.source]
+    if not data:
+        return found
+    found.byte_size = len(data)
+    if digests or (large_by_digest and len(data) > limit):
         found.sha256 = hashlib.sha256(data).digest()
+    elif len(data) > limit:
+        found.missing = TOO_LARGE
     else:
         found.data = bytes(data)
+    return found
 
 
 def _wish(output: PassedOutput) -> RecordedOutput:
