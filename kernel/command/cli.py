@@ -204,8 +204,9 @@ def replay(
 ) -> None:
     """Send recorded requests to a server, this one or Triton, and compare responses and latencies.
 
-    For a new version of a model, a new release, or a move from another server. [bold]naiad replay DIR --to
-    127.0.0.1:8000 --speed 0[/bold] is the quickest; without --speed requests come as they came then.
+    It shows what a new version of a model, a new release or another server changes, with real requests:
+
+    [bold]naiad replay DIR --to 127.0.0.1:8001 --speed 0[/bold]
 
     The exit code is 0 if no response differs, 1 if one differs or is missing, 2 if nothing could be found out.
     """

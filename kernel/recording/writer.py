@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: The most records that wait, and the most bytes of theirs, in messages and in memory that is shared with the helper.
 #: They are looked at when a group is begun, so that there may be one group more.
-MAX_WAITING = 8192
+MAX_WAITING = 32_768
 MAX_WAITING_BYTE_SIZE = 64 << 20
 
 #: How long records wait for others that are written with them, in seconds.

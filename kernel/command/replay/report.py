@@ -140,9 +140,14 @@ class ReplayReport:
         """The last line of the report."""
         if self.stopped and not self.differs:
             return "No response differed until then."
-        if self.differs:
+        if any(each.differing for each in self._models.values()):
             return "Responses differ."
-        return "Nothing was compared." if self.nothing_compared else "No response differs."
+        if self.differs:
+            return "Responses are missing."
+        if self.nothing_compared:
+            return "Nothing was compared."
+        left_out = self.skipped.total()
+        return f"No response differs; {_requests(left_out)} left out." if left_out else "No response differs."
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for programs."""

@@ -130,7 +130,12 @@ class Replay:
                         await changed.wait()
                 except TimeoutError:
                     pass  # the next request is due
-        if self._settings.speed and schedule.latest_ns > _LATE_NS:
+        if not self._settings.speed:
+            self._report.notes.append(
+                f"requests were sent without pauses, up to {self._settings.concurrency} at a time: the latencies of now "
+                "are not those of the recorded load"
+            )
+        elif schedule.latest_ns > _LATE_NS:
             self._report.notes.append(
                 f"requests were sent up to {schedule.latest_ns / 1e9:.1f} s after their time: the target, this "
                 "program or --concurrency was too small for the recorded rate"

@@ -127,6 +127,7 @@ async def test_requests_to_models_that_the_target_has_not_are_counted_and_not_se
         records += (RequestRecord(number, number, model, 1, IN), ResponseRecord(number, number, True, outputs=OUT))
     report, sent = await replayed(tmp_path, records, missing="gone")
     assert (sent, report.missing, report.differs, report.exit_code) == ([0], {"gone": 2}, True, 1)
+    assert report.verdict == "Responses are missing."
     assert "model 'gone' is not ready at the target: 2 requests not sent\n" in report.as_text(20)
 
 
