@@ -132,7 +132,7 @@ class Replay:
                     pass  # the next request is due
         if not self._settings.speed:
             self._report.notes.append(
-                f"requests were sent without pauses, up to {self._settings.concurrency} at a time: the latencies of now "
+                f"requests were sent without pauses, {self._settings.concurrency} at a time: the latencies of now "
                 "are not those of the recorded load"
             )
         elif schedule.latest_ns > _LATE_NS:
