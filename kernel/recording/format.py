@@ -162,7 +162,7 @@ class SegmentReader:
         """`title` is the segment's name in errors. Raises `BadRecording`."""
         self._data = data
         if len(data) < _PREFIX.size:
-            raise BadRecording(f"{title} has no header")
+            raise BadRecording(f"{title} has no header: it is empty, or cut")
         magic, version = _PREFIX.unpack_from(data)
         if magic != MAGIC:
             raise BadRecording(f"{title} is no recording: it does not begin with {MAGIC.decode()}")
@@ -170,7 +170,7 @@ class SegmentReader:
             raise BadRecording(f"{title} has version {version} of the format; this program reads {FORMAT_VERSION}")
         found = self._content_at(_PREFIX.size)
         if found is None:
-            raise BadRecording(f"{title} has no header")
+            raise BadRecording(f"{title} has no header: it is cut, or damaged")
         try:
             self.header = _decode_header(found)
         except msgspec.MsgspecError as error:

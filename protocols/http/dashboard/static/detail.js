@@ -4,7 +4,7 @@ import { bars, History, lines, waterfall } from "./charts.js";
 import { showExample } from "./example.js";
 import { stateKind } from "./models.js";
 import {
-  byId, bytes, clockTime, count, duration, inPath, jsonOf, make, milliseconds, percent, put, putAttribute, rate, send,
+  byId, bytes, clockTime, count, counted, duration, inPath, jsonOf, make, milliseconds, percent, put, putAttribute, rate, send,
 } from "./page.js";
 
 const STAGES = ["queue", "input", "inference", "output"];
@@ -73,7 +73,7 @@ export class Detail {
 
   update(detail) {
     const facts = [detail.backend];
-    if (detail.max_batch_size) facts.push(`up to ${detail.max_batch_size} rows in a batch`);
+    if (detail.max_batch_size) facts.push(`up to ${counted(detail.max_batch_size, "row")} in a batch`);
     if (detail.decoupled) facts.push("streams responses");
     if (detail.sequences) facts.push("sequences");
     facts.push(`loaded in ${milliseconds(detail.load_ms)}`);

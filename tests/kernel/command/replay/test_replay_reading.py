@@ -82,7 +82,7 @@ def test_a_segment_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) 
     write(tmp_path, 2, request(2), response(2))
     index = RecordingIndex(tmp_path)
     assert len(index.exchanges) == 1
-    assert index.problems == [f"'{tmp_path / segment_name(1)}' has no header"]
+    assert index.problems == [f"'{tmp_path / segment_name(1)}' has no header: it is empty, or cut"]
 
 
 def test_a_folder_without_a_recording_is_refused(tmp_path: Path) -> None:
