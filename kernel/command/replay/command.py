@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from kernel.command.infer import ClientError, base_url, speaks_http2
-from kernel.command.replay.reading import RecordingIndex
+from kernel.command.replay.reading import RecordingIndex, recording_byte_size
 from kernel.command.replay.report import ReplayReport
 from kernel.command.replay.run import Replay, ReplaySettings
 from kernel.recording.format import BadRecording
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _CLIENTS = {"http": "protocols.replay.http_client", "grpc": "protocols.replay.grpc_client"}
 
 
+#: To read more takes longer than a second or two, so that a line says it.
+_LARGE_BYTE_SIZE = 100 << 20
+
+
 class _ClientModule(Protocol):
     def connect(self, url: str) -> ReplayTarget:
         """Return the server at `url`. Called in a running event loop."""
@@ -43,6 +47,9 @@ def replay_recording(
     Returns the exit code: 0 if nothing differs, 1 if something does, 2 if nothing could be found out, 130 if a person
     has stopped it before something differed.
     """
+    byte_size = recording_byte_size(folder)
+    if byte_size > _LARGE_BYTE_SIZE:
+        typer.echo(f"reading {byte_size >> 20:,} MiB", err=True)
     try:
         url = base_url(to)
         index = RecordingIndex(folder, frozenset(models))
