@@ -2,7 +2,8 @@
 
 One server with three equal models, of which nothing, one request in 1000, and each request is recorded. Paired: each
 round measures all, one directly after the other, in an order that changes. A second server has no recorder; two
-processes with the same code differ by some percent, so that it shows only how much that is. The helper, which makes the
+processes with the same code differ by some percent, so that it shows only how much that is. What else the machine does
+can only add CPU time (cold caches, shared cores), so that the fastest rounds decide. The helper, which makes the
 records and writes them, is measured apart.
 """
 
@@ -76,11 +77,12 @@ def _protocol(off: ServerProcess, on: ServerProcess, protocol: str) -> bool:
     print(f"{protocol}: {statistics.median(times['no recorder']):.1f} µs of the kernel's CPU time without a recorder")
     failed = False
     for name, base, limit in _COMPARED:
+        fastest = min(times[name]) / min(times[base]) - 1
         ratios = sorted(now / before - 1 for now, before in zip(times[name], times[base], strict=True))
-        median = statistics.median(ratios)
-        failed = failed or (limit is not None and median > limit)
+        failed = failed or (limit is not None and fastest > limit)
         more = "" if limit is None else f", limit {limit:.0%}"
-        print(f"  {name}, against {base}: {median:+.1%} (rounds {ratios[0]:+.1%} to {ratios[-1]:+.1%}){more}")
+        rounds = f"rounds {ratios[0]:+.1%} to {ratios[-1]:+.1%}, median {statistics.median(ratios):+.1%}"
+        print(f"  {name}, against {base}: {fastest:+.1%} by the fastest rounds ({rounds}){more}")
     return failed
 
 
