@@ -47,7 +47,7 @@ _encode_into = msgspec.msgpack.Encoder().encode_into
 _ARRAY_32 = struct.Struct(">BL")
 
 
-class _Group(msgspec.Struct, eq=False):
+class _RecordGroup(msgspec.Struct, eq=False):
     """Records that are written together."""
 
     #: The beginning of a list, and one message after the other, in msgpack. They are encoded when they come: the kernel
@@ -86,8 +86,8 @@ class RecordWriter:
         self._position = position
         self._stop = stop
         #: The group that gets more records, and those that have all of theirs.
-        self._open: _Group | None = None
-        self._full: deque[_Group] = deque()
+        self._open: _RecordGroup | None = None
+        self._full: deque[_RecordGroup] = deque()
         #: Records and bytes of the full groups, and bytes of what the helper has.
         self._count = 0
         self._byte_size = 0
@@ -127,16 +127,16 @@ class RecordWriter:
             turns.soon(FLUSH_S)
         return True
 
-    def _begin_group(self) -> _Group | None:
+    def _begin_group(self) -> _RecordGroup | None:
         """Return a new group; None if there is no room."""
         # A single record may be larger than the limit, so that it is not lost on each occasion.
         if self._stopped or self._count >= MAX_WAITING or self._byte_size > MAX_WAITING_BYTE_SIZE:
             self._lose(1, "the recording has stopped" if self._stopped else "too many records wait to be written")
             return None
-        self._open = group = _Group(bytearray(_ARRAY_32.size), [])
+        self._open = group = _RecordGroup(bytearray(_ARRAY_32.size), [])
         return group
 
-    def _close_group(self, group: _Group) -> None:
+    def _close_group(self, group: _RecordGroup) -> None:
         self._open = None
         self._count += group.count
         self._byte_size += group.byte_size
@@ -163,7 +163,7 @@ class RecordWriter:
             WRITE_RECORDS, encode_arguments(arguments), group.sources, ended=lambda result: self._ended(group, result)
         )
 
-    def _ended(self, group: _Group, result: bytes | ServingError) -> None:
+    def _ended(self, group: _RecordGroup, result: bytes | ServingError) -> None:
         """The helper has written, or failed to write, the records of `group`."""
         self._byte_size -= group.byte_size
         if isinstance(result, bytes):
