@@ -1,4 +1,4 @@
-"""Takes what is recorded of tensors that are not in messages while their requests and responses pass.
+"""Captures the tensors of requests and responses that are not all in messages.
 
 Inputs are copied, because models may change theirs. Outputs do not change: large ones stay where they are under leases
 of their own, and the writer reads them there. The kernel never reads regions of clients.
@@ -83,7 +83,7 @@ def capture_outputs(outputs: Sequence[Tensor]) -> Captured:
     return tensors, sources
 
 
-def capture_wishes(outputs: Sequence[RequestedOutput]) -> list[PassedOutput]:
+def capture_requested(outputs: Sequence[RequestedOutput]) -> list[PassedOutput]:
     """Return the requested outputs."""
     return [PassedOutput(output.name, output.classification, None, output.region_of_client) for output in outputs]
 

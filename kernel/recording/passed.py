@@ -112,7 +112,7 @@ def record_of(passed: PassedRequest | PassedResponse, sources: Sequence[memoryvi
     inputs = [_recorded(tensor, passed, sources, rules.limit, digests, digests) for tensor in passed.inputs]
     return RequestRecord(
         passed.number, passed.at_ns, passed.model, passed.version, inputs, passed.wanted_version, passed.id,
-        [_wish(output) for output in passed.outputs], passed.parameters, passed.sequence_id, passed.sequence_start,
+        [_requested(output) for output in passed.outputs], passed.parameters, passed.sequence_id, passed.sequence_start,
         passed.sequence_end, passed.in_sequence, passed.priority, passed.timeout_us, passed.decoupled, passed.protocol,
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def _recorded(
     return found
 
 
-def _wish(output: PassedOutput) -> RecordedOutput:
+def _requested(output: PassedOutput) -> RecordedOutput:
     found, region = RecordedOutput(output.name, output.classification), output.region
     if region is not None:
         found.region, found.offset, found.byte_size = region.name, region.offset, region.byte_size

@@ -1,4 +1,4 @@
-"""Records requests and responses as they pass: decides which, and stands before the sinks of those.
+"""Records requests and responses: decides which, and puts its own sink in front of theirs.
 
 Requests of clients are recorded, also those that are refused after they were decoded; those that models and ensembles
 send are not, because they come again with the client's.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from kernel.recording.captured import InputCapture, capture_outputs, capture_wishes
+from kernel.recording.captured import InputCapture, capture_outputs, capture_requested
 from kernel.recording.passed import REQUEST, RESPONSE
 from kernel.recording.sampling import RecordSampler
 from kernel.tracing.traced_sink import FRONT_DOORS, HTTP, TracedSink, is_front_door
@@ -103,9 +103,9 @@ class Recorder:
         """Record a request whose tensors may be anywhere; returns its number, 0 if there was no room."""
         self._last_number = number = self._last_number + 1
         inputs, sources = self._inputs.capture(request.inputs)
-        spec, wishes = model.spec, capture_wishes(request.outputs)
+        spec, requested = model.spec, capture_requested(request.outputs)
         recorded = self._put((
-            REQUEST, number, at_ns, spec.name, model.version, inputs, request.model_version, request.id, wishes,
+            REQUEST, number, at_ns, spec.name, model.version, inputs, request.model_version, request.id, requested,
             request.parameters, request.correlation_id, request.sequence_start, request.sequence_end,
             spec.sequence_batching is not None, request.priority, request.timeout_us, spec.decoupled,
             _protocol_of(request.sink),

@@ -142,7 +142,7 @@ FOREIGN = {
         "backends",
         "shm/arrays.py",
         "kernel/authoring/trial",
-        "kernel/command/infer.py",
+        "kernel/command/infer/arguments.py",
         "kernel/command/replay/comparing.py",
         "kernel/embedding/arrays.py",
     ),
