@@ -373,9 +373,9 @@ def test_nothing_is_given_to_an_instance_that_was_lost_while_it_was_apart() -> N
 
 
 def test_an_executed_batch_has_the_name_of_its_instance() -> None:
-    lab = Lab(model_spec(), direct, workers=2)
+    lab = Lab(model_spec(), direct, instances=2)
     lab.inbox.post(Submitted(lab.request("a")))
-    (worker, batch) = next((number, each.batches[0]) for number, each in enumerate(lab.workers) if each.batches)
+    worker, batch = next((number, each.batches[0]) for number, each in enumerate(lab.workers) if each.batches)
     assert batch.instance == ""
     lab.finish(worker)
     assert batch.instance == lab.workers[worker].name
