@@ -126,16 +126,15 @@ def _recorded(
     large_by_digest: bool,
 ) -> RecordedTensor:
     """Return the record of a tensor. One of more than `limit` bytes has a digest or nothing in place of its bytes."""
-    data: bytes | memoryview | None = tensor.data
-    if data and len(data) <= limit and not digests:  # usual
-        return RecordedTensor(tensor.name, tensor.datatype, tensor.shape, len(data), data)
+    inline = tensor.data
+    if inline and len(inline) <= limit and not digests:  # usual
+        return RecordedTensor(tensor.name, tensor.datatype, tensor.shape, len(inline), inline)
     found = RecordedTensor(tensor.name, tensor.datatype, tensor.shape, tensor.byte_size, missing=tensor.missing)
     region = tensor.region
     if region is not None:
         found.byte_size, found.region, found.offset = region.byte_size, region.name, region.offset
         return found
-    if tensor.source is not None:
-        data = sources[passed.first_source + tensor.source]
+    data = inline if tensor.source is None else sources[passed.first_source + tensor.source]
     if not data:
         return found
     found.byte_size = len(data)
