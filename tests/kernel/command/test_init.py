@@ -27,7 +27,9 @@ def naiad(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """Return the files of a folder, without byte code: models have been loaded from it."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in found if "__pycache__" not in path.parts}
 
 
 def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(tmp_path: Path) -> None:
