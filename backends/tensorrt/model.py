@@ -11,7 +11,7 @@ from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes
 from backends.scatter import execute_alone, requested_outputs, scatter
 from backends.tensorrt.context import EngineContext
-from backends.tensorrt.graph_specs import graph_specs, narrower_than_asked
+from backends.tensorrt.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.tensorrt.graphs import CapturedGraphs
 from backends.tensorrt.output_memory import OutputBlocks
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
@@ -128,7 +128,7 @@ class LoadedEngine:
         specs = graph_specs(arguments.config)
         if not specs:
             return
-        if narrower_than_asked(specs):
+        if has_ignored_lower_bounds(specs):
             warn(
                 f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be those "
                 "of the graph"

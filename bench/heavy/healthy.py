@@ -24,7 +24,7 @@ from bench.load_clients import BadResponse
 #: Seconds between two requests of a protocol.
 INTERVAL_S = 0.005
 
-#: Connections of a protocol: enough for all requests that are due while the server stands still for 0.16 s.
+#: Connections of a protocol: enough for all requests that are due while the server makes no progress for 0.16 s.
 CONNECTIONS = 32
 
 

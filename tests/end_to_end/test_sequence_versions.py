@@ -132,7 +132,7 @@ def test_a_server_that_stops_finishes_requests_and_does_not_wait_for_idle_sequen
         thread.join(20)
         assert found == [1]
         assert server.wait() == 0
-        server.wait_for_log("every accepted request was answered")
+        server.wait_for_log("every accepted request got its response")
 
 
 def metrics(server: ServerProcess) -> str:

@@ -1,4 +1,4 @@
-"""The control tensors and the implicit state of a configuration's `sequence_batching`. Pure, but for initial states
+"""The control tensors and the implicit state of a configuration's `sequence_batching`. Pure, except for initial states
 in files.
 
 Sources of the rules: sequence_batch_scheduler.cc and sequence_state.cc of Triton's core.
@@ -65,7 +65,7 @@ class CorrelationIdControl(msgspec.Struct, frozen=True):
 
 
 def _number_of(text: str) -> int:
-    """Return 64 bits of a digest of an id; 0 for "", which is no id."""
+    """Return 64 bits of a digest of an id; 0 for "", which is not an id."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") if text else 0
 
 
