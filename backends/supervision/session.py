@@ -30,6 +30,9 @@ _Expected = TypeVar("_Expected", bound=wire.Message)
 #: minutes on a machine without memory or processors left.
 HELLO_TIMEOUT_S = 30.0
 
+#: How long a worker that has closed its connection may take to end by itself, in seconds.
+END_WAIT_S = 0.25
+
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
 
 
@@ -267,9 +270,18 @@ class WorkerSession:
         raise ValueError(f"unexpected message {type(message).__name__}")
 
     def _channel_closed(self, problem: str | None) -> None:
-        """The connection has ended: kill the process, if it has not ended itself."""
+        """The connection has ended: kill the process, if it does not end itself. Without a `problem` it usually does,
+        and then the cause is how it ended."""
         self._protocol_error = problem
-        self.kill()
+        if problem is None:
+            asyncio.get_running_loop().call_later(END_WAIT_S, self._kill_unconnected)
+        else:
+            self.kill()
+
+    def _kill_unconnected(self) -> None:
+        if self._lost_cause is None:
+            self._protocol_error = "it had closed its connection"
+            self.kill()
 
     def _process_lost(self, cause: str) -> None:
         assert self._channel is not None
