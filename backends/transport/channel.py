@@ -297,7 +297,7 @@ _workers: WeakSet[BlockingChannel] = WeakSet()
 def leave_connections_to_parent() -> None:
     """For a process that a model has forked: it must not speak in its worker's name, nor end the connection."""
     for channel in _workers:
-        channel._abandon()  # noqa: SLF001 - of this module
+        channel._abandon()
 
 
 class BlockingChannel:
@@ -416,4 +416,5 @@ class BlockingChannel:
             self._socket.close()
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
-            outbox.close()
+            with contextlib.suppress(OSError):  # a model may have closed any descriptor
+                outbox.close()
