@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -46,13 +47,23 @@ class StreamTarget:
         return written
 
 
-class FileTarget:
-    """A log file. Lines are appended with one write, so that other processes may append to the file as well."""
+#: How often it is looked whether the log file was moved away, in seconds.
+_LOOK_S = 1.0
 
-    def __init__(self, path: str) -> None:
+
+class FileTarget:
+    """A log file. Lines are appended with one write, so that other processes may append to the file as well.
+
+    If it is moved away or removed, as logrotate does, a new one is begun at its path.
+    """
+
+    def __init__(self, path: str, look_s: float = _LOOK_S) -> None:
         """Open or create the file at `path`. Raises `BadOption`."""
+        self._path = os.path.abspath(path)
+        self._look_s = look_s
+        self._next_look_s = 0.0
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = self._open()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise BadOption(f"--log-file '{path}' cannot be written: {reason}") from None
@@ -61,6 +72,9 @@ class FileTarget:
 
     def write(self, lines: bytes) -> int:
         """See `LogTarget`."""
+        if (now_s := time.monotonic()) >= self._next_look_s:
+            self._next_look_s = now_s + self._look_s
+            self._follow()
         end_of_torn = b"\n" if self._torn else b""
         try:
             written = os.write(self._fd, end_of_torn + lines)
@@ -68,6 +82,21 @@ class FileTarget:
             return 0
         self._torn = written < len(end_of_torn) + len(lines)
         return max(written - len(end_of_torn), 0)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _follow(self) -> None:
+        """Begin a new file if that at the path is no longer the open one. Where none can be made, the old one stays."""
+        with contextlib.suppress(OSError):
+            try:
+                if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                    return
+            except FileNotFoundError:
+                pass
+            new = self._open()
+            os.close(self._fd)
+            self._fd, self._torn = new, False
 
 
 #: Erases the line that the cursor of a terminal is in.

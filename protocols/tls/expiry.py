@@ -18,7 +18,7 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
 
 def expiry_s(pem: bytes) -> float | None:
-    """Return when the first certificate of a PEM file expires, in seconds since the epoch; None if that is not found."""
+    """Return when the first certificate of a PEM file expires, in seconds since the epoch; None if none is found."""
     found = _PEM.search(pem)
     try:
         return None if found is None else _expiry_s(binascii.a2b_base64(found[1]))
