@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from kernel.repository.failed_loads import MAX_PAUSE_NS, FailedLoads
 from kernel.repository.layout import Entry, ModelFolder
 
@@ -28,7 +30,7 @@ def test_the_pauses_double_up_to_a_limit() -> None:
     tried = polls_that_try(FailedLoads(POLL_NS), 200)
     assert tried[:6] == [0, 1, 3, 7, 15, 31]
     longest = MAX_PAUSE_NS // POLL_NS
-    assert {later - earlier for earlier, later in zip(tried[6:], tried[7:], strict=False)} == {longest}
+    assert {later - earlier for earlier, later in pairwise(tried[6:])} == {longest}
 
 
 def test_changed_files_are_tried_at_once_and_begin_with_the_first_pause() -> None:
