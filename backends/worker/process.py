@@ -11,7 +11,7 @@ import sys
 
 from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
-from backends.process_control import die_with_parent, set_process_name
+from backends.process_control import die_with_parent, end_sooner_without_memory, set_process_name
 from backends.transport.channel import BlockingChannel, leave_connections_to_parent
 from backends.worker.loop import Worker
 from shm.tensor import import_arrays
@@ -26,6 +26,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     the kernel. With a `task_module` it is a helper. Raises `SystemExit` if the worker fails.
     """
     die_with_parent(kernel)
+    end_sooner_without_memory()
     set_process_name(title)
     prepare_environment()
     # On Ctrl-C only the kernel acts: it drains and then stops its workers.

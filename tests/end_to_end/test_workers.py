@@ -159,6 +159,16 @@ def test_a_request_that_kills_its_worker_is_answered_once_and_named(write_model:
     assert (repository / "echo/1/ledger").read_text().split().count("-1") == 1
 
 
+def test_when_memory_runs_out_workers_end_before_the_server(write_model: WriteModel) -> None:
+    repository = write_model("echo", ECHO_CONFIG, ECHO)
+    with ServerProcess(repository) as server:
+
+        def score(pid: int) -> int:
+            return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+        assert {score(pid) for pid in server.workers("echo")} == {min(score(server.pid) + 100, 1000)}
+
+
 def test_a_child_of_a_model_does_not_respond_in_its_name(write_model: WriteModel) -> None:
     repository = write_model("forks", ECHO_CONFIG.replace("count: 2", "count: 1"), FORKS)
     with ServerProcess(repository) as server:
