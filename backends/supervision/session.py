@@ -50,6 +50,7 @@ class WorkerSession:
         self._response: asyncio.Future[wire.ToKernel] | None = None
         self._lost_cause: str | None = None
         self._protocol_error: str | None = None
+        self._stopping = False
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
         #: Whether the model has a health check.
@@ -176,6 +177,7 @@ class WorkerSession:
         if self._launched is None or self._lost_cause is not None:
             return
         self.on_lost = None
+        self._stopping = True
         if grace_s and not self.stopped:
             self.send(wire.Stop())
         else:
@@ -271,9 +273,10 @@ class WorkerSession:
 
     def _channel_closed(self, problem: str | None) -> None:
         """The connection has ended: kill the process, if it does not end itself. Without a `problem` it usually does,
-        and then the cause is how it ended."""
+        and then the cause is how it ended. One that was asked to end has finalized its model, and nobody asks how it
+        ends."""
         self._protocol_error = problem
-        if problem is None:
+        if problem is None and not self._stopping:
             asyncio.get_running_loop().call_later(END_WAIT_S, self._kill_unconnected)
         else:
             self.kill()
