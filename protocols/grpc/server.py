@@ -20,13 +20,13 @@ from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
 from protocols.listening import listening_address
-from protocols.tls.certificates import Certificates
 
 if TYPE_CHECKING:
     import socket
 
     from kernel.serving.kernel import Kernel
     from protocols.access.restricted import Restrictions
+    from protocols.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,11 @@ class GrpcServer:
         self._kernel = kernel
         self._sock = sock
         self.restrictions = parse_restrictions(options.restricted_protocol, GRPC, keys or KeyReader(), admin)
-        self._certificates = None if options.tls is None else Certificates("gRPC", options.tls, ["h2"])
+        self._certificates: Certificates | None = None
+        if options.tls is not None:
+            from protocols.tls.certificates import Certificates  # few servers have any
+
+            self._certificates = Certificates("gRPC", options.tls, ["h2"])
         self._listener_options = _listener_options(options, self._certificates, self.restrictions, log_access)
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)

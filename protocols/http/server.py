@@ -24,7 +24,6 @@ from protocols.http.routes import find_endpoint, request_path
 from protocols.internal_errors import unexpected_error
 from protocols.listening import local_url
 from protocols.status import HTTP_STATUS, http_status
-from protocols.tls.certificates import Certificates
 
 if TYPE_CHECKING:
     import socket
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from protocols.access.keys import KeyReader
     from protocols.access.restricted import Restrictions
+    from protocols.tls.certificates import Certificates
 
 _DEFAULTS = HttpOptions()
 
@@ -64,7 +64,11 @@ class HttpServer:
         self._has_dashboard = options.dashboard
         openapi = OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
         self._settings = CallSettings(inference, rules, openapi, self._dashboard)
-        self._certificates = None if options.tls is None else Certificates("HTTP", options.tls, ["http/1.1"])
+        self._certificates: Certificates | None = None
+        if options.tls is not None:
+            from protocols.tls.certificates import Certificates  # few servers have any
+
+            self._certificates = Certificates("HTTP", options.tls, ["http/1.1"])
         self._listener = HttpListener(
             sock,
             "HTTPService",
