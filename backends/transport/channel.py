@@ -403,7 +403,11 @@ class BlockingChannel:
         self._outbox = None
         if self._socket.fileno() < 0:  # closed
             return
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # no descriptor is left
+            self._socket.close()
+            return
         theirs.close()
         os.dup2(ours.fileno(), self._socket.fileno(), inheritable=False)
         ours.close()
