@@ -16,7 +16,6 @@ import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 import msgspec
 
@@ -290,23 +289,12 @@ class LoopChannel:
         self._socket.close()
 
 
-#: The worker's ends in this process.
-_workers: WeakSet[BlockingChannel] = WeakSet()
-
-
-def leave_connections_to_parent() -> None:
-    """For a process that a model has forked: it must not speak in its worker's name, nor end the connection."""
-    for channel in _workers:
-        channel._abandon()
-
-
 class BlockingChannel:
     """The worker's end. Methods that send may be called from any thread, under a lock of the caller."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
         self._socket = sock
-        _workers.add(self)
         self._reader = FrameReader(MAX_KERNEL_FRAME)
         self._fds: deque[int] = deque()
         poller = select.poll()
@@ -398,20 +386,6 @@ class BlockingChannel:
     def take_fd(self) -> int:
         return self._fds.popleft()
 
-    def _abandon(self) -> None:
-        """Leave the connection to the process that this one was forked from. Here it is as if the kernel were gone."""
-        self._outbox = None
-        if self._socket.fileno() < 0:  # closed
-            return
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor is left
-            self._socket.close()
-            return
-        theirs.close()
-        os.dup2(ours.fileno(), self._socket.fileno(), inheritable=False)
-        ours.close()
-
     def close(self) -> None:
         """End the connection, also if processes that the model has forked have the socket too."""
         with contextlib.suppress(OSError):
@@ -420,5 +394,4 @@ class BlockingChannel:
             self._socket.close()
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
-            with contextlib.suppress(OSError):  # a model may have closed any descriptor
-                outbox.close()
+            outbox.close()

@@ -12,7 +12,8 @@ import sys
 from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
 from backends.process_control import die_with_parent, end_sooner_without_memory, set_process_name
-from backends.transport.channel import BlockingChannel, leave_connections_to_parent
+from backends.transport.channel import BlockingChannel
+from backends.transport.forked_children import leave_to_parent
 from backends.worker.loop import Worker
 from shm.tensor import import_arrays
 
@@ -34,7 +35,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     set_up_logging()
     import_arrays()
     channel = BlockingChannel(socket.socket(fileno=fd))
-    os.register_at_fork(after_in_child=leave_connections_to_parent)
+    leave_to_parent(channel)
     if task_module:
         lower_priority()
         limit_memory()

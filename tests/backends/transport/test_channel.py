@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from backends.transport import wire
-from backends.transport.channel import BlockingChannel, LoopChannel, leave_connections_to_parent
+from backends.transport.channel import BlockingChannel, LoopChannel
 from backends.transport.framing import LENGTH, MAX_WORKER_FRAME, FrameTooLarge, frame
 from tests.open_descriptors import open_descriptors
 
@@ -220,19 +220,4 @@ def test_a_worker_that_has_waited_for_a_while_notices_it_and_receives_the_next_m
     ours.send(frame(b"message"))
     assert worker.receive() == [b"message"]
     worker.close()
-    ours.close()
-
-
-def test_a_child_leaves_the_connection_to_its_parent() -> None:
-    ours, theirs = socket.socketpair()
-    parents = theirs.dup()  # the parent's descriptor: a child has copies
-    worker = BlockingChannel(theirs)
-    leave_connections_to_parent()
-    assert worker.receive() is None
-    with pytest.raises(BrokenPipeError):
-        worker.send(wire.Detach(1))
-    worker.close()
-    parents.send(b"goes on")
-    assert ours.recv(16) == b"goes on"
-    parents.close()
     ours.close()
