@@ -1,11 +1,11 @@
 """Responses of a model in the order of its requests (`preserve_ordering`), however many instances execute them. Pure.
 
-A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept back, with
-their leases. A request that is never dispatched has no place: its error is sent at once.
+A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept, with
+their leases, until those were passed on. A request that is never dispatched has no place: its error is sent at once.
 
 A request that a model has made, by a call or as a step of an ensemble that it has called, has no place either: its
-response is sent at once. Else an earlier request, whose model waits for that call, would wait for itself. What waits
-for responses that are kept back is therefore never an execution.
+response is sent at once. Otherwise an earlier request whose model waits for that call would wait for itself. So no
+execution ever waits for a response that is kept.
 """
 
 from __future__ import annotations
