@@ -47,6 +47,8 @@ class StreamTarget:
         return written
 
 
+_STDERR = 2
+
 #: How often it is looked whether the log file was moved away, in seconds.
 _LOOK_S = 1.0
 
@@ -67,6 +69,8 @@ class FileTarget:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise BadOption(f"--log-file '{path}' cannot be written: {reason}") from None
+        #: Whether the last write has failed, and standard error says so.
+        self._reported = False
         #: The last line was written only in part, because the disk was full.
         self._torn = False
 
@@ -78,10 +82,23 @@ class FileTarget:
         end_of_torn = b"\n" if self._torn else b""
         try:
             written = os.write(self._fd, end_of_torn + lines)
-        except OSError:  # a full disk
+        except OSError as error:  # a full disk
+            self._report(error)
             return 0
+        self._reported = False
         self._torn = written < len(end_of_torn) + len(lines)
         return max(written - len(end_of_torn), 0)
+
+    def _report(self, error: OSError) -> None:
+        """Say once on standard error that the file cannot be written, if somebody reads it."""
+        if self._reported:
+            return
+        self._reported = True
+        room = select.poll()
+        room.register(_STDERR, select.POLLOUT)
+        if room.poll(0):
+            with contextlib.suppress(OSError):
+                os.write(_STDERR, f"the log file '{self._path}' cannot be written: {error.strerror}\n".encode())
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -121,6 +121,12 @@ def test_where_no_new_log_file_can_be_made_the_old_one_is_written_to(tmp_path: P
     assert (tmp_path / "moved" / "log").read_bytes() == b"one\n"
 
 
+def test_a_full_disk_is_named_once_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    target = FileTarget("/dev/full")
+    assert [target.write(b"one\n"), target.write(b"two\n")] == [0, 0]
+    assert capfd.readouterr().err == "the log file '/dev/full' cannot be written: No space left on device\n"
+
+
 def test_all_of_a_large_text_goes_through_a_pipe_that_does_not_block() -> None:
     reader, fd = os.pipe()
     os.set_blocking(fd, False)
