@@ -33,7 +33,7 @@ def test_a_child_neither_speaks_for_its_parent_nor_ends_the_connection() -> None
     ours, theirs = socket.socketpair()
     with ours, theirs:
         found = subprocess.run(
-            [sys.executable, "-c", FORKS], stdin=theirs, capture_output=True, text=True, timeout=50, check=True
+            [sys.executable, "-c", FORKS], stdin=theirs.fileno(), capture_output=True, text=True, timeout=50, check=True
         )
         assert found.stdout == "child reads None\nchild sends to nobody\n"
         assert b"Detach" in ours.recv(1000)
