@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, start, restart, tracing, recording, page, micro, draw."""
+"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, start, restart, tracing, recording, page, micro..."""
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ PURE = (
     "kernel/observe/report.py",
     "kernel/observe/reporting/reported.py",
     "kernel/observe/statistics.py",
+    "kernel/repository/failed_loads.py",
     "kernel/repository/backend_config.py",
     "kernel/repository/ensembles.py",
     "kernel/repository/ignored_optimizations.py",
