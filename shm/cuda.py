@@ -186,6 +186,11 @@ class Cuda:
         self._call("cudaEventRecord", event, stream)
         self._call("cudaEventSynchronize", event)
 
+    def wait_for_all(self, device_id: int) -> None:
+        """Wait for all that this process has enqueued on any stream of a device. Raises `CudaError`."""
+        self._use(device_id)
+        self._call("cudaDeviceSynchronize")
+
     def order(self, first: Any, event: Any, second: Any) -> None:
         """Let what `second` gets from now on wait for what `first` has got. Raises `CudaError`."""
         self._call("cudaEventRecord", event, first)

@@ -199,6 +199,12 @@ def cudaStreamSynchronize(stream: Any) -> tuple[cudaError_t]:
     return _OK
 
 
+def cudaDeviceSynchronize() -> tuple[cudaError_t]:
+    for stream in list(_streams.values()):
+        cudaStreamSynchronize(stream)
+    return _OK
+
+
 def cudaEventCreateWithFlags(flags: int) -> tuple[cudaError_t, Event]:
     return _SUCCESS, Event(flags)
 

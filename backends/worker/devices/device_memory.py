@@ -1,4 +1,4 @@
-"""Regions in memory of a CUDA device. For models that compute on the host, inputs and outputs are copied.
+"""Regions in memory of a CUDA device, of clients and of other workers. Models that compute on the host get copies.
 
 A handle is opened once, when a request first uses the region. It is closed when the region has gone and nothing refers
 to its memory any more: a model may keep a tensor longer than its request lasts.
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 from backends.worker.devices.instance_device import end_if_lost
 from backends.worker.memory import CopyingRegion
 from kernel.errors import InvalidArgument
-from shm.cuda import TOO_SMALL, UNAVAILABLE, CudaError, CudaUnavailable, cuda
+from shm.cuda import TOO_SMALL, UNAVAILABLE, CudaError, CudaUnavailable, DeviceMemory, cuda
 
 if TYPE_CHECKING:
+    from backends.worker.devices.instance_device import DeviceBlock
     from backends.worker.memory import CopyBuffers
-    from shm.cuda import Cuda, DeviceMemory
+    from shm.cuda import Cuda
     from shm.tensor import Buffer
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,16 @@ logger = logging.getLogger(__name__)
 class OpenedMemory:
     """Memory of another process that is open in this one as long as something refers to it."""
 
-    def __init__(self, cuda: Cuda, memory: DeviceMemory) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
         self.address, self.byte_size, self.device_id = memory.address, memory.byte_size, memory.device_id
         self.memory = memory
-        weakref.finalize(self, _close, cuda, memory).atexit = False
+
+    @staticmethod
+    def opened(cuda: Cuda, memory: DeviceMemory) -> OpenedMemory:
+        """Return memory that a handle has opened. It is closed with the last reference."""
+        found = OpenedMemory(memory)
+        weakref.finalize(found, _close, cuda, memory).atexit = False
+        return found
 
 
 def _close(cuda: Cuda, memory: DeviceMemory) -> None:
@@ -40,11 +47,15 @@ def _close(cuda: Cuda, memory: DeviceMemory) -> None:
 
 
 class DeviceRegion(CopyingRegion):
-    """A client's region on a device."""
+    """A region on a device: a client's, or an arena of another worker."""
 
-    def __init__(self, handle: bytes, byte_size: int, device_id: int, buffers: CopyBuffers) -> None:
+    def __init__(
+        self, handle: bytes, byte_size: int, device_id: int, buffers: CopyBuffers, *, of_worker: bool = False
+    ) -> None:
         """Copies are made in `buffers`."""
         self.number = 0
+        #: Whether the kernel must know what is held of it: another worker has allocated it.
+        self.of_worker = of_worker
         self._handle = handle
         self._byte_size = byte_size
         self._device_id = device_id
@@ -81,7 +92,7 @@ class DeviceRegion(CopyingRegion):
             raise InvalidArgument(str(error)) from None
         except CudaError as error:
             _failed("opened", error)
-        self._memory = OpenedMemory(devices, memory)
+        self._memory = OpenedMemory.opened(devices, memory)
         if memory.byte_size < self._byte_size:
             self._memory = None
             raise InvalidArgument(
@@ -92,6 +103,17 @@ class DeviceRegion(CopyingRegion):
     def close(self) -> None:
         """See `WorkerRegion`. The memory stays open for tensors over it."""
         self._memory = None
+
+
+class OwnDeviceRegion(DeviceRegion):
+    """An arena of this worker: what it has left there for others, and gets itself. It is never opened by a handle."""
+
+    def __init__(self, memory: DeviceBlock, buffers: CopyBuffers) -> None:
+        super().__init__(b"", memory.byte_size, memory.device_id, buffers, of_worker=True)
+        self._memory = OpenedMemory(DeviceMemory(memory.address, memory.byte_size, memory.device_id))
+
+    def close(self) -> None:
+        """See `WorkerRegion`. The arena stays."""
 
 
 def _failed(what: str, error: CudaError) -> NoReturn:

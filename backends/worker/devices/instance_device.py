@@ -22,7 +22,7 @@ from shm.cuda import CudaError
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from backends.reshape import TensorShapes
     from backends.worker.memory import AttachedRegions
@@ -86,11 +86,19 @@ class InstanceDevice:
         #: Whether something was enqueued since the last wait, and the memory that it reads or writes.
         self.pending = False
         self._kept: list[object] = []
+        #: What is kept of memory of the device between batches, and the limit of that, in bytes.
+        self.pooled_byte_size = 0
+        self._pool_byte_size = limits.kept_byte_size
         self._staging = Staging(self, limits)
         #: How many copies there were between host and device, and their bytes.
         self.copies = self.copied_byte_size = 0
 
     # ---- memory ----------------------------------------------------------------------------------
+
+    @property
+    def pool_room(self) -> int:
+        """How many more bytes may be kept between batches (`--cuda-memory-pool-byte-size`)."""
+        return self._pool_byte_size - self.pooled_byte_size
 
     def allocate(self, byte_size: int) -> DeviceBlock:
         """Return new memory. Raises `InternalError` if there is none; it takes long, so keep the block."""
@@ -176,6 +184,12 @@ class InstanceDevice:
             if kept is not None:
                 self._kept.append(kept)
 
+    def keep(self, memory: object) -> None:
+        """Refer to what something that was enqueued reads or writes, until it is waited for."""
+        with self._lock:
+            self.pending = True
+            self._kept.append(memory)
+
     def after(self, stream: int) -> None:
         """Let the instance's stream wait for all that is enqueued on another one now; 0 is the default stream."""
         with self._lock:
@@ -205,6 +219,21 @@ class InstanceDevice:
                 self._failed("what was computed cannot be waited for", error)
             self.pending = False  # only now: a thread that reads it without the lock may send a response then
         del kept
+
+    def finish_readers(self, streams: Iterable[int]) -> None:
+        """Wait until libraries that were given memory on these streams read it no more.
+
+        A stream may be gone meanwhile, unless it is the legacy default one (0 and 1, as `__dlpack__` numbers it): then
+        all streams of the device are waited for.
+        """
+        if all(stream in (0, 1) for stream in streams):
+            self.after(1)
+        else:
+            try:
+                self.cuda.wait_for_all(self.device_id)
+            except CudaError as error:
+                self._failed("what libraries compute cannot be waited for", error)
+        self.synchronize()
 
     def computes(self) -> None:
         """Note that the backend has enqueued what computes an output."""
