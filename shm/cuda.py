@@ -186,11 +186,6 @@ class Cuda:
         self._call("cudaEventRecord", event, stream)
         self._call("cudaEventSynchronize", event)
 
-    def wait_for_all(self, device_id: int) -> None:
-        """Wait for all that this process has enqueued on any stream of a device. Raises `CudaError`."""
-        self._use(device_id)
-        self._call("cudaDeviceSynchronize")
-
     def order(self, first: Any, event: Any, second: Any) -> None:
         """Let what `second` gets from now on wait for what `first` has got. Raises `CudaError`."""
         self._call("cudaEventRecord", event, first)
@@ -219,6 +214,10 @@ class Cuda:
     def free_pinned(self, address: int) -> None:
         """Free what `allocate_pinned` has returned. Raises `CudaError`."""
         self._call("cudaFreeHost", address)
+
+    def wait_for_all(self) -> None:
+        """Wait for all that this process has enqueued on the current device. Raises `CudaError`."""
+        self._call("cudaDeviceSynchronize")
 
     def export_handle(self, address: int) -> bytes:
         """Return the handle by which other processes open memory of `allocate`. Raises `CudaError`."""

@@ -14,8 +14,10 @@ import pytest
 
 from backends.helper.device_tasks import NVML_VARIABLE
 from shm.cuda import BINDINGS_VARIABLE
-from tests.end_to_end.calling_models import HEAD, Models, Served, until
-from tests.end_to_end.test_gpu_workers import PLUS_ONE
+from bench.server import ServerProcess
+from tests.end_to_end.calling_models import DECOUPLED, HEAD, Models, Served, until, value_of
+from tests.end_to_end.test_gpu_workers import PLUS_ONE, PYTHON_CONFIG, Regions, rows
+from tests.end_to_end.test_gpu_workers import copies as copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,3 +115,413 @@ def test_results_and_inputs_of_calls_stay_on_the_gpu(models: GpuModels) -> None:
             assert copies(server, "caller") == 3
 
         server.run(run)
+
+
+#: Calls the model `called` once, with its first result of `plus`, and says where the result was.
+THEN = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            first = call("plus", renamed(given(request))).exec()
+            assert not first.has_error(), first.error().message()
+            (tensor,) = first.output_tensors()
+            assert not tensor.is_cpu()
+            response = call("called", renamed(tensor)%s).exec()
+            if response.has_error():
+                found.append(pb_utils.InferenceResponse(error=response.error()))
+                continue
+            (result,) = response.output_tensors()
+            assert (result.is_cpu(), result.__dlpack_device__()) == (%s), result.__dlpack_device__()
+            found.append(pb_utils.InferenceResponse([result]))
+        return found
+"""
+ON_HOST, ON_DEVICE = "True, (1, 0)", "False, (2, 0)"
+
+DOUBLE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            assert given(request).is_cpu()
+            found.append(out(given(request).as_numpy() * 2))
+        return found
+"""
+
+
+def test_a_model_without_a_gpu_gets_inputs_on_the_host(models: GpuModels) -> None:
+    models.on_gpu("caller", THEN % ("", ON_HOST))
+    models.plus()
+    models.write("called", CONFIG % "python" + ON_CPU, "1/model.py", HEAD + DOUBLE)
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3]):
+                assert np.array_equal(await server.ask("caller", values), (values + 1) * 2)
+            (instance,) = server.kernel.catalog.resolve("caller").instances.serving
+            calls = instance._worker_calls  # type: ignore[attr-defined]
+            assert calls._refused == {"called"}
+            # The first call came back; the second one went to the host at once.
+            assert calls._last_call == 5
+
+        server.run(run)
+
+
+def test_a_model_on_a_gpu_that_wants_inputs_on_the_host_gets_them_there(models: GpuModels) -> None:
+    models.on_gpu("caller", THEN % ("", ON_HOST))
+    models.plus()
+    config = (CONFIG % "python" + ON_GPU % 0).replace('"no"', '"yes"')
+    models.write("called", config, "1/model.py", HEAD + DOUBLE)
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3]):
+                assert np.array_equal(await server.ask("caller", values), (values + 1) * 2)
+            assert copies(server, "called") == 2 + 1  # its inputs, and the large output to its place
+
+        server.run(run)
+
+
+def preferred(kind: str, device: int = 0) -> str:
+    return f", preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_{kind}, {device})"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where"),
+    [
+        ("", ON_DEVICE),
+        (preferred("CPU"), ON_HOST),
+        (preferred("GPU"), ON_DEVICE),
+        (preferred("GPU", 1), ON_DEVICE),  # nothing is made there: the result stays where it is
+    ],
+    ids=["any", "host", "GPU 0", "GPU 1"],
+)
+def test_results_of_a_model_on_a_gpu_are_where_the_caller_prefers_them(
+    models: GpuModels, wanted: str, where: str
+) -> None:
+    models.on_gpu("caller", THEN % (wanted, where))
+    models.plus()
+    models.plus(name="called")
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3]):
+                assert np.array_equal(await server.ask("caller", values), values + 2)
+
+        server.run(run)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where"), [("", ON_HOST), (preferred("GPU"), ON_DEVICE), (preferred("GPU", 1), ON_HOST)]
+)
+def test_results_of_a_model_on_the_host_come_to_the_gpu_of_the_caller_if_it_prefers_that(
+    models: GpuModels, wanted: str, where: str
+) -> None:
+    models.on_gpu("caller", THEN % (wanted, where))
+    models.plus()
+    models.write("called", CONFIG % "python" + ON_CPU, "1/model.py", HEAD + DOUBLE)
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3]):
+                assert np.array_equal(await server.ask("caller", values), (values + 1) * 2)
+
+        server.run(run)
+
+
+def test_a_gpu_that_is_not_there_cannot_be_preferred(models: GpuModels) -> None:
+    models.on_gpu("caller", THEN % (preferred("GPU", 7), ON_DEVICE))
+    models.plus()
+    models.plus(name="called")
+    with models.served() as server:
+
+        async def run() -> None:
+            text = "preferred memory is on GPU 7, and the server has 2"
+            assert text in str(await server.ask("caller", LARGE))
+
+        server.run(run)
+
+
+@pytest.mark.parametrize(("wanted", "where"), [("", "False, (2, 1)"), (preferred("GPU"), ON_DEVICE)])
+def test_tensors_go_to_and_from_another_gpu(models: GpuModels, wanted: str, where: str) -> None:
+    models.on_gpu("caller", THEN % (wanted, where))
+    models.plus()
+    models.plus(ON_GPU % 1, name="called")
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3]):
+                assert np.array_equal(await server.ask("caller", values), values + 2)
+
+        server.run(run)
+
+
+def test_without_room_in_the_pool_tensors_go_through_the_host(models: GpuModels) -> None:
+    models.on_gpu("caller", CALLER.replace("assert not tensor.is_cpu(), number", "continue"))
+    models.plus()
+    with models.served(cuda_memory_pool_byte_size="0:1000000") as server:
+
+        async def run() -> None:
+            assert np.array_equal(await server.ask("caller", LARGE), LARGE + 2)
+            assert copies(server, "plus") == 4
+
+        server.run(run)
+
+
+#: Keeps the results of its calls until it is asked for something small.
+KEEPER = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            tensor = given(request)
+            if tensor.shape() == [1]:
+                self.kept.clear()
+            else:
+                response = call("plus", renamed(tensor)).exec()
+                (tensor,) = response.output_tensors()
+                self.kept.append(tensor)
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
+        return found
+"""
+
+
+def test_a_result_that_the_model_keeps_stays_leased_until_it_is_dropped(models: GpuModels) -> None:
+    models.on_gpu("caller", KEEPER)
+    models.plus()
+    with models.served() as server:
+
+        async def run() -> None:
+            for _ in range(3):
+                await server.ask("caller", LARGE)
+            assert server.memory() == {"plus_0_0 blocks on a GPU": 3, "caller_0_0 results": 3}
+            await server.ask("caller", LARGE[:1])
+            await server.settle()
+
+        server.run(run)
+
+
+#: Waits for the file `go` in its folder before it responds.
+WAITS = """
+import pathlib
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.go = pathlib.Path(args["model_repository"]) / "go"
+
+    def execute(self, requests):
+        (self.go.parent / "begun").touch()
+        while not self.go.exists() and not requests[0].is_cancelled():
+            time.sleep(0.01)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", given(r))]) for r in requests]
+"""
+
+
+@pytest.mark.parametrize("killed", ["caller", "called"])
+def test_all_is_released_when_the_caller_or_the_called_worker_is_killed(models: GpuModels, killed: str) -> None:
+    models.on_gpu("caller", THEN % ("", ON_DEVICE))
+    models.plus()
+    models.on_gpu("called", WAITS)
+    go, begun = models.path / "called" / "go", models.path / "called" / "begun"
+    with models.served() as server:
+
+        async def run() -> None:
+            _, sink = server.submit("caller", LARGE)
+            await until(begun.exists)
+            assert server.memory()["caller_0_0 blocks on a GPU"] == 1
+            os.kill(worker_of(server, killed), signal.SIGKILL)
+            await sink.final
+            error = sink.responses[-1].error
+            assert error is not None
+            assert f"the worker of model instance '{killed}_0_0' was lost" in error.message
+            go.touch()
+            await server.settle()
+            await until(lambda: server.kernel.model_ready(killed))
+            assert np.array_equal(await server.ask("caller", LARGE), LARGE + 1)
+
+        server.run(run)
+
+
+def test_all_is_released_when_the_request_is_cancelled(models: GpuModels) -> None:
+    models.on_gpu("caller", THEN % ("", ON_DEVICE))
+    models.plus()
+    models.on_gpu("called", WAITS)
+    with models.served() as server:
+
+        async def run() -> None:
+            request, sink = server.submit("caller", LARGE)
+            await until((models.path / "called" / "begun").exists)
+            request.cancel()
+            await sink.final
+            for response in sink.responses:
+                response.release()
+            await server.settle()
+
+        server.run(run)
+
+
+def test_a_queued_call_whose_input_has_gone_with_its_worker_harms_no_other(models: GpuModels) -> None:
+    models.on_gpu("caller", THEN % ("", ON_DEVICE))
+    models.plus()
+    models.on_gpu("called", WAITS)
+    models.on_gpu("other", THEN % ("", ON_DEVICE))
+    with models.served() as server:
+
+        async def run() -> None:
+            _, first = server.submit("other", LARGE)
+            await until((models.path / "called" / "begun").exists)
+            _, second = server.submit("caller", LARGE)
+            called = server.kernel.catalog.resolve("called")
+            await until(lambda: called.in_flight == 2)
+            os.kill(worker_of(server, "caller"), signal.SIGKILL)
+            await second.final
+            assert second.responses[-1].error is not None
+            (models.path / "called" / "go").touch()
+            await first.final
+            assert np.array_equal(value_of(first.responses[-1]), LARGE + 1)
+
+        server.run(run)
+
+
+#: Gives its input back, and keeps it until it is asked for something small.
+KEEPS_INPUT = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            tensor = given(request)
+            self.kept = [] if tensor.shape() == [1] else [*self.kept, tensor]
+            found.append(out(np.zeros(1)))
+        return found
+"""
+
+CALLS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            first = call("plus", renamed(given(request))).exec()
+            response = call("called", renamed(first.output_tensors()[0])).exec()
+            assert not response.has_error(), response.error().message()
+            found.append(pb_utils.InferenceResponse(response.output_tensors()))
+        return found
+"""
+
+
+def test_an_input_on_the_gpu_that_the_model_keeps_stays_leased_until_it_is_dropped(models: GpuModels) -> None:
+    models.on_gpu("caller", CALLS)
+    models.plus()
+    models.on_gpu("called", KEEPS_INPUT)
+    with models.served() as server:
+
+        async def run() -> None:
+            for _ in range(3):
+                await server.ask("caller", LARGE)
+            await until(lambda: server.memory() == {"caller_0_0 blocks on a GPU": 3})
+            await server.ask("called", LARGE[:1])
+            await server.settle()
+
+        server.run(run)
+
+
+#: Calls its own model with a tensor on the GPU, and `plus` at the end.
+ITSELF = """
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            tensor = given(request)
+            if tensor.is_cpu():
+                (tensor,) = call("plus", renamed(tensor)).exec().output_tensors()
+                response = call("caller", renamed(tensor)).exec()
+            else:
+                response = call("plus", renamed(tensor)).exec()
+            assert not response.has_error(), response.error().message()
+            found.append(pb_utils.InferenceResponse(response.output_tensors()))
+        return found
+"""
+
+
+def test_a_model_calls_itself_on_the_gpu(models: GpuModels) -> None:
+    models.on_gpu("caller", ITSELF, config="")
+    group = models.path / "caller" / "config.pbtxt"
+    group.write_text(group.read_text().replace("kind: KIND_GPU", "count: 2 kind: KIND_GPU"))
+    models.plus()
+    with models.served() as server:
+
+        async def run() -> None:
+            assert np.array_equal(await server.ask("caller", LARGE), LARGE + 2)
+
+        server.run(run)
+
+
+STREAM = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            (tensor,) = call("plus", renamed(given(request))).exec().output_tensors()
+            for number in range(100):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", tensor)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+ADDS = """
+class TritonPythonModel:
+    async def execute(self, requests):
+        found = []
+        for request in requests:
+            total = 0
+            async for response in await call("stream", renamed(given(request))).async_exec(decoupled=True):
+                for tensor in response.output_tensors():
+                    assert not tensor.is_cpu()
+                    again = await call("plus", renamed(tensor)).async_exec()
+                    total += 1
+            found.append(pb_utils.InferenceResponse(again.output_tensors()))
+            assert total == 100
+        return found
+"""
+
+
+def test_responses_of_a_stream_stay_on_the_gpu(models: GpuModels) -> None:
+    models.on_gpu("caller", ADDS)
+    models.on_gpu("stream", STREAM, config=DECOUPLED)
+    models.plus()
+    with models.served() as server:
+
+        async def run() -> None:
+            assert np.array_equal(await server.ask("caller", LARGE), LARGE + 2)
+
+        server.run(run)
+
+
+def test_the_memory_of_arenas_on_a_gpu_is_in_the_statistics(models: GpuModels) -> None:
+    models.on_gpu("caller", CALLER)
+    models.plus()
+    with models.served() as server:
+
+        async def run() -> None:
+            await server.ask("caller", LARGE)
+            memory = server.kernel.catalog.resolve("plus").statistics.memory
+            await until(lambda: [(use.type, use.byte_size) for use in memory.total()] == [("GPU", 2 << 20)])
+
+        server.run(run)
+
+
+def test_calls_on_a_gpu_copy_nothing_between_regions_of_a_client(models: GpuModels, regions: Any) -> None:
+    config = PYTHON_CONFIG % "no"
+    models.write("caller", config, "1/model.py", "DEVICE = 0\n" + HEAD + RENAMED + CALLER)
+    models.write("plus", f'backend: "plus"\n{config}', "backend.py", PLUS_ONE)
+    with ServerProcess(models.path) as server:
+        client = Regions(server, regions)
+        for start in (0, 5):
+            values = rows(1, start)
+            assert client.infer("caller", values).tolist() == (values + 2).tolist()
+        assert copied(server, "caller") == copied(server, "plus") == 0

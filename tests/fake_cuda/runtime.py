@@ -199,12 +199,6 @@ def cudaStreamSynchronize(stream: Any) -> tuple[cudaError_t]:
     return _OK
 
 
-def cudaDeviceSynchronize() -> tuple[cudaError_t]:
-    for stream in list(_streams.values()):
-        cudaStreamSynchronize(stream)
-    return _OK
-
-
 def cudaEventCreateWithFlags(flags: int) -> tuple[cudaError_t, Event]:
     return _SUCCESS, Event(flags)
 
@@ -236,6 +230,12 @@ def cudaHostAlloc(byte_size: int, flags: int) -> tuple[cudaError_t, int]:
 
 def cudaFreeHost(address: Any) -> tuple[cudaError_t]:
     return _OK if pinned.pop(int(address), None) is not None else _INVALID[:1]
+
+
+def cudaDeviceSynchronize() -> tuple[cudaError_t]:
+    for stream in list(_streams.values()):
+        stream.run()
+    return _OK
 
 
 def cudaMemGetInfo() -> tuple[cudaError_t, int, int]:

@@ -230,7 +230,8 @@ class InstanceDevice:
             self.after(1)
         else:
             try:
-                self.cuda.wait_for_all(self.device_id)
+                self.cuda.use(self.device_id)
+                self.cuda.wait_for_all()
             except CudaError as error:
                 self._failed("what libraries compute cannot be waited for", error)
         self.synchronize()
