@@ -40,9 +40,9 @@ class PythonInstance:
         "name",
         "output_names",
         "received",
-        "results",
         "reshaped_inputs",
         "reshaped_outputs",
+        "results",
         "version_dir",
         "writable_inputs",
     )

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from backends.helper.device_tasks import NVML_VARIABLE
-from shm.cuda import BINDINGS_VARIABLE
 from bench.server import ServerProcess
+from shm.cuda import BINDINGS_VARIABLE
 from tests.end_to_end.calling_models import DECOUPLED, HEAD, Models, Served, until, value_of
-from tests.end_to_end.test_gpu_workers import PLUS_ONE, PYTHON_CONFIG, Regions, rows
+from tests.end_to_end.test_gpu_workers import PLUS_ONE, PYTHON_CONFIG, Client, Regions, rows
 from tests.end_to_end.test_gpu_workers import copies as copied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 #: The models compute on the GPU with this number.
@@ -525,3 +524,49 @@ def test_calls_on_a_gpu_copy_nothing_between_regions_of_a_client(models: GpuMode
             values = rows(1, start)
             assert client.infer("caller", values).tolist() == (values + 2).tolist()
         assert copied(server, "caller") == copied(server, "plus") == 0
+
+
+#: Gives its input back.
+PASSES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        assert not any(given(request).is_cpu() for request in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", given(r))]) for r in requests]
+"""
+
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [
+  { model_name: "plus" model_version: -1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "first" } },
+  { model_name: "second" model_version: -1 input_map { key: "IN" value: "first" }
+    output_map { key: "OUT" value: "second" } },
+  { model_name: "plus" model_version: -1 input_map { key: "IN" value: "second" }
+    output_map { key: "OUT" value: "OUT" } }
+] }
+"""
+
+
+def batched(group: str) -> str:
+    return PYTHON_CONFIG.replace("max_batch_size: 0", "max_batch_size: 8").replace("[-1, -1]", "[-1]") % "no" + group
+
+
+@pytest.mark.parametrize("second", ["plus", "python"])
+def test_outputs_of_steps_on_gpus_stay_there_for_the_next_step(models: GpuModels, regions: Any, second: str) -> None:
+    models.write("plus", f'backend: "plus"\n{batched("")}', "backend.py", PLUS_ONE)
+    if second == "plus":
+        models.write("second", f'backend: "plus"\n{batched("")}', "backend.py", PLUS_ONE)
+    else:
+        models.write("second", batched(""), "1/model.py", HEAD + PASSES)
+    models.write("ensemble", ENSEMBLE, "labels", "")
+    added = 3 if second == "plus" else 2
+    with ServerProcess(models.path) as server:
+        client = Regions(server, regions)
+        for start in (0, 5):
+            values = rows(1, start)
+            assert client.infer("ensemble", values).tolist() == (values + added).tolist()
+        assert copied(server, "plus") == copied(server, "second") == 0
+        assert Client(server, "ensemble").infer(rows(1)).tolist() == (rows(1) + added).tolist()
+        assert copied(server, "plus") == 2  # the input from the host, the output to it
