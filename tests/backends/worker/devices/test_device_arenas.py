@@ -37,6 +37,7 @@ VALUES = np.arange(4096, dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def _no_memory_is_left() -> Iterator[None]:
+    runtime.forget_work()
     before = set(memory.own)
     yield
     gc.collect()
