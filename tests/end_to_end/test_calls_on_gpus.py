@@ -5,35 +5,31 @@ The streams of the fake do nothing before they are waited for, so that a missing
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from backends.helper.device_tasks import NVML_VARIABLE
 from bench.server import ServerProcess
-from shm.cuda import BINDINGS_VARIABLE
-from tests.end_to_end.calling_models import DECOUPLED, HEAD, Models, Served, until, value_of
+from tests.end_to_end.calling_models import DECOUPLED, HEAD, until
+from tests.end_to_end.gpu_models import (
+    CONFIG,
+    LARGE,
+    ON_CPU,
+    ON_DEVICE,
+    ON_GPU,
+    ON_HOST,
+    RENAMED,
+    THEN,
+    GpuModels,
+    copies,
+    gpu_models,
+)
 from tests.end_to_end.test_gpu_workers import PLUS_ONE, PYTHON_CONFIG, Client, Regions, rows
 from tests.end_to_end.test_gpu_workers import copies as copied
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-#: The models compute on the GPU with this number.
-ON_GPU = """
-instance_group [{ kind: KIND_GPU gpus: [%d] }]
-parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
-"""
-ON_CPU = "instance_group [{ kind: KIND_CPU }]\n"
-
-CONFIG = """
-backend: "%s"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-"""
 
 #: Calls `plus` twice, which adds 1 each time. What it gets is on its GPU, small or large.
 CALLER = """
@@ -52,52 +48,10 @@ class TritonPythonModel:
         return found
 """
 
-RENAMED = """
-
-def renamed(tensor):
-    if tensor.is_cpu():
-        return pb_utils.Tensor("IN", tensor.as_numpy())
-    return pb_utils.Tensor.from_dlpack("IN", tensor)
-
-"""
-
-LARGE = np.arange(30_000, dtype=np.float32)
-
-
-class GpuModels(Models):
-    """Writes models on GPUs."""
-
-    def on_gpu(self, name: str, source: str, device: int = 0, config: str = "") -> None:
-        text = CONFIG % "python" + config + ON_GPU % device
-        self.write(name, text, "1/model.py", f"DEVICE = {device}\n" + HEAD + RENAMED + source)
-
-    def plus(self, group: str = ON_GPU % 0, name: str = "plus") -> None:
-        self.write(name, CONFIG % "plus" + group, "backend.py", PLUS_ONE)
-
-    def write(self, name: str, config: str, file: str, source: str) -> None:
-        (self.path / name / "1").mkdir(parents=True)
-        (self.path / name / "config.pbtxt").write_text(config)
-        (self.path / name / file).write_text(source)
-
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuModels:
-    monkeypatch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
-    monkeypatch.setenv(NVML_VARIABLE, "tests.fake_cuda.nvml")
-    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
-    return GpuModels(tmp_path)
-
-
-def copies(server: Served, name: str) -> int:
-    """Return how many tensors the workers of a model have copied."""
-    statistics: Any = server.kernel.catalog.resolve(name).statistics
-    return int(statistics.copied_tensors)
-
-
-def worker_of(server: Served, name: str) -> int:
-    (instance,) = server.kernel.catalog.resolve(name).instances.serving
-    pid: int = instance._session.pid  # type: ignore[attr-defined]
-    return pid
+    return gpu_models(tmp_path, monkeypatch)
 
 
 def test_results_and_inputs_of_calls_stay_on_the_gpu(models: GpuModels) -> None:
@@ -115,27 +69,6 @@ def test_results_and_inputs_of_calls_stay_on_the_gpu(models: GpuModels) -> None:
 
         server.run(run)
 
-
-#: Calls the model `called` once, with its first result of `plus`, and says where the result was.
-THEN = """
-class TritonPythonModel:
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            first = call("plus", renamed(given(request))).exec()
-            assert not first.has_error(), first.error().message()
-            (tensor,) = first.output_tensors()
-            assert not tensor.is_cpu()
-            response = call("called", renamed(tensor)%s).exec()
-            if response.has_error():
-                found.append(pb_utils.InferenceResponse(error=response.error()))
-                continue
-            (result,) = response.output_tensors()
-            assert (result.is_cpu(), result.__dlpack_device__()) == (%s), result.__dlpack_device__()
-            found.append(pb_utils.InferenceResponse([result]))
-        return found
-"""
-ON_HOST, ON_DEVICE = "True, (1, 0)", "False, (2, 0)"
 
 DOUBLE = """
 class TritonPythonModel:
@@ -263,169 +196,6 @@ def test_without_room_in_the_pool_tensors_go_through_the_host(models: GpuModels)
         async def run() -> None:
             assert np.array_equal(await server.ask("caller", LARGE), LARGE + 2)
             assert copies(server, "plus") == 4
-
-        server.run(run)
-
-
-#: Keeps the results of its calls until it is asked for something small.
-KEEPER = """
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            tensor = given(request)
-            if tensor.shape() == [1]:
-                self.kept.clear()
-            else:
-                response = call("plus", renamed(tensor)).exec()
-                (tensor,) = response.output_tensors()
-                self.kept.append(tensor)
-            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
-        return found
-"""
-
-
-def test_a_result_that_the_model_keeps_stays_leased_until_it_is_dropped(models: GpuModels) -> None:
-    models.on_gpu("caller", KEEPER)
-    models.plus()
-    with models.served() as server:
-
-        async def run() -> None:
-            for _ in range(3):
-                await server.ask("caller", LARGE)
-            assert server.memory() == {"plus_0_0 blocks on a GPU": 3, "caller_0_0 results": 3}
-            await server.ask("caller", LARGE[:1])
-            await server.settle()
-
-        server.run(run)
-
-
-#: Waits for the file `go` in its folder before it responds.
-WAITS = """
-import pathlib
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.go = pathlib.Path(args["model_repository"]) / "go"
-
-    def execute(self, requests):
-        (self.go.parent / "begun").touch()
-        while not self.go.exists() and not requests[0].is_cancelled():
-            time.sleep(0.01)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", given(r))]) for r in requests]
-"""
-
-
-@pytest.mark.parametrize("killed", ["caller", "called"])
-def test_all_is_released_when_the_caller_or_the_called_worker_is_killed(models: GpuModels, killed: str) -> None:
-    models.on_gpu("caller", THEN % ("", ON_DEVICE))
-    models.plus()
-    models.on_gpu("called", WAITS)
-    go, begun = models.path / "called" / "go", models.path / "called" / "begun"
-    with models.served() as server:
-
-        async def run() -> None:
-            _, sink = server.submit("caller", LARGE)
-            await until(begun.exists)
-            assert server.memory()["caller_0_0 blocks on a GPU"] == 1
-            os.kill(worker_of(server, killed), signal.SIGKILL)
-            await sink.final
-            error = sink.responses[-1].error
-            assert error is not None
-            assert f"the worker of model instance '{killed}_0_0' was lost" in error.message
-            go.touch()
-            await server.settle()
-            await until(lambda: server.kernel.model_ready(killed))
-            assert np.array_equal(await server.ask("caller", LARGE), LARGE + 1)
-
-        server.run(run)
-
-
-def test_all_is_released_when_the_request_is_cancelled(models: GpuModels) -> None:
-    models.on_gpu("caller", THEN % ("", ON_DEVICE))
-    models.plus()
-    models.on_gpu("called", WAITS)
-    with models.served() as server:
-
-        async def run() -> None:
-            request, sink = server.submit("caller", LARGE)
-            await until((models.path / "called" / "begun").exists)
-            request.cancel()
-            await sink.final
-            for response in sink.responses:
-                response.release()
-            await server.settle()
-
-        server.run(run)
-
-
-def test_a_queued_call_whose_input_has_gone_with_its_worker_harms_no_other(models: GpuModels) -> None:
-    models.on_gpu("caller", THEN % ("", ON_DEVICE))
-    models.plus()
-    models.on_gpu("called", WAITS)
-    models.on_gpu("other", THEN % ("", ON_DEVICE))
-    with models.served() as server:
-
-        async def run() -> None:
-            _, first = server.submit("other", LARGE)
-            await until((models.path / "called" / "begun").exists)
-            _, second = server.submit("caller", LARGE)
-            called = server.kernel.catalog.resolve("called")
-            await until(lambda: called.in_flight == 2)
-            os.kill(worker_of(server, "caller"), signal.SIGKILL)
-            await second.final
-            assert second.responses[-1].error is not None
-            (models.path / "called" / "go").touch()
-            await first.final
-            assert np.array_equal(value_of(first.responses[-1]), LARGE + 1)
-
-        server.run(run)
-
-
-#: Gives its input back, and keeps it until it is asked for something small.
-KEEPS_INPUT = """
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            tensor = given(request)
-            self.kept = [] if tensor.shape() == [1] else [*self.kept, tensor]
-            found.append(out(np.zeros(1)))
-        return found
-"""
-
-CALLS = """
-class TritonPythonModel:
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            first = call("plus", renamed(given(request))).exec()
-            response = call("called", renamed(first.output_tensors()[0])).exec()
-            assert not response.has_error(), response.error().message()
-            found.append(pb_utils.InferenceResponse(response.output_tensors()))
-        return found
-"""
-
-
-def test_an_input_on_the_gpu_that_the_model_keeps_stays_leased_until_it_is_dropped(models: GpuModels) -> None:
-    models.on_gpu("caller", CALLS)
-    models.plus()
-    models.on_gpu("called", KEEPS_INPUT)
-    with models.served() as server:
-
-        async def run() -> None:
-            for _ in range(3):
-                await server.ask("caller", LARGE)
-            await until(lambda: server.memory() == {"caller_0_0 blocks on a GPU": 3})
-            await server.ask("called", LARGE[:1])
-            await server.settle()
 
         server.run(run)
 
