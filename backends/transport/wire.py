@@ -247,7 +247,7 @@ class Load(Message):
     cpus: tuple[int, ...] = ()
     #: For GPU: the most pinned bytes of the host that copies of inputs may go through.
     pinned_byte_size: int = 0
-    #: For GPU: the memory for gathered inputs that is kept between batches, in bytes.
+    #: For GPU: the memory for gathered inputs and for tensors to other models that is kept, in bytes.
     device_pool_byte_size: int = 0
 
 

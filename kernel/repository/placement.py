@@ -28,7 +28,7 @@ class InstancePlan(msgspec.Struct, frozen=True):
     host_policy: str = ""
     #: The CPUs that the host policy allows; empty for all.
     cpus: tuple[int, ...] = ()
-    #: For GPU: the memory for gathered inputs that the instance keeps between batches, in bytes.
+    #: For GPU: the memory for gathered inputs and for tensors to other models that the instance keeps, in bytes.
     device_pool_byte_size: int = 0
     #: The instance is loaded, but never executes.
     passive: bool = False

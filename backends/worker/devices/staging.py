@@ -75,7 +75,7 @@ class StagingLimits(msgspec.Struct, frozen=True):
 
     #: Pinned on the host. A larger batch is copied from where it is, which takes longer.
     pinned_byte_size: int = 0
-    #: Kept on the device between batches. A larger batch gets memory of its own.
+    #: Kept on the device between batches, with tensors to other models. A larger batch gets memory of its own.
     kept_byte_size: int = 0
 
 
