@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class Watched:
+class WatchedInput:
     """An input in shared memory, with a weak reference to the array from which all its other arrays are made."""
 
     __slots__ = ("array", "byte_size", "offset", "region")
@@ -61,14 +61,14 @@ class HeldInputs:
         self._late_release = LateRelease(self.report_freed)
         self._on_volatile_held = on_volatile_held
         #: Inputs of requests without a final response, by request number. Read-only for other objects.
-        self.watched: dict[int, list[Watched]] = {}
+        self.watched: dict[int, list[WatchedInput]] = {}
         #: Held inputs that were reported to the kernel, and numbers of requests of which an input may be free now.
         #: Results of calls have the numbers of their leases below 0.
-        self._held: dict[int, list[Watched]] = {}
+        self._held: dict[int, list[WatchedInput]] = {}
         self._maybe_free: deque[int] = deque()
         #: Results of calls by the identity of the array over their memory, to find those that are given to a call; and
         #: that identity by the number of the lease.
-        self._results: dict[int, Watched] = {}
+        self._results: dict[int, WatchedInput] = {}
         self._identities: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -82,10 +82,10 @@ class HeldInputs:
             return view
         # An array refers to the exporter of its memory, not to the memoryview from which it was made.
         exporter = np.asarray(view)
-        self.watched.setdefault(number, []).append(Watched(region, offset, byte_size, exporter))
+        self.watched.setdefault(number, []).append(WatchedInput(region, offset, byte_size, exporter))
         return exporter.data
 
-    def watch_memory(self, number: int, watched: Watched) -> None:
+    def watch_memory(self, number: int, watched: WatchedInput) -> None:
         """Watch an input of request `number` that is not read by this object: it is on a device."""
         self.watched.setdefault(number, []).append(watched)
 
@@ -100,7 +100,7 @@ class HeldInputs:
         volatile_held = False
         with self._lock:
             for number in numbers:
-                living: list[Watched] = []
+                living: list[WatchedInput] = []
                 for each in self.watched.pop(number, ()):
                     if not each.alive:
                         each.end()
@@ -117,7 +117,7 @@ class HeldInputs:
             self._on_volatile_held()
         return held
 
-    def _hold(self, number: int, inputs: list[Watched]) -> None:
+    def _hold(self, number: int, inputs: list[WatchedInput]) -> None:
         """Notice when the arrays of each of `inputs` are freed."""
 
         def on_array_freed(_: weakref.ref[Array]) -> None:
@@ -145,14 +145,14 @@ class HeldInputs:
             self.drop_result(lease)
             return view
         exporter = np.asarray(view)
-        watched = Watched(region, offset, byte_size, exporter)
+        watched = WatchedInput(region, offset, byte_size, exporter)
         with self._lock:
             self._identities[lease] = id(exporter)
             self._results[id(exporter)] = watched
             self._hold(-lease, [watched])
         return exporter.data
 
-    def hold_memory(self, lease: int, watched: Watched) -> None:
+    def hold_memory(self, lease: int, watched: WatchedInput) -> None:
         """As `hold_result`, for a result that is not read by this object: it is on a device."""
         self._late_release.start()
         with self._lock:
@@ -212,7 +212,7 @@ class HeldInputs:
             if freed:
                 self._send(wire.InputsFreed(freed))
 
-    def _forget_result(self, lease: int, watched: Watched) -> None:
+    def _forget_result(self, lease: int, watched: WatchedInput) -> None:
         identity = self._identities.pop(lease, None)  # None for a result on a device
         if identity is not None and self._results.get(identity) is watched:
             del self._results[identity]  # else a newer result has an array at the same address

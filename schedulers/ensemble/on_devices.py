@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.serving.device_tensors import leaves_device_tensors, takes_device_tensors
+from kernel.serving.calls.device_tensors import leaves_device_tensors, takes_device_tensors
 from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:

@@ -143,6 +143,7 @@ PURE = (
     "schedulers/dynamic/batcher.py",
     "schedulers/dynamic/scheduler.py",
     "schedulers/ensemble/bridging.py",
+    "schedulers/ensemble/on_devices.py",
     "schedulers/ensemble/plan.py",
     "schedulers/ensemble/progress.py",
     "schedulers/ensemble/run.py",

@@ -13,7 +13,7 @@ from backends.transport import wire
 from backends.transport.texts import shortened
 from kernel.errors import ServingError, Unavailable
 from kernel.serving.calls.call_waits import Execution
-from kernel.serving.device_tensors import leaves_device_tensors, outputs_on_devices, takes_device_tensors
+from kernel.serving.calls.device_tensors import leaves_device_tensors, outputs_on_devices, takes_device_tensors
 from kernel.serving.request import Request
 from shm.region import RegionKind
 

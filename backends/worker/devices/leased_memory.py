@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from backends.worker.held_inputs import Watched
+from backends.worker.held_inputs import WatchedInput
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class LeasedMemory:
         self.readers: set[int] = set()
 
 
-class WatchedMemory(Watched):
+class WatchedMemory(WatchedInput):
     """Knows whether a `LeasedMemory` still lives."""
 
     __slots__ = ("_device", "_readers")

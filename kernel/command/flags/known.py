@@ -230,7 +230,7 @@ _GPUS = FlagGroup(
              help="Pinned memory of the host that copies to GPUs go through, of all instances together."),
         Flag(name="cuda-memory-pool-byte-size", kind=pair("GPU:BYTES", ":", _GPU, BYTES),
              option="gpus.pool_byte_sizes", repeat=True, default="67108864 for each GPU",
-             help="Memory of a GPU that an instance keeps: for the inputs of a batch, and for tensors to other models."),
+             help="Memory of a GPU that an instance keeps: for inputs of a batch, and for tensors to other models."),
     ),
 )  # fmt: skip
 
