@@ -473,6 +473,10 @@ class WorkerHandle:
             self._session.on_message = self._on_message_while_draining
             await self._drained.wait()
 
+    async def released(self) -> None:
+        """Wait until no block of the worker on a device is leased, or the worker is lost."""
+        await self._memory.released()
+
     def _on_message_while_draining(self, message: wire.ToKernel) -> None:
         """Handle a message while `drain` waits."""
         self._on_message(message)

@@ -262,6 +262,9 @@ class RemoteMemory:
         """Refuse: there is no descriptor to take."""
         raise ValueError("an arena in a session without shared memory")
 
+    async def released(self) -> None:
+        """Return: the worker leaves nothing on a device for others."""
+
     def take_device_arena(self, message: wire.DeviceArenaCreated) -> None:
         """Refuse: others could not open it."""
         raise ValueError("an arena on a device in a session without shared memory")

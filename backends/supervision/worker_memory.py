@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from itertools import chain
@@ -112,6 +113,8 @@ class WorkerMemory:
         self._freed: dict[int, list[int]] = {}
         #: Attached regions on a device whose workers are gone, by number.
         self._gone: set[int] = set()
+        #: Set when no block on a device is leased any more; None while nobody waits for that.
+        self._released: asyncio.Event | None = None
         #: Held inputs, by request number.
         self._held: dict[int, list[Span]] = {}
         self._closed = False
@@ -341,9 +344,17 @@ class WorkerMemory:
         """Free blocks of an arena of the worker, which gets one message for each arena and event-loop iteration."""
         if self._closed:
             return
+        if self._released is not None and not any(each.leased_block_count for each in self.device_arenas.values()):
+            self._released.set()
         if not self._freed:
             IterationEnd.current().add_decision(self._send_freed)
         self._freed.setdefault(arena, []).extend(offsets)
+
+    async def released(self) -> None:
+        """Wait until no block of the worker on a device is leased, or the worker is gone."""
+        if not self._closed and any(arena.leased_block_count for arena in self.device_arenas.values()):
+            self._released = asyncio.Event()
+            await self._released.wait()
 
     def _send_freed(self) -> None:
         freed, self._freed = self._freed, {}
@@ -361,3 +372,5 @@ class WorkerMemory:
             self.output_arena.close()
         for arena in self.device_arenas.values():
             arena.close()
+        if self._released is not None:
+            self._released.set()

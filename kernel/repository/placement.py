@@ -75,6 +75,12 @@ class InstanceKeeper(Protocol):
         After `limit_s` seconds the worker is killed, and its requests fail.
         """
 
+    async def released(self, limit_s: float) -> None:
+        """Wait until no other model uses a tensor on the instance's device, which goes with its worker.
+
+        At most `limit_s` seconds. To be called after the last request.
+        """
+
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker. `at_once` ends the worker without finalizing the model."""
 

@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.end_to_end.calling_models import until, value_of
@@ -180,5 +181,21 @@ def test_an_input_on_the_gpu_that_the_model_keeps_stays_leased_until_it_is_dropp
             await until(lambda: server.memory() == {"caller_0_0 blocks on a GPU": 3})
             await server.ask("called", LARGE[:1])
             await server.settle()
+
+        server.run(run)
+
+
+def test_a_worker_that_is_unloaded_stays_until_its_results_are_dropped(models: GpuModels) -> None:
+    models.on_gpu("caller", KEEPER)
+    models.plus()
+    with models.served() as server:
+
+        async def run() -> None:
+            await server.ask("caller", LARGE)
+            pid = worker_of(server, "plus")
+            await server.kernel.repository.unload("plus")
+            assert psutil.pid_exists(pid)
+            await server.ask("caller", LARGE[:1])
+            await until(lambda: not psutil.pid_exists(pid))
 
         server.run(run)

@@ -163,8 +163,9 @@ class DeviceOutputs:
             if isinstance(region, DeviceRegion):
                 opened = region.device_memory()
                 if opened.address + wanted.offset != array.address:  # not the place of `InstanceDevice.reserve`
+                    crosses = opened.device_id != array.device_id
                     self._device.enqueue(
-                        opened.address + wanted.offset, array.address, byte_size, (opened, array.owner), crosses=False
+                        opened.address + wanted.offset, array.address, byte_size, (opened, array.owner), crosses=crosses
                     )
                 return Tensor(name, datatype, shape, None, span)
             region.write(wanted.offset, self.to_host(array).reshape(-1).view("u1").data)

@@ -90,7 +90,7 @@ class InstanceDevice:
         self.pooled_byte_size = 0
         self._pool_byte_size = limits.kept_byte_size
         self._staging = Staging(self, limits)
-        #: How many copies there were between host and device, and their bytes.
+        #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
 
     # ---- memory ----------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class InstanceDevice:
     def enqueue(self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True) -> None:
         """Copy between any two addresses when it is the stream's turn. `kept` is referred to until then.
 
-        A copy that `crosses` between host and device counts in `copies`.
+        A copy that `crosses` between host and device, or between devices, counts in `copies`.
         """
         with self._lock:
             try:

@@ -165,7 +165,8 @@ class _Runs:
         if not byte_size:
             return
         if isinstance(piece, DeviceArray):
-            self._device.enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=False)
+            crosses = piece.device_id != self._device.device_id
+            self._device.enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=crosses)
         elif not self._pinned:
             source = np.ascontiguousarray(piece)
             self._device.enqueue(self._target + offset, array_address(source), byte_size, source)
