@@ -271,7 +271,7 @@ def test_responses_of_a_stream_stay_on_the_gpu(models: GpuModels) -> None:
         server.run(run)
 
 
-def test_the_memory_of_arenas_on_a_gpu_is_in_the_statistics(models: GpuModels) -> None:
+def test_memory_that_is_kept_on_a_gpu_is_in_the_statistics(models: GpuModels) -> None:
     models.on_gpu("caller", CALLER)
     models.plus()
     with models.served() as server:
@@ -279,7 +279,9 @@ def test_the_memory_of_arenas_on_a_gpu_is_in_the_statistics(models: GpuModels) -
         async def run() -> None:
             await server.ask("caller", LARGE)
             memory = server.kernel.catalog.resolve("plus").statistics.memory
-            await until(lambda: [(use.type, use.byte_size) for use in memory.total()] == [("GPU", 2 << 20)])
+            await until(
+                lambda: [(use.type, use.byte_size) for use in memory.total()] == [("GPU", (2 << 20) + (128 << 10))]
+            )
 
         server.run(run)
 

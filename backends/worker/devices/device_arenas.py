@@ -58,16 +58,10 @@ class _DeviceArena(msgspec.Struct):
 class DeviceArenas:
     """The arenas of one worker. Callable from any thread."""
 
-    def __init__(
-        self,
-        device: InstanceDevice,
-        announce: Callable[[wire.DeviceArenaCreated], None],
-        count_memory: Callable[[int], None],
-    ) -> None:
-        """`announce` tells the kernel of a new arena; `count_memory` gets the bytes of all arenas when there is one."""
+    def __init__(self, device: InstanceDevice, announce: Callable[[wire.DeviceArenaCreated], None]) -> None:
+        """`announce` tells the kernel of a new arena."""
         self._device = device
         self._announce = announce
-        self._count_memory = count_memory
         #: By number, which is below 0.
         self._arenas: dict[int, _DeviceArena] = {}
         #: What the arenas have together.
@@ -116,9 +110,8 @@ class DeviceArenas:
         # All that is freed stays: the pages of a device are never given back.
         self._arenas[number] = _DeviceArena(memory, BlockAllocator(size, size), RegionNumber(number))
         self.byte_size += size
-        device.pooled_byte_size += size
+        device.pooled(size)
         self._announce(wire.DeviceArenaCreated(number, size, device.device_id, handle))
-        self._count_memory(self.byte_size)
         return number
 
     def free(self, number: int, offsets: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from shm.cuda import CudaError
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.reshape import TensorShapes
     from backends.worker.memory import AttachedRegions
@@ -88,6 +88,8 @@ class InstanceDevice:
         self._kept: list[object] = []
         #: What is kept of memory of the device between batches, and the limit of that, in bytes.
         self.pooled_byte_size = 0
+        #: Called with that when it has changed.
+        self.on_pooled: Callable[[int], None] = lambda byte_size: None
         self._pool_byte_size = limits.kept_byte_size
         self._staging = Staging(self, limits)
         #: How many copies there were between host and device, or between devices, and their bytes.
@@ -99,6 +101,11 @@ class InstanceDevice:
     def pool_room(self) -> int:
         """How many more bytes may be kept between batches (`--cuda-memory-pool-byte-size`)."""
         return self._pool_byte_size - self.pooled_byte_size
+
+    def pooled(self, byte_size: int) -> None:
+        """`byte_size` more bytes are kept."""
+        self.pooled_byte_size += byte_size
+        self.on_pooled(self.pooled_byte_size)
 
     def allocate(self, byte_size: int) -> DeviceBlock:
         """Return new memory. Raises `InternalError` if there is none; it takes long, so keep the block."""

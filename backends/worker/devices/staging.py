@@ -126,7 +126,7 @@ class Staging:
             return self._device.allocate(byte_size)
         # The old one is freed with the last array over it: arrays of the last batch may still exist.
         self._block = self._device.allocate(wanted)
-        self._device.pooled_byte_size += wanted - kept
+        self._device.pooled(wanted - kept)
         return self._block
 
     def _pinned(self, byte_size: int) -> bool:

@@ -43,10 +43,9 @@ class DeviceTensors:
     ) -> None:
         """`announce` tells the kernel of arenas on the device; None if the worker shares no memory with others.
 
-        `count_memory` gets the kind of memory, the number of the device and the bytes that this object has allocated.
+        `count_memory` gets the kind of memory, the number of the device and the bytes that are kept between batches.
         """
         self.inputs = DeviceInputs(device, held)
-        self.arenas: DeviceArenas | None = None
-        if announce is not None:
-            self.arenas = DeviceArenas(device, announce, lambda size: count_memory("GPU", device.device_id, size))
+        device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
+        self.arenas = None if announce is None else DeviceArenas(device, announce)
         self.outputs = DeviceOutputs(device, regions, waits_at_once=waits_at_once, arenas=self.arenas)

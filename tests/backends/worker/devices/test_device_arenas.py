@@ -51,7 +51,8 @@ class Bench:
         self.device = InstanceDevice(Cuda(runtime, driver), 0, AttachedRegions(), StagingLimits(0, pool))
         self.announced: list[wire.DeviceArenaCreated] = []
         self.counted: list[int] = []
-        self.arenas = DeviceArenas(self.device, self.announced.append, self.counted.append)
+        self.device.on_pooled = self.counted.append
+        self.arenas = DeviceArenas(self.device, self.announced.append)
 
 
 @pytest.mark.parametrize(
