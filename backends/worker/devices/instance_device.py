@@ -76,6 +76,7 @@ class InstanceDevice:
         self._regions = regions
         try:
             cuda.use(device_id)
+            cuda.keeps_current = True
             self._stream = cuda.new_stream(device_id)
             self._event = cuda.new_event(device_id)
         except CudaError as error:
