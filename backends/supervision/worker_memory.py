@@ -353,7 +353,7 @@ class WorkerMemory:
     async def released(self) -> None:
         """Wait until no block of the worker on a device is leased, or the worker is gone."""
         if not self._closed and any(arena.leased_block_count for arena in self.device_arenas.values()):
-            self._released = asyncio.Event()
+            self._released = self._released or asyncio.Event()
             await self._released.wait()
 
     def _send_freed(self) -> None:

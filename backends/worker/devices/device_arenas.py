@@ -14,8 +14,6 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from backends.transport import wire
 from backends.worker.devices.device_memory import OwnDeviceRegion
 from backends.worker.devices.instance_device import DeviceBlock, end_if_lost
@@ -49,10 +47,14 @@ def arena_byte_size(wanted: int, allocated: int, room: int) -> int | None:
     return size if size <= room else None
 
 
-class _DeviceArena(msgspec.Struct):
-    memory: DeviceBlock
-    allocator: BlockAllocator
-    lease: RegionNumber
+class _DeviceArena:
+    __slots__ = ("allocator", "lease", "memory")
+
+    def __init__(self, memory: DeviceBlock, number: int) -> None:
+        self.memory = memory
+        # All that is freed stays: the pages of a device are never given back.
+        self.allocator = BlockAllocator(memory.byte_size, memory.byte_size)
+        self.lease = RegionNumber(number)
 
 
 class DeviceArenas:
@@ -107,8 +109,7 @@ class DeviceArenas:
             logger.warning("tensors between models go through the host: GPU %d: %s", device.device_id, error)
             return None
         number = -len(self._arenas) - 1
-        # All that is freed stays: the pages of a device are never given back.
-        self._arenas[number] = _DeviceArena(memory, BlockAllocator(size, size), RegionNumber(number))
+        self._arenas[number] = _DeviceArena(memory, number)
         self.byte_size += size
         device.pooled(size)
         self._announce(wire.DeviceArenaCreated(number, size, device.device_id, handle))

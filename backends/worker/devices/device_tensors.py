@@ -109,11 +109,6 @@ class DeviceOutputs:
         """Return a copy on the host."""
         return self._device.to_host(array)
 
-    @property
-    def shares(self) -> bool:
-        """Whether tensors can be left on the device for other workers."""
-        return self._arenas is not None
-
     def leave(self, name: str, datatype: str, array: DeviceArray) -> Tensor | None:
         """Enqueue the copy of a tensor to where other workers read it on the device; None if that cannot be done.
 
