@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING
 from backends.transport import wire
 from backends.worker.devices.device_memory import OwnDeviceRegion
 from backends.worker.devices.instance_device import DeviceBlock, end_if_lost
+from backends.worker.devices.tensors import DeviceArray
 from shm.blocks import BlockAllocator
 from shm.cuda import CudaError
+from shm.datatypes import DATATYPES, element_count
 from shm.lease import RegionNumber
-from shm.tensor import Span
+from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.memory import CopyBuffers
+    from backends.worker.request import WorkerRequest
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,23 @@ class DeviceArenas:
                     return found
             added = self._add(byte_size)
             return None if added is None else self._block(added, byte_size)
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> DeviceArray | None:
+        """Return memory for an output in which a backend may compute it; None if there is none.
+
+        The block is freed with the request if it does not respond with it.
+        """
+        byte_size = element_count(shape) * DATATYPES[datatype].byte_size
+        former = request.reserved.pop(name, None)
+        if former is not None and former[1].span is not None:
+            self.drop(former[1].span)
+        place = self.take(byte_size) if byte_size else None
+        if place is None:
+            return None
+        span, address = place
+        array = DeviceArray(address, datatype, shape, self._device.device_id)
+        request.reserved[name] = array, Tensor(name, datatype, list(shape), None, span)
+        return array
 
     def _block(self, number: int, byte_size: int) -> tuple[Span, int] | None:
         arena = self._arenas[number]

@@ -124,6 +124,12 @@ class DeviceOutputs:
         self._device.enqueue(address, array.address, byte_size, array.owner, crosses=crosses)
         return Tensor(name, datatype, list(array.shape), None, span)
 
+    def computed(self) -> None:
+        """An output is computed where it stays, or will be when the stream is there."""
+        self._device.computes()
+        if self.waits_at_once:
+            self.wait()
+
     def drop(self, span: Span) -> None:
         """Free a tensor of `leave` that is not sent."""
         assert self._arenas is not None, "a block in an arena that does not exist"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.reshape import TensorShapes
+    from backends.worker.devices.device_arenas import DeviceArenas
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
@@ -92,6 +93,8 @@ class InstanceDevice:
         #: Called with that when it has changed.
         self.on_pooled: Callable[[int], None] = lambda byte_size: None
         self._pool_byte_size = limits.kept_byte_size
+        #: Where tensors for other workers are left; None if they cannot be.
+        self.arenas: DeviceArenas | None = None
         self._staging = Staging(self, limits)
         #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
@@ -127,11 +130,14 @@ class InstanceDevice:
         return DeviceArray(block.address, datatype, shape, self.device_id, block)
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> DeviceArray | None:
-        """Return the final place of an output on this device, in the client's region; None if it has no such place.
+        """Return the final place of an output on this device, in the client's region or where another model reads it;
+        None if it has no such place.
 
         `respond` with it copies nothing.
         """
         for output in request.ref.outputs:
+            if output.name == name and output.on_device:
+                return None if self.arenas is None else self.arenas.reserve(request, name, datatype, shape)
             if output.name == name and output.span is not None and not output.classification:
                 region = self._regions.find(output.span.lease.region_number)
                 byte_size = element_count(shape) * DATATYPES[datatype].byte_size

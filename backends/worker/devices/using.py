@@ -47,5 +47,5 @@ class DeviceTensors:
         """
         self.inputs = DeviceInputs(device, held)
         device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
-        self.arenas = None if announce is None else DeviceArenas(device, announce)
+        self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce)
         self.outputs = DeviceOutputs(device, regions, waits_at_once=waits_at_once, arenas=self.arenas)

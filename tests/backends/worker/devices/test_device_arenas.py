@@ -20,10 +20,14 @@ from backends.worker.devices.device_tensors import DeviceInputs, DeviceOutputs
 from backends.worker.devices.instance_device import DeviceBlock, InstanceDevice
 from backends.worker.devices.staging import StagingLimits
 from backends.worker.held_inputs import HeldInputs
+from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegions, CopyBuffers
+from backends.worker.output_memory import ArenaOutputs
+from backends.worker.outputs import OutputWriter
+from backends.worker.request import OutputValue, WorkerRequest
 from shm.cuda import Cuda
 from shm.lease import RegionNumber
-from shm.tensor import Span, Tensor
+from shm.tensor import RequestedOutput, Span, Tensor
 from tests.fake_cuda import driver, memory, runtime
 
 if TYPE_CHECKING:
@@ -135,6 +139,33 @@ def test_a_tensor_that_is_left_is_a_copy_which_is_there_after_the_wait() -> None
     assert bytes(at(address)) == VALUES.tobytes()
     assert bench.device.copies == 1, "only the upload is between host and device"
     outputs.drop(left.span)
+    assert bench.arenas.block_count == 0
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_an_output_is_computed_where_it_stays_and_what_was_not_used_is_freed(used: bool) -> None:
+    bench = Bench()
+    bench.device.arenas = bench.arenas
+    outputs = DeviceOutputs(bench.device, AttachedRegions(), waits_at_once=False, arenas=bench.arenas)
+    held = HeldInputs(lambda message: None, lambda: None)
+    regions = AttachedRegions()
+    writer = OutputWriter(regions, InputReader(regions, held), ArenaOutputs(lambda arena: None), held)
+    writer.on_device = outputs
+    asked = wire.RequestMessage(1, [], [RequestedOutput("OUT", on_device=True)])
+    request = WorkerRequest(asked, [], None)  # type: ignore[arg-type]  # nobody responds
+    bench.device.reserve(request, "OUT", "FP32", [1])
+    place = bench.device.reserve(request, "OUT", "FP32", [4096])
+    assert place is not None
+    assert bench.arenas.block_count == 1, "a place that is reserved again takes the place of the former one"
+    array = place.reshape(64, 64) if used else bench.device.upload(VALUES, "FP32", VALUES.shape)
+    (tensor,) = writer.write(request, [OutputValue("OUT", "FP32", array)])
+    assert tensor.span is not None
+    assert (tensor.shape, outputs.pending) == ([64, 64] if used else [4096], True)
+    address = next(iter(bench.arenas._arenas.values())).memory.address + tensor.span.offset
+    assert (address == place.address) is used
+    writer.free_reserved(request)
+    assert bench.arenas.block_count == 1
+    writer.free([tensor])
     assert bench.arenas.block_count == 0
 
 
