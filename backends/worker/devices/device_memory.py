@@ -68,7 +68,7 @@ class DeviceRegion(CopyingRegion):
         try:
             cuda().copy_to_host(source.memory, offset, memory)
         except CudaError as error:
-            _failed("read", error)
+            self._failed("read", error)
 
     def write_from(self, offset: int, data: Buffer) -> None:
         """Write `data` at `offset`. Raises `InvalidArgument`."""
@@ -76,7 +76,7 @@ class DeviceRegion(CopyingRegion):
         try:
             cuda().copy_from_host(target.memory, offset, data)
         except CudaError as error:
-            _failed("written", error)
+            self._failed("written", error)
 
     def device_memory(self) -> OpenedMemory:
         """Return the memory after it was opened. Raises `InvalidArgument`."""
@@ -91,7 +91,7 @@ class DeviceRegion(CopyingRegion):
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
         except CudaError as error:
-            _failed("opened", error)
+            self._failed("opened", error)
         self._memory = OpenedMemory.opened(devices, memory)
         if memory.byte_size < self._byte_size:
             self._memory = None
@@ -104,6 +104,17 @@ class DeviceRegion(CopyingRegion):
         """See `WorkerRegion`. The memory stays open for tensors over it."""
         self._memory = None
 
+    def _failed(self, what: str, error: CudaError) -> NoReturn:
+        """Raise `InvalidArgument`, or end the process if it cannot use the device any more: it is replaced."""
+        end_if_lost(error)
+        text = f"a CUDA shared memory region cannot be {what}: {error}"
+        if self.of_worker:
+            text = (
+                f"memory of another worker on GPU {self._device_id} cannot be {what} (with "
+                f"--cuda-memory-pool-byte-size={self._device_id}:0 tensors go through the host): {error}"
+            )
+        raise InvalidArgument(f"{text}: {error.reason}" if error.reason else text) from None
+
 
 class OwnDeviceRegion(DeviceRegion):
     """An arena of this worker: what it has left there for others, and gets itself. It is never opened by a handle."""
@@ -114,10 +125,3 @@ class OwnDeviceRegion(DeviceRegion):
 
     def close(self) -> None:
         """See `WorkerRegion`. The arena stays."""
-
-
-def _failed(what: str, error: CudaError) -> NoReturn:
-    """Raise `InvalidArgument`, or end the process if it cannot use the device any more: it is replaced."""
-    end_if_lost(error)
-    reason = f": {error.reason}" if error.reason else ""
-    raise InvalidArgument(f"a CUDA shared memory region cannot be {what}: {error}{reason}") from None

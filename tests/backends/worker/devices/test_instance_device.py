@@ -30,6 +30,7 @@ SPECS = {"IN": TensorShapes("IN", "FP32", (-1,), batched=True)}
 
 @pytest.fixture
 def cuda() -> Iterator[Cuda]:
+    gc.collect()  # what other tests have left
     before = set(memory.own)
     runtime.pinned.clear()
     yield Cuda(runtime, driver)
