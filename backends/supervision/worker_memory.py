@@ -82,7 +82,7 @@ class OutputArena:
 
 
 class WorkerMemory:
-    """The memory that one worker and the kernel share. Each `ValueError` is for what no worker of ours sends.
+    """The memory that one worker and the kernel share. Each `ValueError` is for a message that breaks the protocol.
 
     `RemoteMemory` has the same interface, for a worker that shares no memory.
     """
@@ -197,7 +197,7 @@ class WorkerMemory:
             del self.mapped_client_regions[region.number]
 
     def report_fault(self, requests: Collection[Request]) -> None:
-        """The worker died by SIGBUS while it had `requests`: say which regions of clients may be the cause."""
+        """The worker died by SIGBUS while it had `requests`: report which regions of clients may be the cause."""
         mapped = list(self.mapped_client_regions.values())
         spans = [tensor.span for request in requests for tensor in request.inputs]
         spans += [output.span for request in requests for output in request.outputs]

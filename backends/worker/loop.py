@@ -199,7 +199,7 @@ class Worker:
             self._reader.poll_ns = 0
 
     def close(self) -> None:
-        """Free what the system would free with the process, for a process that goes on."""
+        """Free what the system would free with the process, for a process that continues."""
         self._regions.close()
         self._outputs.memory.close()
         self._channel.close()

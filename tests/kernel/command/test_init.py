@@ -60,8 +60,8 @@ def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("there",), "'there' is there already, and nothing is overwritten: give another name"),
-        (("file",), "'file' is there already, and nothing is overwritten: give another name"),
+        (("there",), "'there' already exists, and is not overwritten: give another name"),
+        (("file",), "'file' already exists, and is not overwritten: give another name"),
         ((".hidden",), "'.hidden' cannot be the folder of a model: servers ignore hidden folders"),
         (("a\nb",), "must not contain control characters"),
         (("x", "--onnx", "nothing.onnx"), "'nothing.onnx' is not a file"),
