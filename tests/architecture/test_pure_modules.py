@@ -74,6 +74,7 @@ PURE = (
     "kernel/repository/placement.py",
     "kernel/repository/versions.py",
     "kernel/repository/warmup.py",
+    "kernel/serving/calls/device_tensors.py",
     "kernel/serving/prepared.py",
     "kernel/server_paths.py",
     "kernel/settings.py",
