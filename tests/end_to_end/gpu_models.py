@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tritonclient.http
 
 from backends.helper.device_tasks import NVML_VARIABLE
 from shm.cuda import BINDINGS_VARIABLE
 from tests.end_to_end.calling_models import HEAD, Models
 from tests.end_to_end.test_gpu_workers import PLUS_ONE
+from tests.end_to_end.test_gpu_workers import copies as copies_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
+    from bench.server import ServerProcess
     from tests.end_to_end.calling_models import Served
 
 #: The models compute on the GPU with this number.
@@ -99,3 +102,53 @@ def worker_of(server: Served, name: str) -> int:
     (instance,) = server.kernel.catalog.resolve(name).instances.serving
     pid: int = instance._session.pid  # type: ignore[attr-defined]
     return pid
+
+
+#: Doubles its input five times, by calls of `add_sub`: only the first one has its inputs on the host.
+DOUBLES = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            for number in range(5):
+                if tensor.is_cpu():
+                    inputs = [pb_utils.Tensor(name, tensor.as_numpy()) for name in "AB"]
+                else:
+                    inputs = [pb_utils.Tensor.from_dlpack(name, tensor) for name in "AB"]
+                call = pb_utils.InferenceRequest(
+                    model_name="add_sub", requested_output_names=["X"], inputs=inputs
+                )
+                response = call.exec()
+                assert not response.has_error(), response.error().message()
+                (tensor,) = response.output_tensors()
+                assert not tensor.is_cpu(), number
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", tensor)]))
+        return found
+"""
+
+
+def write_doubles(repository: Path) -> None:
+    """Write the model `doubles`, for `doubled`."""
+    (repository / "doubles/1").mkdir(parents=True)
+    (repository / "doubles/config.pbtxt").write_text(
+        'backend: "python"\n'
+        'input [{ name: "IN" data_type: TYPE_FP32 dims: [-1, -1] }]\n'
+        'output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1, -1] }]\n' + ON_GPU % 0
+    )
+    (repository / "doubles/1/model.py").write_text(DOUBLES)
+
+
+def doubled(server: ServerProcess, count: int) -> None:
+    """Let the model `doubles` call `add_sub`, whose rows have `count` elements. Tensors between them stay on the GPU."""
+    before = copies_of(server, "add_sub")
+    with tritonclient.http.InferenceServerClient(server.url) as client:
+        values = np.arange(count, dtype=np.float32).reshape(1, count)
+        given = tritonclient.http.InferInput("IN", [1, count], "FP32").set_data_from_numpy(values)
+        assert np.array_equal(client.infer("doubles", [given]).as_numpy("OUT"), values * 32)
+    # Only of the first call, whose two inputs are the same memory of the host: the second one is read into a copy, and
+    # they come to the GPU in one copy or in two.
+    assert 1 <= copies_of(server, "add_sub") - before <= 3
