@@ -143,7 +143,7 @@ def write_doubles(repository: Path) -> None:
 
 
 def doubled(server: ServerProcess, count: int) -> None:
-    """Let the model `doubles` call `add_sub`, whose rows have `count` elements. Tensors between them stay on the GPU."""
+    """Let `doubles` call `add_sub`, whose rows have `count` elements. Tensors between them stay on the GPU."""
     before = copies_of(server, "add_sub")
     with tritonclient.http.InferenceServerClient(server.url) as client:
         values = np.arange(count, dtype=np.float32).reshape(1, count)
