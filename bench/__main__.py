@@ -1,4 +1,4 @@
-"""The command line of the measurements: `python -m bench COMMAND`."""
+"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, start, restart, tracing, recording, page, micro..."""
 
 from __future__ import annotations
 
@@ -143,17 +143,6 @@ def tracing_command() -> None:
     raise typer.Exit(tracing.run())
 
 
-@cli.command("page")
-def page_command() -> None:
-    """What an open page costs the kernel: CPU time with 40 models, idle and under load. 2 minutes.
-
-    The exit code is 1 where it costs more than 1 % of a processor.
-    """
-    from bench import page  # as below
-
-    raise typer.Exit(page.run())
-
-
 @cli.command("recording")
 def recording_command() -> None:
     """What the flight recorder costs the kernel: CPU time of a small request, not recorded and recorded. 2 minutes.
@@ -163,6 +152,17 @@ def recording_command() -> None:
     from bench import recording  # as below
 
     raise typer.Exit(recording.run())
+
+
+@cli.command("page")
+def page_command() -> None:
+    """What an open page costs the kernel: CPU time with 40 models, idle and under load. 2 minutes.
+
+    The exit code is 1 where it costs more than 1 % of a processor.
+    """
+    from bench import page  # as below
+
+    raise typer.Exit(page.run())
 
 
 @cli.command("micro")

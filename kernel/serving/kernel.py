@@ -125,6 +125,8 @@ class Kernel:
         self.start_failed = False
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
+        #: The same for when a door's certificate expires, in seconds since the epoch; None if that is not known.
+        self.certificate_expiry: dict[str, Callable[[], float | None]] = {}
         #: Returns how many lines of the log were lost.
         self.lost_log_lines: Callable[[], int] = int
         #: Returns how many traces were written, and how many were lost.

@@ -133,11 +133,11 @@ class HeldHelpers(DirectHelpers):
     def __init__(self) -> None:
         super().__init__()
         self.tasks: list[HelperTask] = []
-        self.another = asyncio.Event()
+        self.some_held = asyncio.Event()
 
     def start(self, task: HelperTask) -> None:
         self.tasks.append(task)
-        self.another.set()
+        self.some_held.set()
 
 
 class SlowCollector:
@@ -160,11 +160,11 @@ async def test_after_a_slow_export_the_next_one_begins_at_once(monkeypatch: pyte
     for id in (1, 2):
         writer.put(SlowCollector(), TraceRecord(id, 0, "m", 1, ""))
     [first] = helpers.tasks
-    helpers.another.clear()
+    helpers.some_held.clear()
     later_s = time.monotonic() + 1000
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     first.done(b"", None)
-    await helpers.another.wait()
+    await helpers.some_held.wait()
     assert writer.written_count == 1
 
 
