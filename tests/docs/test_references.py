@@ -31,8 +31,8 @@ _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 FLAGS_OF_OTHERS = {
     "--against", "--check", "--force-reinstall", "--help", "--json", "--model", "--no-deps", "--only", "--output",
     "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--stop-timeout", "--tmpfs",  # docker, pip
-    "--perfetto", "--quick", "--randomly-seed", "--record", "--rounds", "--seed", "--seeds", "--show-trace", "--story", "--strict",
-    "--svg", "--timeout", "--without-triton",
+    "--perfetto", "--quick", "--randomly-seed", "--record", "--rounds", "--seed", "--seeds", "--show-trace",
+    "--story", "--strict", "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
 
 SOURCES = [

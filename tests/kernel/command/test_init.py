@@ -27,7 +27,8 @@ def naiad(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """Return the paths of the files in `folder`, without byte code, which Python writes when the model is loaded."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(tmp_path: Path) -> None:
