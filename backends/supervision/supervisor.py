@@ -206,7 +206,8 @@ class InstanceSupervisor:
                 return await work
         except TimeoutError:
             session.kill()
-            raise InternalError(f"the model was still {doing} after {limit_s:g} s, and its worker was killed") from None
+            limit = f"{limit_s:g} s (--model-load-timeout-secs)"
+            raise InternalError(f"the model was still {doing} after {limit}, and its worker was killed") from None
 
     def demanded_ns(self) -> int | None:
         """See `InstanceKeeper`. It is not known of a worker of another host, nor before the worker has begun."""
