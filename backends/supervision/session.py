@@ -221,6 +221,7 @@ class WorkerSession:
                     | wire.Responded()
                     | wire.Submit()
                     | wire.ArenaCreated()
+                    | wire.DeviceArenaCreated()
                     | wire.MetricsChanged()
                     | wire.Reported()
                     | wire.MemoryUsed()

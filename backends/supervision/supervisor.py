@@ -256,6 +256,19 @@ class InstanceSupervisor:
                 self._session.kill()
             await handle.drain()
 
+    async def released(self, limit_s: float) -> None:
+        """See `InstanceKeeper`."""
+        handle = self._handle
+        if handle is None:
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await handle.released()
+        except TimeoutError:
+            logger.warning(
+                "model instance '%s' ends, and other models still use tensors that it has left on its GPU", handle.name
+            )
+
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker. With `at_once`, or if no model is loaded, only kill the worker.
 

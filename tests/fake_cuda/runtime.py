@@ -97,6 +97,13 @@ class Stream:
                 entry.run()
 
 
+def forget_work() -> None:
+    """Let nothing be done that is still enqueued: other tests did not wait for it, and its memory is gone."""
+    for stream in _streams.values():
+        stream.done += len(stream.work)
+        stream.work.clear()
+
+
 class Event:
     """A point in the work of a stream."""
 
@@ -230,6 +237,12 @@ def cudaHostAlloc(byte_size: int, flags: int) -> tuple[cudaError_t, int]:
 
 def cudaFreeHost(address: Any) -> tuple[cudaError_t]:
     return _OK if pinned.pop(int(address), None) is not None else _INVALID[:1]
+
+
+def cudaDeviceSynchronize() -> tuple[cudaError_t]:
+    for stream in list(_streams.values()):
+        stream.run()
+    return _OK
 
 
 def cudaMemGetInfo() -> tuple[cudaError_t, int, int]:

@@ -47,8 +47,6 @@ class DeviceSession:
         self._binding = session.io_binding()
         self._datatypes = {name: str(tensor.datatype) for name, tensor in signature.outputs.items()}
         self._on_host = {*on_host, *(name for name, datatype in self._datatypes.items() if datatype == "BYTES")}
-        #: The inputs of the last run: the stream may still read them.
-        self._read: Mapping[str, Any] = {}
         #: False after an output had another shape than the model file declares.
         self.accepts_destinations = True
 
@@ -82,7 +80,8 @@ class DeviceSession:
     def _bound(
         self, inputs: Mapping[str, Any], names: Sequence[str], destinations: Mapping[str, DeviceArray]
     ) -> dict[str, Any]:
-        binding, self._read = self._binding, inputs
+        binding = self._binding
+        self._device.keep(inputs)
         try:
             for name, value in inputs.items():
                 if isinstance(value, DeviceArray):
