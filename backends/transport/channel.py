@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READ_SIZE = 1 << 16
-
 #: Bytes of one read on the event loop. A response without tensors has about 120, and takes 20 us.
 _LOOP_READ_SIZE = 1 << 14
 _MAX_FDS = 4
@@ -385,6 +384,10 @@ class BlockingChannel:
 
     def take_fd(self) -> int:
         return self._fds.popleft()
+
+    def forget_outbox(self) -> None:
+        """For a forked child, whose parent goes on to use the outbox."""
+        self._outbox = None
 
     def close(self) -> None:
         """End the connection, also if processes that the model has forked have the socket too."""

@@ -9,26 +9,26 @@ from __future__ import annotations
 import os
 import socket
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from backends.transport.channel import BlockingChannel
 
-#: The worker's ends of connections in this process.
-_channels: WeakSet[BlockingChannel] = WeakSet()
+#: The worker's ends of connections in this process, with their sockets.
+_channels: WeakKeyDictionary[BlockingChannel, socket.socket] = WeakKeyDictionary()
 
 
-def leave_to_parent(channel: BlockingChannel) -> None:
-    """In processes that this one forks from now on, it is as if the kernel had closed `channel`."""
+def leave_to_parent(channel: BlockingChannel, sock: socket.socket) -> None:
+    """In processes that this one forks from now on, it is as if the kernel had closed `channel`, which uses `sock`."""
     if not _channels:
         os.register_at_fork(after_in_child=_leave_all)
-    _channels.add(channel)
+    _channels[channel] = sock
 
 
 def _leave_all() -> None:
-    for channel in _channels:
-        channel._outbox = None
-        _end(channel._socket)
+    for channel, sock in _channels.items():
+        channel.forget_outbox()
+        _end(sock)
 
 
 def _end(sock: socket.socket) -> None:

@@ -34,8 +34,9 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_up_logging()
     import_arrays()
-    channel = BlockingChannel(socket.socket(fileno=fd))
-    leave_to_parent(channel)
+    sock = socket.socket(fileno=fd)
+    channel = BlockingChannel(sock)
+    leave_to_parent(channel, sock)
     if task_module:
         lower_priority()
         limit_memory()

@@ -52,8 +52,9 @@ class Members:
 
     def add(self, message: wire.AddMember, fd: int) -> None:
         """Start the worker of a model, on the connection `fd`, which it owns from now on."""
-        channel = BlockingChannel(socket.socket(fileno=fd))
-        leave_to_parent(channel)
+        sock = socket.socket(fileno=fd)
+        channel = BlockingChannel(sock)
+        leave_to_parent(channel, sock)
         thread = threading.Thread(target=self._run, args=(message.member, channel), name=message.title, daemon=True)
         thread.start()
 

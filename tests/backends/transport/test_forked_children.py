@@ -13,8 +13,9 @@ from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from backends.transport.forked_children import leave_to_parent
 
-worker = BlockingChannel(socket.socket(fileno=os.dup(0)))
-leave_to_parent(worker)
+connection = socket.socket(fileno=os.dup(0))
+worker = BlockingChannel(connection)
+leave_to_parent(worker, connection)
 child = os.fork()
 if not child:
     print("child reads", worker.receive())
