@@ -286,6 +286,8 @@ class CustomInstance(abc.ABC):
     """Steps 3, 4 and 5: the instance that executes."""
 
     def __init__(self, model: CustomModel, host: Host) -> None:
+        """`initialize` may set `device_inputs` of this object, which is that of the backend at first."""
+        self.device_inputs: bool = model.backend.device_inputs
         self.model = model
         self.arguments = model.arguments
         self.host = host
@@ -315,6 +317,7 @@ class CustomBackend:
     #: As in `Backend`.
     responds_later: ClassVar[bool] = False
     shares_worker: ClassVar[bool] = False
+    device_inputs: ClassVar[bool] = False
 
     def __init__(self, settings: dict[str, str]) -> None:
         """`settings` are those of the command line for this backend: `--backend-config=NAME,KEY=VALUE`."""

@@ -60,6 +60,7 @@ class SteppedBackend(Backend):
         instance.initialize()
         self._finalizers.append(instance.finalize)
         self._instance = instance
+        self.device_inputs = instance.device_inputs
         # The worker calls the instance directly, which saves a call for each batch.
         self.execute = instance.execute  # type: ignore[method-assign]  # a method of one object is replaced on purpose
 

@@ -215,6 +215,22 @@ class Cuda:
         """Free what `allocate_pinned` has returned. Raises `CudaError`."""
         self._call("cudaFreeHost", address)
 
+    def pin(self, address: int, byte_size: int) -> None:
+        """Pin memory of the host that is there, whole pages of it, for copies without staging; `unpin` follows.
+
+        It takes long: the system brings all of its pages into memory. Their mapping must not change until `unpin`. A
+        device must be the current one of this thread. Raises `CudaError`.
+        """
+        self._call("cudaHostRegister", address, byte_size, self._runtime.cudaHostRegisterPortable)
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`. No copy from or to the memory may be enqueued. Raises `CudaError`."""
+        self._call("cudaHostUnregister", address)
+
+    def wait_for_all(self) -> None:
+        """Wait for all that this process has enqueued on the current device. Raises `CudaError`."""
+        self._call("cudaDeviceSynchronize")
+
     def export_handle(self, address: int) -> bytes:
         """Return the handle by which other processes open memory of `allocate`. Raises `CudaError`."""
         handle = self._call("cudaIpcGetMemHandle", address)

@@ -198,6 +198,8 @@ class Worker:
 
     def close(self) -> None:
         """Free what the system would free with the process, for a process that goes on."""
+        if self._device is not None:
+            self._device.close()
         self._regions.close()
         self._outputs.memory.close()
         self._channel.close()
@@ -330,7 +332,9 @@ class Worker:
         from backends.worker.devices.using import use_device  # as above
 
         at_once = not self._local or backend.concurrency > 1
-        self._outputs.on_device = use_device(device, self._regions, self._inputs, backend, waits_at_once=at_once)
+        self._outputs.on_device = use_device(
+            device, self._regions, self._inputs, backend, self._outputs.memory, waits_at_once=at_once
+        )
 
     def _joined(self, _: wire.Joined) -> None:
         self._reporter.start()

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from backends.worker.devices.device_tensors import DeviceOutputs, device_input
 from backends.worker.devices.instance_device import InstanceDevice
+from backends.worker.devices.pinning import HostPinning
 from backends.worker.devices.staging import StagingLimits
+from backends.worker.output_memory import ArenaOutputs
 from kernel.errors import Unavailable
 from shm.cuda import CudaUnavailable, cuda
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from backends.transport import wire
     from backends.worker.inputs import InputReader
     from backends.worker.memory import AttachedRegions
+    from backends.worker.output_memory import OutputMemory
 
 
 def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice:
@@ -27,9 +30,20 @@ def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice
 
 
 def use_device(
-    device: InstanceDevice, regions: AttachedRegions, inputs: InputReader, backend: Backend, *, waits_at_once: bool
+    device: InstanceDevice,
+    regions: AttachedRegions,
+    inputs: InputReader,
+    backend: Backend,
+    memory: OutputMemory,
+    *,
+    waits_at_once: bool,
 ) -> DeviceOutputs:
-    """Let the backend get inputs on the device if it takes them, and return what writes its outputs there."""
+    """Let the backend get inputs on the device if it takes them, and return what writes its outputs there.
+
+    Shared memory is pinned from now on, also that of the worker's own outputs, `memory`.
+    """
+    if device.pinned_budget.limit_byte_size and isinstance(memory, ArenaOutputs):
+        device.pinning = HostPinning(device, regions, memory)
     if backend.device_inputs:
         inputs.on_device = device_input
     return DeviceOutputs(device, regions, waits_at_once=waits_at_once)
