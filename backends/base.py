@@ -285,9 +285,10 @@ class CustomModel:
 class CustomInstance(abc.ABC):
     """Steps 3, 4 and 5: the instance that executes."""
 
+    #: As in `Backend`, where an instance decides it, in `initialize` for example; None for what the backend says.
+    device_inputs: bool | None = None
+
     def __init__(self, model: CustomModel, host: Host) -> None:
-        """`initialize` may set `device_inputs` of this object, which is that of the backend at first."""
-        self.device_inputs: bool = model.backend.device_inputs
         self.model = model
         self.arguments = model.arguments
         self.host = host

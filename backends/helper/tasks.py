@@ -42,7 +42,7 @@ _TRIMMED_BYTE_SIZE = 4 << 20
 
 
 def limit_memory(task_module: str) -> None:
-    """Let allocations of a helper with these tasks fail above its limit. Shared memory does not count (setrlimit(2))."""
+    """Let allocations of a helper fail above its memory limit. Shared memory does not count (setrlimit(2))."""
     if task_module == _UNLIMITED:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

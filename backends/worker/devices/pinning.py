@@ -90,9 +90,7 @@ class HostPinning:
                 found = self._find(address, byte_size)
                 if found is None:
                     return False
-            unpinned = self._policy.used(
-                found.number, found.byte_size, self._budget.free_byte_size, stays=found.stays
-            )
+            unpinned = self._policy.used(found.number, found.byte_size, self._budget.free_byte_size, stays=found.stays)
             if unpinned is not None and self._keep(found):
                 self._unpin(unpinned)
                 self._begin(found, pin=True)
