@@ -36,7 +36,7 @@ _BINDINGS = "cuda.bindings"
 UNAVAILABLE, TOO_SMALL = "no GPU can be used: ", "the CUDA allocation has only "
 
 #: Errors after which the process can use no device any more: the context is lost (CUDA runtime API, cudaError_t).
-_STICKY = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999})
+_STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 
 #: What usually is the reason for an error when a handle is opened.
 _OPENING = {
