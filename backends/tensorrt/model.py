@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes
+from backends.worker.devices.graph_specs import graph_specs, narrower_than_asked
 from backends.reshape import tensor_specs
 from backends.scatter import requested_outputs, scatter
 from backends.tensorrt.context import EngineContext
-from backends.tensorrt.graph_specs import graph_specs, narrower_than_asked
 from backends.tensorrt.graphs import CapturedGraphs
 from backends.tensorrt.output_memory import OutputBlocks
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from backends.base import ModelArguments
+from backends.worker.devices.graph_specs import GraphKey, best_graph, graph_specs
 from backends.tensorrt.autofill import autofill
 from backends.tensorrt.check import check_agreement
-from backends.tensorrt.graph_specs import GraphKey, best_graph, graph_key, graph_specs
+from backends.tensorrt.graph_keys import graph_key
 from backends.tensorrt.plans.plan import plan_file
 from backends.tensorrt.plans.plan_errors import plan_hint
 from backends.tensorrt.profiles import choose_profile, group_of, instance_profiles, misfit

@@ -31,7 +31,12 @@ def _real() -> Any:
 REAL = _real()
 
 #: Methods of ours that are called by the same names.
-OURS = {("context", "output_shapes"), ("context", "set_address"), ("engine", "capture_graphs"), ("engine", "graph_count")}
+OURS = {
+    ("context", "output_shapes"),
+    ("context", "set_address"),
+    ("engine", "capture_graphs"),
+    ("engine", "graph_count"),
+}
 
 #: The fake's own: what tests read, and what only the builder has, which the runtime alone lacks.
 OWN = {"tensor"}
