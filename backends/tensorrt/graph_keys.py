@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from backends.worker.devices.graph_specs import GraphKey, graph_shapes
 
 if TYPE_CHECKING:
-    from backends.worker.devices.graph_specs import GraphSpec
     from backends.tensorrt.signature import EngineSignature, Profile
+    from backends.worker.devices.graph_specs import GraphSpec
 
 
 def graph_key(spec: GraphSpec, signature: EngineSignature, profile: Profile, batched: bool) -> GraphKey | str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes
-from backends.worker.devices.graph_specs import graph_specs, narrower_than_asked
 from backends.reshape import tensor_specs
 from backends.scatter import requested_outputs, scatter
 from backends.tensorrt.context import EngineContext
@@ -17,6 +16,7 @@ from backends.tensorrt.graphs import CapturedGraphs
 from backends.tensorrt.output_memory import OutputBlocks
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
 from backends.tensorrt.shape_values import shape_values
+from backends.worker.devices.graph_specs import graph_specs, narrower_than_asked
 from backends.worker.devices.tensors import DeviceArray
 from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
 from kernel.errors import InternalError, ServingError

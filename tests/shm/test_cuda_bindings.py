@@ -37,7 +37,7 @@ def calls() -> dict[str, int]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         if node.func.attr == "_call" and isinstance(node.args[0], ast.Constant):
-            found[node.args[0].value] = len(node.args) - 1
+            found[str(node.args[0].value)] = len(node.args) - 1
         elif ast.unparse(node.func.value) in ("runtime", "self._runtime"):
             found[node.func.attr] = len(node.args)
     return found
@@ -95,7 +95,8 @@ def test_results_have_the_error_first_and_then_as_many_values_as_we_take() -> No
         "cudaIpcCloseMemHandle": (4096,), "cudaHostUnregister": (4096,),
         "cudaHostRegister": (4096, 4096, runtime.cudaHostRegisterPortable), "cudaDeviceSynchronize": (),
         "cudaMemcpyAsync": (4096, 8192, 16, runtime.cudaMemcpyKind.cudaMemcpyDefault, stream),
-        "cudaMemsetAsync": (4096, 0, 16, stream), "cudaStreamSynchronize": (stream,), "cudaEventRecord": (event, stream),
+        "cudaMemsetAsync": (4096, 0, 16, stream), "cudaStreamSynchronize": (stream,),
+        "cudaEventRecord": (event, stream),
         "cudaEventSynchronize": (event,), "cudaStreamWaitEvent": (stream, event, 0), "cudaGetLastError": (),
         "cudaStreamBeginCapture": (stream, mode), "cudaGraphDestroy": (graph,), "cudaGraphLaunch": (execution, stream),
         "cudaGraphExecDestroy": (execution,),
@@ -146,5 +147,5 @@ def test_nvml_has_what_the_figures_are_read_with() -> None:
     names = {name for name in used if name.startswith(("nvml", "NVML"))}
     assert len(names) >= 7
     assert {name for name in names if not hasattr(nvml, name)} == set()
-    assert device_tasks._MEMORY_V2 == nvml.nvmlMemory_v2
+    assert nvml.nvmlMemory_v2 == device_tasks._MEMORY_V2
     assert "version" in inspect.signature(nvml.nvmlDeviceGetMemoryInfo).parameters

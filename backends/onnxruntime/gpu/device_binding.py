@@ -77,7 +77,7 @@ class DeviceSession:
     def _run_graph(self, graphs: OnnxGraphs, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
         self._read = inputs
         try:
-            return graphs.run(inputs, names)  # type: ignore[return-value]  # no value is written to it
+            return graphs.run(inputs, names)
         except ORT_ERRORS as error:
             self._device.synchronize()  # as below
             raise onnx_error(error) from error

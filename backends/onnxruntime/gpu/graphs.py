@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _CUDA = "cuda"
 
+_FAILURES: tuple[type[Exception], ...] = (ServingError, CudaError, *ORT_ERRORS)
+
 
 class OnnxGraph(msgspec.Struct, frozen=True, eq=False):
     """A graph that ONNX Runtime has captured, and how it is launched."""
@@ -80,7 +82,7 @@ class OnnxGraphs:
         for key in keys:
             try:
                 self._capture(key, number=len(self._graphs) + 1)
-            except (ServingError, CudaError, *ORT_ERRORS) as error:
+            except _FAILURES as error:
                 if isinstance(error, CudaError):
                     end_if_lost(error)
                 self._device.synchronize()  # ends the process if the device is lost

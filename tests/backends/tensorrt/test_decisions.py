@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from backends.base import ModelArguments
-from backends.worker.devices.graph_specs import GraphKey, best_graph, graph_specs
 from backends.tensorrt.autofill import autofill
 from backends.tensorrt.check import check_agreement
 from backends.tensorrt.graph_keys import graph_key
@@ -15,6 +14,7 @@ from backends.tensorrt.plans.plan_errors import plan_hint
 from backends.tensorrt.profiles import choose_profile, group_of, instance_profiles, misfit
 from backends.tensorrt.settings import EngineSettings, engine_settings
 from backends.tensorrt.signature import EngineSignature, EngineTensor, Extent, Profile
+from backends.worker.devices.graph_specs import GraphKey, best_graph, graph_specs
 from kernel.errors import ServingError
 
 

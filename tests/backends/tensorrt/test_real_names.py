@@ -1,6 +1,6 @@
 """The fake TensorRT has the names and parameters of the real one, from 10 to 11. No GPU is needed.
 
-Skipped where no TensorRT is installed; its runtime alone is enough (`tensorrt-lean-cu13-bindings`), without the builder.
+Skipped where no TensorRT is installed; its runtime alone is enough (`tensorrt-lean-cu13-bindings`).
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from backends.onnxruntime.backend import OnnxRuntimeBackend
 from kernel.errors import InternalError, InvalidArgument
 from tests.backends.add_sub_batch import check_rows_of_a_batch, floats
 from tests.backends.onnxruntime.gpu.test_on_device import CONFIG, CUDA, TENSORS, lab, loaded, models, ort
 from tests.fake_cuda import memory
 
 if TYPE_CHECKING:
+    from backends.onnxruntime.backend import OnnxRuntimeBackend
     from tests.backends.device_lab import DeviceLab
     from tests.backends.onnxruntime.conftest import OnnxModels
     from tests.fake_onnxruntime import FakeOnnxRuntime

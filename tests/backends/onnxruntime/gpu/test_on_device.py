@@ -19,7 +19,6 @@ from tests.fake_onnxruntime import FakeOnnxRuntime
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shm.arrays import Array
 
 FLOAT = TensorProto.FLOAT
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
