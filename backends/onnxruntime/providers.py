@@ -46,8 +46,9 @@ def providers(
     """Return the execution providers of the instance in order of preference; the CPU's is always last.
 
     `available` are the providers of the installed onnxruntime, `stream` is the address of the stream that providers on
-    a GPU run on, 0 for one of their own. With `graphs` the session captures CUDA graphs. Raises `Unsupported` if it lacks the GPU's, and `InvalidArgument` for an
-    unknown accelerator or a wrong value. An accelerator that it lacks is left out (`ignored_settings`).
+    a GPU run on, 0 for one of their own. With `graphs` the session captures CUDA graphs. Raises `Unsupported` if it
+    lacks the GPU's, and `InvalidArgument` for an unknown accelerator or a wrong value. An accelerator that it lacks is
+    left out (`ignored_settings`).
     """
     accelerators = _accelerators(arguments)
     chosen: list[Provider] = []

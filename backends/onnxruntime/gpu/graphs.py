@@ -1,4 +1,4 @@
-"""CUDA graphs of an ONNX model: ONNX Runtime captures them when the model is loaded, and launches them for their shapes.
+"""CUDA graphs of an ONNX model: ONNX Runtime captures them when the model is loaded, and launches them for batches.
 
 ONNX Runtime records the addresses of inputs and outputs, so each graph has memory of its own for them; all graphs share
 the memory of their inputs, and that of their outputs. It knows a graph by the number in the option `gpu_graph_id` of a
