@@ -346,6 +346,40 @@ def in_namespace(words: list[str]) -> str:
     return str(found.get("error", "can be opened")) + (f": {found['reason']}" if found.get("reason") else "")
 
 
+def capabilities(check: GpuCheck) -> list[GpuRow]:
+    """What the driver says that it can, and which memory has no handle. Calls that the server itself does not make."""
+    runtime: Any = importlib.import_module(f"{os.environ.get(BINDINGS_VARIABLE) or 'cuda.bindings'}.runtime")
+    devices, rows = cuda(), []
+    devices.use(0)
+    for name in ("cudaDevAttrIpcEventSupport", "cudaDevAttrHostRegisterSupported", "cudaDevAttrUnifiedAddressing"):
+        attribute = getattr(runtime.cudaDeviceAttr, name, None)
+        value = "not there" if attribute is None else str(runtime.cudaDeviceGetAttribute(attribute, 0)[-1])
+        rows.append(GpuRow("capabilities", name, value, ok=value != "0"))
+    if not hasattr(runtime, "cudaMallocAsync"):  # the fake of the tests
+        return rows
+    stream = devices.new_stream(0)
+    code, address = runtime.cudaMallocAsync(4096, stream)
+    if not int(code):
+        try:
+            devices.export_handle(int(address))
+            text = "it is exported"
+        except CudaError as error:
+            text = str(error)
+        rows.append(GpuRow("capabilities", "a handle of memory of a pool (cudaMallocAsync)", text))
+        runtime.cudaFreeAsync(address, stream)
+    own = devices.allocate(4096, 0)
+    _, found = runtime.cudaPointerGetAttributes(own)
+    rows.append(GpuRow("capabilities", "the device of a pointer", int(found.device), ok=int(found.device) == 0))
+    devices.free(own, 0)
+    if devices.device_count > 1:
+        raw = devices.export_handle(devices.allocate(4096, 1))
+        hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+        command = [sys.executable, __file__, "--child", "open", raw.hex()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=hidden)
+        rows.append(GpuRow("capabilities", "a handle of a GPU that is not visible", done.stdout.strip()))
+    return rows
+
+
 def hold(raw: bytes) -> None:
     """Open a handle, and copy from it after a line of input. In another process."""
     devices = cuda()
@@ -872,7 +906,8 @@ def main() -> int:
         return 0
     check = GpuCheck(quick=arguments.quick)
     parts = {
-        "machine": machine, "ceilings": ceilings, "pinned": pinned, "handles": handles, "more handles": more_handles,
+        "machine": machine, "ceilings": ceilings, "pinned": pinned, "capabilities": capabilities, "handles": handles,
+        "more handles": more_handles,
         "server": served, "onnxruntime": onnx_models, "network": network,
     }  # fmt: skip
     for part, work in parts.items():

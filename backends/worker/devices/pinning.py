@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import mmap
 import queue
 import threading
 from typing import TYPE_CHECKING
@@ -44,8 +45,10 @@ class _Mapping:
 
     def __init__(self, number: int, view: memoryview, *, stays: bool) -> None:
         self.number = number
-        self.start = address_of(view)
-        self.byte_size = len(view)
+        start = address_of(view)
+        #: Whole pages. What a client's region does not have of the first and the last one is its object's, too.
+        self.start = start & -mmap.PAGESIZE
+        self.byte_size = -(-(start + len(view)) // mmap.PAGESIZE) * mmap.PAGESIZE - self.start
         self.stays = stays
         self.pinned = False
         #: Keeps the memory mapped from when it is to be pinned until it is unpinned.
@@ -158,7 +161,8 @@ class HostPinning:
         """Let the memory stay mapped. Returns False if its region is about to go."""
         if mapping.number == _OWN_ARENA:
             assert self._outputs.arena is not None, "a copy to an arena that is not there"
-            mapping.kept = self._outputs.arena.region.view(0, mapping.byte_size)
+            region_of_outputs = self._outputs.arena.region
+            mapping.kept = region_of_outputs.view(0, region_of_outputs.steady_byte_size)
             return True
         region = self._regions.find(mapping.number)
         mapping.kept = region.pinnable if isinstance(region, AttachedRegion) else None

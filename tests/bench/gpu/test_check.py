@@ -23,7 +23,7 @@ def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert {row["part"] for row in found["rows"]} == {
         "machine", "ceilings", "pinned", "handles", "server", "latency", "figures", "failures", "onnxruntime",
-        "network",
+        "network", "capabilities",
     }  # fmt: skip
     assert [row for row in found["rows"] if not row.get("ok", True)] == []
     assert found["settings"]["fake"]

@@ -115,6 +115,19 @@ def test_a_region_that_is_used_often_is_pinned_and_copied_from_where_it_is(bench
     assert len(runtime.pinned) == staged
 
 
+def test_a_region_that_begins_within_a_page_is_pinned_with_the_whole_page(bench: Bench) -> None:
+    fd = os.memfd_create("test")
+    os.truncate(fd, REGION + 100)
+    region = AttachedRegion(fd, REGION, 100, writable=True, volatile=True)
+    bench.regions.attach(1, region)
+    bench.use(region)
+    bench.wait(lambda: bench.pinning.pins == 1)
+    [(start, byte_size)] = runtime.registered.items()
+    assert start % mmap.PAGESIZE == 0
+    assert byte_size == REGION + mmap.PAGESIZE
+    assert bench.pinning.used(address_of(region.view(REGION - MIN_BYTE_SIZE, MIN_BYTE_SIZE)), MIN_BYTE_SIZE)
+
+
 def test_a_request_never_waits_for_pinning(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[int, bool]] = []
     monkeypatch.setattr(bench.pinning, "_begin", lambda mapping, pin: begun.append((mapping.number, pin)))
