@@ -39,6 +39,9 @@ _CUDA_BOOLEANS = ("do_copy_in_default_stream", "use_ep_level_unified_stream")
 
 _CUDA_GRAPH = "enable_cuda_graph"
 
+#: TensorRT's provider repeats its first run with the addresses of that run's tensors, whatever is bound later.
+_TENSORRT_GRAPH = "trt_cuda_graph_enable"
+
 
 def providers(
     arguments: ModelArguments, available: Sequence[str], stream: int = 0, *, graphs: bool = False
@@ -81,6 +84,11 @@ def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[s
                 f"the '{name}' accelerator of model '{model}' has no effect: the installed onnxruntime has no "
                 f"{provider}, or cannot load the libraries that this needs. The model runs without it"
             )
+    if any(boolean(each.get("parameters", {}).get(_TENSORRT_GRAPH) or "0") for each in on_gpu):
+        lines.append(
+            f"parameter '{_TENSORRT_GRAPH}' of the 'tensorrt' accelerator of model '{model}' has no effect: batches "
+            f"would compute with the tensors of the first one. '{_CUDA_GRAPH}' of the 'cuda' accelerator makes graphs"
+        )
     for name in _CUDA_PARAMETERS:
         if arguments.parameter(name) is not None and arguments.kind != "GPU":
             lines.append(f"parameter '{name}' of model '{model}' has no effect: the instance runs on the CPU")
@@ -136,6 +144,7 @@ def _on_gpu(
         parameters = accelerator.get("parameters", {})
         if accelerator["name"] == "tensorrt":
             options = tensorrt_options(parameters, arguments.version_dir)
+            options.pop(_TENSORRT_GRAPH, None)
             if TENSORRT_PROVIDER in available:
                 chosen.append((TENSORRT_PROVIDER, {**options, **device}))
         elif accelerator["name"] == "cuda":

@@ -168,6 +168,15 @@ def test_a_session_that_captures_graphs_has_the_option_and_others_have_not() -> 
     assert ignored_settings(given, [CUDA, CPU]) == []
 
 
+def test_a_graph_that_would_compute_with_the_first_batch_is_left_out_and_the_log_says_so() -> None:
+    given = on_gpu({}, tensorrt={"trt_cuda_graph_enable": "1", "precision_mode": "FP16"})
+    assert providers(given, [TENSORRT, CUDA, CPU])[0] == (TENSORRT, {"trt_fp16_enable": "True", "device_id": "1"})
+    (line,) = ignored_settings(given, [TENSORRT, CUDA, CPU])
+    assert line.startswith("parameter 'trt_cuda_graph_enable' of the 'tensorrt' accelerator of model 'm' has no effect")
+    off = on_gpu({}, tensorrt={"trt_cuda_graph_enable": "0"})
+    assert ignored_settings(off, [TENSORRT, CUDA, CPU]) == []
+
+
 def test_runs_name_their_graph() -> None:
     given = on_gpu({"memory.enable_memory_arena_shrinkage": "gpu:0"}, cuda={})
     for number in (-1, 3):
