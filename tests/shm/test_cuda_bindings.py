@@ -1,6 +1,6 @@
 """What we call of CUDA has the names, parameters and results of cuda-bindings, 12 and 13. No GPU is needed.
 
-Skipped where cuda-bindings is not installed: `pip install cuda-bindings`.
+Skipped where cuda-bindings is not installed. `make gpu-names` installs it.
 """
 
 from __future__ import annotations
