@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,17 +16,22 @@ import pytest
 
 from backends.reshape import TensorShapes
 from backends.transport import wire
+from backends.worker.devices.device_tensors import DeviceOutputs
 from backends.worker.devices.instance_device import DeviceBlock, InstanceDevice
 from backends.worker.devices.pinning import MIN_BYTE_SIZE, HostPinning
 from backends.worker.devices.pinning_policy import MIN_REGION_BYTE_SIZE, MIN_USES
 from backends.worker.devices.staging import StagingLimits
+from backends.worker.held_inputs import HeldInputs
+from backends.worker.inputs import InputReader
 from backends.worker.memory import AttachedRegion, AttachedRegions, CopyBuffers, UnmappedRegion
 from backends.worker.output_memory import ArenaOutputs
-from backends.worker.request import WorkerRequest
+from backends.worker.outputs import OutputWriter
+from backends.worker.request import OutputValue, WorkerRequest
+from kernel.errors import InternalError
 from shm.arena import pinned_window
 from shm.arrays import address_of
 from shm.cuda import Cuda
-from shm.tensor import Tensor
+from shm.tensor import RequestedOutput, Tensor
 from tests.fake_cuda import driver, runtime
 
 if TYPE_CHECKING:
@@ -240,6 +246,24 @@ def test_a_larger_batch_gets_the_pinned_memory_of_regions(bench: Bench) -> None:
         bench.device.synchronize()
         bench.wait(lambda: bench.pinning.unpins == 1)
     assert [len(block) for block in runtime.pinned.values()] == [2 * REGION]
+
+
+def test_memory_that_the_device_still_writes_to_is_not_given_to_another_output(bench: Bench) -> None:
+    held = HeldInputs(lambda message: None, lambda: None)
+    writer = OutputWriter(bench.regions, InputReader(bench.regions, held), bench.outputs, held)
+    writer.on_device = DeviceOutputs(bench.device, bench.regions, waits_at_once=False)
+    array = bench.device.upload(np.full(MIN_BYTE_SIZE, 7, np.uint8), "UINT8", [MIN_BYTE_SIZE])
+    small: Any = SimpleNamespace(lease=SimpleNamespace(region_number=5), offset=0, byte_size=1)
+    wanted = [RequestedOutput("X"), RequestedOutput("Y", span=small)]
+    request = WorkerRequest(wire.RequestMessage(1, [], wanted), [], None)  # type: ignore[arg-type]  # nobody responds
+    with pytest.raises(InternalError, match="should be at least"):
+        writer.write(request, [OutputValue("X", "UINT8", array), OutputValue("Y", "UINT8", array)])
+    assert not bench.device.pending
+    _, view = bench.outputs.take(MIN_BYTE_SIZE)  # the block of X
+    view[:] = bytes(MIN_BYTE_SIZE)
+    bench.device.synchronize()
+    assert bytes(view) == bytes(MIN_BYTE_SIZE)
+    view.release()
 
 
 def test_what_cannot_be_pinned_is_logged_once_and_copied_all_the_same(
