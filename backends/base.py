@@ -189,10 +189,10 @@ class Backend(abc.ABC):
         self.host = host
 
     def enter_turn(self) -> None:  # noqa: B027 - most backends change nothing
-        """In a process of several models: this one's turn begins, after another model's."""
+        """In a process of several models: this model executes from now on, after another one."""
 
     def leave_turn(self) -> None:  # noqa: B027 - as above
-        """In a process of several models: another model's turn begins."""
+        """In a process of several models: another model executes from now on."""
 
     def complete(self, arguments: ModelArguments) -> Config:
         """Return a new configuration with missing fields filled in from the model file. Must not change `arguments`.
@@ -243,8 +243,8 @@ class Backend(abc.ABC):
     ) -> None:
         """Begin to execute the requests as one batch, and return soon; other batches may be in execution.
 
-        Requests and responses are as in `execute`, but for an exception: `ended` is called with it, or with None, once,
-        from any thread, when no code of the backend uses the inputs any more. This must not raise.
+        Requests and responses are as in `execute`. An exception is not raised: `ended` is called once, with it or with
+        None, from any thread, when no code of the backend uses the inputs any more. This must not raise.
         """
         raise NotImplementedError(f"{type(self).__name__} has a concurrency above 1 and no method `begin`")
 

@@ -1,11 +1,11 @@
-"""A model's own modules win: where its module has the name of one of our packages, ours makes way.
+"""A model's own modules take precedence over our packages of the same name.
 
 A model may have a module `backends`, or a package `shm`, beside its file, as in Triton. Our modules were imported
 before, and refer to one another as objects: they do not need their names in `sys.modules` any more. Code that asks for
 one of ours still finds it (`from backends.base import Backend` of a backend beside the model) where the model has no
 module of that name: below a module `backends` it has none, and below a package `backends` ours come last.
 
-An environment of a model's own may have installed packages with our names. They win, too.
+An environment of a model's own may have installed packages with our names. They take precedence too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ModelNames:
     def __init__(self, folders: Sequence[str]) -> None:
         """`folders` are those of the model, in the order in which its modules are found in them."""
         self._folders = list(folders)
-        #: Our modules that have made way, by name.
+        #: Our modules that were removed from `sys.modules`, by name.
         self._ours: dict[str, ModuleType] = {}
         #: Those names of the model that are modules and no packages.
         self._plain: set[str] = set()
@@ -51,7 +51,7 @@ class ModelNames:
         return () if self._finder is None else self._finder.names
 
     def claim(self) -> None:
-        """Find out which of our names the model has, and make way for these. Call it once."""
+        """Find out which of our names the model uses, and free these names. Call it once."""
         assert self._finder is None, "called once"
         specs = {name: found for name in self._candidates() if (found := self._find(name)) is not None}
         if specs:
@@ -60,20 +60,20 @@ class ModelNames:
             self.claim_again()
 
     def claim_again(self) -> None:
-        """Make way again, after `give_back`. The caller brings the model's modules back after it."""
+        """Free the names again, after `give_back`. The caller then restores the model's modules."""
         if self._finder is None:
             return
         for name, module in list(sys.modules.items()):
             top, _, below = name.partition(".")
             if top in self._finder.names and module is not None and _lies_with_ours(module):
                 self._ours[name] = module
-                # Below a module that is no package Python asks no finder: what is ours stays there.
+                # Below a module that is not a package Python asks no finder: what is ours stays there.
                 if not (below and top in self._plain):
                     del sys.modules[name]
         sys.meta_path.insert(0, self._finder)
 
     def give_back(self) -> None:
-        """Another model has its turn. The caller has taken the model's modules out of `sys.modules`."""
+        """Restore our modules: another model executes. The caller has removed the model's from `sys.modules`."""
         if self._finder is not None:
             sys.meta_path.remove(self._finder)
             sys.modules.update(self._ours)
@@ -102,10 +102,7 @@ class ModelNames:
 
 
 class _NamesFinder:
-    """Finds modules with the taken names: the model's before ours, whatever other finders there are.
-
-    It also loads ours: they are there.
-    """
+    """Finds modules with the names that the model uses, before all other finders: the model's first, then ours."""
 
     def __init__(self, names: tuple[str, ...], folders: list[str], ours: dict[str, ModuleType]) -> None:
         self.names = names

@@ -1,4 +1,4 @@
-"""Divides the outputs of a batch among its requests: each gets its own rows of the outputs that it requested."""
+"""Divides a batch into its requests: each gets its own rows of the outputs that it requested, or is executed alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from kernel.errors import InternalError, ServingError, Unsupported, request_pref
 from shm.datatypes import element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from backends.base import Timings
     from backends.reshape import TensorShapes
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
@@ -23,6 +24,17 @@ def requested_outputs(requests: Sequence[WorkerRequest], specs: Mapping[str, Ten
         if not request.ref.outputs:  # all outputs, the usual case: saves a call for each output
             return list(specs)
     return [name for name in specs if any(request.wants(name) for request in requests)]
+
+
+def execute_alone(
+    execute: Callable[[Sequence[WorkerRequest], Timings], None], requests: Sequence[WorkerRequest], timings: Timings
+) -> None:
+    """Execute each request of a batch that failed as a batch of its own, so that only those that are wrong fail."""
+    for request in requests:
+        try:
+            execute([request], timings)
+        except ServingError as error:  # noqa: PERF203 - few batches fail
+            request.fail(error)
 
 
 def scatter(

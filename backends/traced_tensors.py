@@ -1,4 +1,4 @@
-"""Sends the tensors of requests whose traces have tensors. Only these requests cost anything."""
+"""Sends the tensors of requests whose traces have tensors. Other requests are not affected."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import random
 import re
 import signal
 import socket
@@ -86,6 +87,16 @@ class ServerProcess:
         if self._log is None:
             return ""
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_log(self, text: str) -> None:
+        """Wait until the server has printed `text`: its log is written by threads, later than a response.
+
+        Raises `TimeoutError` with the log.
+        """
+        try:
+            wait_for(lambda: text in self.log)
+        except TimeoutError:
+            raise TimeoutError(f"{text!r} is not in the log:\n{self.log}") from None
 
     def start(self) -> None:
         """Start the server and wait until every port listens. Raises `ServerFailed`."""
@@ -183,11 +194,20 @@ def rss_bytes(pid: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that are not in use, for servers that cannot choose a free port themselves."""
+    """Return loopback ports that are not in use, for servers that cannot choose a free port themselves.
+
+    They lie below those that the system gives to connections and to sockets without a port of their own, of which it
+    could give one away before the server binds it.
+    """
+    first_of_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    choose = random.SystemRandom()  # tests that run side by side have the same seed
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
+        sockets: list[socket.socket] = []
+        while len(sockets) < count:
+            each = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # in use
+                each.bind(("127.0.0.1", choose.randrange(10_000, max(20_000, first_of_system))))
+                sockets.append(each)
         return [each.getsockname()[1] for each in sockets]
 
 

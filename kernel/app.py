@@ -128,7 +128,7 @@ class Server:
 
     def _build(self) -> None:
         options = self._options
-        # Nobody reads what would be measured for a port that is not there.
+        # Without a metrics port, nothing reads these figures.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
         repository = options.repository
         catalog = Catalog(namespacing=repository.namespacing)
@@ -168,7 +168,7 @@ class Server:
                 installs_requirements=options.environments.installs,
                 metrics=metrics,
                 backends=known_backends,
-                # The cache comes last: what it does not find goes on to what was there before it.
+                # The cache comes last: on a miss it calls the `submit` that was set before it.
                 extensions=tuple(each for each in (limiting, caching, self._recent) if each is not None),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,
@@ -214,12 +214,13 @@ class Server:
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
     def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
-        """Make what all workers share: their launchers, the helpers, the watchdog. Returns what makes supervisors."""
+        """Make what all workers share: launchers, helpers, the watchdog. Returns a function that makes supervisors."""
         options = self._options
         output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
             processes = self._processes = WorkerProcesses(
-                # A program may wait for all of its children, and fork where it has threads: neither is ours to change.
+                # A program may wait for all of its children, and may fork while it has threads: the server must not
+                # interfere.
                 options.worker_start if self._owner.owns_process else "spawn",
                 shared_memory=options.worker_shared_memory,
                 output_limits=output_limits,
@@ -389,7 +390,7 @@ class Server:
                 logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
                 self._kernel.abandon()
                 return 1
-        logger.info("Stopped: every accepted request was answered")
+        logger.info("Stopped: every accepted request got its response")
         return 0
 
 

@@ -1,7 +1,7 @@
-"""File descriptors of this process: as many as the system allows, of which clients may not take the last ones.
+"""File descriptors of this process: raises their limit, and reserves some that clients cannot use.
 
-Clients take descriptors with connections and with regions of shared memory. What is left is for workers, which can
-then be started again, and for files and arenas.
+Clients use descriptors for connections and for regions of shared memory. The reserved ones are for workers, which can
+then always be restarted, and for files and arenas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def raise_descriptor_limit() -> None:
 def is_reserved(fd: int) -> bool:
     """Whether a client that has just taken the descriptor `fd` must give it back.
 
-    The system gives the lowest free number: so a high one says that few are left, whatever has taken the others.
+    The system always gives the lowest free number, so a high number means that few are left.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return limit != resource.RLIM_INFINITY and fd >= limit - reserved_count(limit)

@@ -53,7 +53,7 @@ def extension(group: str, name: str) -> object:
         )
     if len(named) > 1:
         packages = " and ".join(sorted(map(_package, named)))
-        raise InvalidArgument(f"{title} '{name}' is not unique: the packages {packages} have one of this name")
+        raise InvalidArgument(f"{title} '{name}' is not unique: the packages {packages} each have one with this name")
     try:
         loaded: object = named[0].load()
     except Exception as error:

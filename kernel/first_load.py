@@ -1,4 +1,4 @@
-"""Loads the models that a server has from its start, and tells its operator how far that is and what became of it.
+"""Loads the models of the start, and reports progress and results to the server's operator.
 
 Meanwhile the front doors listen, so that probes can tell a server that loads from one that hangs.
 """
@@ -53,11 +53,11 @@ async def listen(doors: Sequence[ListeningDoor], *, loading: bool) -> None:
                 raise CannotListen(f"failed to start {door.title}: {error.strerror or error}") from None
     if loading and doors:
         titles = ", ".join(door.title for door in doors)
-        logger.info("listening while the models load (not ready before that): %s", titles)
+        logger.info("listening; not ready until the models are loaded: %s", titles)
 
 
 async def show_loading(lifecycle: Lifecycle, operator: ServerOperator) -> None:
-    """Tell the operator how far the loading is, until cancelled."""
+    """Report the progress of loading to the operator, until cancelled."""
     while True:
         await asyncio.sleep(_LOADING_SHOWN_S)
         if (step := lifecycle.loading) is not None:
@@ -67,12 +67,12 @@ async def show_loading(lifecycle: Lifecycle, operator: ServerOperator) -> None:
 async def load_first_models(
     kernel: Kernel, lifecycle: Lifecycle, operator: ServerOperator, options: RepositoryOptions
 ) -> str:
-    """Load the models and tell what became of them. Returns why the server cannot start; "" if it can.
+    """Load the models and report the results. Returns why the server cannot start; "" if it can.
 
     From then on the server may be ready.
     """
     for folder in await asyncio.to_thread(remove_abandoned_folders):
-        logger.info("removed '%s', which a server that was killed has left", folder)
+        logger.info("removed '%s', left behind by a server that was killed", folder)
     try:
         failed = await lifecycle.start(options.load_models)
     except ServingError as error:
@@ -95,5 +95,5 @@ async def load_first_models(
 
 
 def creating_server(error: ServingError) -> str:
-    """Return how tritonserver tells of an error at start."""
+    """Return tritonserver's text for an error at start."""
     return f"creating server: {error.code.title} - {error.message}"

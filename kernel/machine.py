@@ -30,8 +30,8 @@ def give_memory_back() -> None:
 def share_malloc_arena() -> None:
     """Let all threads take memory from one heap (mallopt(3), M_ARENA_MAX), if the C library has others.
 
-    Imports in a thread otherwise make a second heap, and each of both keeps what it does not use: 0.4 MiB of a kernel
-    that has just started. A thread that waits for the other's malloc is nothing beside the GIL.
+    Otherwise imports in a thread create a second heap, and each heap keeps unused memory: 0.4 MiB in a kernel that has
+    just started. Threads then wait for each other in malloc, but hardly, because of the interpreter's lock.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

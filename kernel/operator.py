@@ -1,7 +1,7 @@
 """`ServerOperator`: the interface between a server and the code that started it.
 
 `kernel.command.terminal.Terminal` is for the command line, `kernel.authoring.tool_server.ToolOperator` for commands
-that need workers but serve nobody, `kernel.embedding.server_thread.ServerThread` for a Python program that embeds the
+that need workers but no front doors, `kernel.embedding.server_thread.ServerThread` for a Python program that embeds the
 server. Signals, the format of the log and the garbage collector belong to the process, so only an operator may change
 them.
 """
@@ -34,7 +34,7 @@ class ServerOperator(Protocol):
         """All modules are imported that every server needs. Not called if the start fails before."""
 
     def lost_log_lines(self) -> int:
-        """Return how many lines of the log were lost since the start; 0 where the program owns the log."""
+        """Return how many lines of the log were lost since the start; 0 if the program owns the log."""
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Set `stop` when the server should stop. Runs until it returns or is cancelled."""

@@ -291,7 +291,7 @@ def check_options(options: ServerOptions) -> None:
 
 
 def _hint_for(folder: Path) -> str:
-    """Return what to do about a repository that is no folder."""
+    """Return what to do about a repository that is not a folder."""
     from kernel.repository.hints.repositories import path_hint  # imports protobuf, which a right command line need not
 
     beside = folder.absolute().parent

@@ -1,8 +1,8 @@
 """Folders of this machine, and texts for clients without them.
 
-A text that a client gets never has the path of a folder of the server: it would say where models lie, who runs the
-server and how it is installed. The log keeps whole paths. `ServingError.text` and the repository index use this.
-Texts come from clients, too: all of it takes time in proportion to their length.
+A text that a client gets never contains the path of a folder of the server, because it would reveal where models are,
+who runs the server and how it is installed. The log keeps whole paths. `ServingError.text` and the repository index use
+this. Texts can come from clients, so the time that this takes must be proportional to their length.
 """
 
 from __future__ import annotations

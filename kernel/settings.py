@@ -74,7 +74,7 @@ _Own = dict[str, object]
 
 
 def _uncounted(model: str) -> None:
-    """Return that nobody counts the traces of `model`."""
+    """Return None: no traces of `model` are counted."""
 
 
 def _ignored(model: str) -> None:

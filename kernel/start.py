@@ -1,4 +1,4 @@
-"""The start of a server at the command line, in the order that takes the least time.
+"""Starts a server from the command line, in the order that takes the least time.
 
 The zygote imports NumPy and the backends while this process imports the server: each has a processor. So the zygote is
 the first thing that is started, before the modules that `kernel/app.py` imports.

@@ -95,7 +95,7 @@ class FakeClock:
 
 
 class FakeAlarm:
-    """Refuses a time that is neither in the future nor `ITERATION_END`: a real loop would spin."""
+    """Refuses a time that is neither in the future nor `ITERATION_END`: a real loop would never sleep."""
 
     def __init__(self, clock: FakeClock, callback: Callable[[], None]) -> None:
         self._clock = clock

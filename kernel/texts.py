@@ -1,4 +1,4 @@
-"""Texts that clients and models made, before others read them: cut, and without control characters. Pure.
+"""Makes texts of clients and models safe to show: cut, and without control characters. Pure.
 
 Used for errors, names of models, labels of metrics, tables and lines of the log.
 """
@@ -17,9 +17,10 @@ MAX_TEXT_BYTE_SIZE = 1 << 10
 
 
 def limited(text: str, max_byte_size: int) -> str:
-    """Return `text`; of one with more bytes of UTF-8 the begin and the end, and between them how long it is.
+    """Return `text`, shortened if it is too long.
 
-    The end stays, because most errors name what a client has sent first and say last what is wrong with it.
+    A text with more bytes of UTF-8 is cut in the middle, with a note of its length. The end is kept, because most
+    errors first repeat what a client has sent, and then say what is wrong.
     """
     if len(text) * 4 <= max_byte_size:  # a character has at most four bytes
         return text

@@ -1,4 +1,4 @@
-"""Sizes of request and response bodies, in bytes, from which on both protocols treat them in another way. Pure."""
+"""Limits and thresholds for the sizes of request and response bodies, in bytes, of both protocols. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ MAX_BODY_BYTE_SIZE = 2**31 - 1
 #: The largest body of a request that only controls the server: all but inference, and loads, which may bring files.
 MAX_CONTROL_BYTE_SIZE = 64 * 2**10
 
-#: From here on a request body is received into memory of its own, where possible that of its model.
+#: From this size on, a request body is received into its own memory, if possible that of its model.
 RECEIVE_BUFFER_BYTE_SIZE = 64 * 2**10
 
-#: Up to about here a response is copied into one piece; outputs of a larger one are written from where they are.
+#: Up to about this size a response is copied into one piece; outputs of a larger one are written from their place.
 COPIED_RESPONSE_BYTE_SIZE = 64 * 2**10

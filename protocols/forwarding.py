@@ -63,7 +63,7 @@ class ForwardedHeaders(msgspec.Struct, frozen=True):
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Compile a pattern in the syntax of RE2, which Triton uses. It ignores case unless it begins with `(?-i)`.
 
-    RE2 can do less than Python's `re`, and writes little differently: flags may be taken away, and classes may have
+    RE2's syntax is a subset of that of Python's `re`, with two additions: flags can be removed, and classes can have
     names. Raises `re.error` for what cannot be translated.
     """
     flags = re.IGNORECASE
@@ -104,7 +104,7 @@ class HeaderForwarder:
         return found
 
     def forward(self, headers: Iterable[tuple[str, str]]) -> ForwardedHeaders | None:
-        """Return what becomes of `headers`, given as for `parameters`; None where no header matches."""
+        """Return what becomes of `headers`, given as for `parameters`; None if no header matches."""
         try:
             parameters = self.parameters(headers)
         except ReservedHeader as error:

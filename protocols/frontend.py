@@ -17,7 +17,7 @@ class FrontDoor(Protocol):
         """Listen."""
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections, give requests that run at most `grace_s` seconds, and close."""
+        """Accept no new connections, wait at most `grace_s` seconds for running requests, and close."""
 
 
 def is_local(peer: object) -> bool:

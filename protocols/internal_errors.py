@@ -1,4 +1,4 @@
-"""What a client reads when the server raised an exception that is no `ServingError`.
+"""The error for a client when the server raised an exception that is not a `ServingError`.
 
 Without file descriptors it is asked to try again. Anything else is a bug: the client gets a number and nothing else,
 and the log has the exception with its traceback under the same number.

@@ -1,7 +1,7 @@
 """How many bytes of large messages a front door moves in one event-loop iteration, in both directions. Pure.
 
 A socket takes and gives megabytes at once, for as long as its peer keeps up, and the first access to a page of shared
-memory takes long. Without a limit, clients of large messages hold up an iteration for tens of milliseconds each.
+memory takes long. Without a limit, clients of large messages block an iteration for tens of milliseconds each.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Gate:
         if (now_s := loop.time()) >= self._next_log_s:
             self._next_log_s = now_s + _LOG_INTERVAL_S
             logger.warning(
-                "connections are refused: clients have taken all file descriptors but those that are kept for workers; "
+                "connections are refused: clients use all file descriptors except those that are reserved for workers; "
                 "raise the limit of open files (ulimit -n)"
             )
         if self._refusal_count >= _MOST_REFUSALS:

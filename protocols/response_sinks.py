@@ -38,7 +38,7 @@ class OnlyResponse:
         return response.final
 
     def take(self) -> Response:
-        """Return the response, which the caller releases. Raises `InternalError` where there was not exactly one."""
+        """Return the response, which the caller releases. Raises `InternalError` if there was not exactly one."""
         found, self._response = self._response, None
         if found is not None and self._count == 1:
             return found

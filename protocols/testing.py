@@ -64,7 +64,7 @@ class InProcessInstance:
     def __init__(self, instances: InstanceSet, respond: Callable[[Request], None]) -> None:
         self.name = "in_process_0"
         self.record = BatchRecord()
-        #: Requests whose client has gone, and responses that clients have taken, by request.
+        #: Requests whose client has disconnected, and responses that clients have taken, by request.
         self.cancelled: list[Request] = []
         self.credit: dict[Request, int] = {}
         self._instances = instances
@@ -152,7 +152,7 @@ class LateHelpers(DirectHelpers):
 
 
 class FrontDoorLab:
-    """A kernel with models that are functions. Its clock stands still."""
+    """A kernel with models that are functions. Its clock does not run."""
 
     def __init__(
         self, *, allow_client_shm: str = "local", arena_byte_size: int = 2**20, regions_are_owned: bool = False

@@ -2,7 +2,7 @@
 
 These are the five functions of Triton's custom batching (`TRITONBACKEND_ModelBatch...` in tritonbackend.h) as methods
 of a Python class. A package adds one with an entry point of the group `naiad.batching`; a model chooses it with the
-parameter `naiad.batching` (docs/schedulers.md).
+parameter `naiad.batching` (docs/batching.md).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class BatchingRule(abc.ABC):
 
     @abc.abstractmethod
     def include_request(self, request: Request, batch: Any) -> bool:
-        """Whether `request` may join the batch behind those that were asked about before. It must not be changed.
+        """Whether `request` may join the batch, after those that were included before. It must not be changed.
 
-        The bytes of its tensors may be elsewhere; names, shapes and byte sizes are there, and so are its parameters.
-        Called for each request of the batch, also for the first one, which runs alone if it is not included. A batch
-        that was not dispatched yet is made anew when more requests have come.
+        Its parameters and the names, shapes and byte sizes of its tensors can be read, but not always the tensors'
+        bytes. Called for each request of the batch, also for the first one, which is executed alone if it is not
+        included. A batch that was not dispatched yet is formed again when more requests have come.
         """
 
     def finalize_batch(self, batch: Any) -> None:  # noqa: B027 - most rules have nothing to free
-        """Called when no more request is asked about for this batch."""
+        """Called when this batch is complete: no more requests are offered to it."""
 
 
 def batching_rule(spec: ModelSpec) -> BatchingRule | None:

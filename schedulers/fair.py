@@ -4,7 +4,7 @@ The rule is start-time fair queuing (Goyal, Vin, Cheng 1996). A client's next re
 one ended in virtual time, or the present if it has waited for nothing. A request of R rows ends R / weight later. The
 request with the lowest tag is served next, and its tag is the present. So between two clients that both have requests
 queued, the rows served, each divided by the weight, never differ by more than one request of each. A client that was
-idle has no claim to the past. A request that is cancelled costs its client nothing.
+idle gets no extra share later. A cancelled request does not count for its client.
 """
 
 from __future__ import annotations

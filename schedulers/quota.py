@@ -41,7 +41,7 @@ class ClientQuotas:
 
 
 class _CountedOwner:
-    """The owner of an admitted request: passes on what it hears, and counts the end."""
+    """The owner of an admitted request: passes on each notification, and counts the end."""
 
     __slots__ = ("_client", "_owner", "_quotas")
 

@@ -2,8 +2,8 @@
 
 The rules are Triton's (core's rate_limiter.cc). An instance takes its resources when it starts a batch and gives them
 back when it has executed it. Where instances wait, the one with the smallest product of executions and priority is
-first. One that lacks a resource keeps later ones from taking it, so that an instance that needs much is not passed for
-ever by those that need little.
+first. An instance that waits for a resource keeps later ones from taking it; otherwise instances that need little could
+always overtake one that needs much.
 
 Two things differ from Triton, where the first instance that waits stops all others: an instance waits only for
 instances that need the same resource. And an instance that is new begins with the smallest product of the others, not

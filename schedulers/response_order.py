@@ -1,7 +1,7 @@
 """Responses of a model in the order of its requests (`preserve_ordering`), however many instances execute them. Pure.
 
-A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept back, with
-their leases. A request that is never dispatched has no place: its error is sent at once.
+A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept, with
+their leases, until those were passed on. A request that is never dispatched has no place: its error is sent at once.
 """
 
 from __future__ import annotations

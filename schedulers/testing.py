@@ -138,7 +138,7 @@ class _ListingInstance(FakeInstance):
 
 
 class KernelLab:
-    """A kernel with models whose instances are fakes, and with ensembles of them. Its clock stands still."""
+    """A kernel with models whose instances are fakes, and with ensembles of them. Its clock does not run."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()

@@ -106,7 +106,7 @@ class Arena:
         self.close()
 
     def take(self, byte_size: int) -> Block | None:
-        """Return a new block of exactly `byte_size` bytes, or None where the arena or the budget is full."""
+        """Return a new block of exactly `byte_size` bytes, or None if the arena or the budget is full."""
         if self._budget is not None and not self._budget.has_room(byte_size):
             return None
         offset = self.allocator.take(byte_size)

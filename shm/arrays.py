@@ -42,7 +42,7 @@ def datatype_of(array: Array) -> str | None:
 def to_array(datatype: str, shape: Sequence[int], data: bytes | bytearray | memoryview) -> Array:
     """Return an array over `data`, writable where `data` is; for BYTES a copy.
 
-    Raises ValueError where `data` does not hold exactly the elements of `shape`.
+    Raises ValueError if `data` does not hold exactly the elements of `shape`.
     """
     if datatype == "BYTES":
         elements = decode_strings(data)

@@ -38,7 +38,7 @@ class BlockAllocator:
         return len(self._used)
 
     def take(self, byte_size: int) -> int | None:
-        """Return the offset of a new block of at least `byte_size` bytes, or None where there is no space."""
+        """Return the offset of a new block of at least `byte_size` bytes, or None if there is no space."""
         size = max(MIN_BLOCK, 1 << (byte_size - 1).bit_length())
         cached = self._cached.get(size)
         if cached:
@@ -75,7 +75,7 @@ class BlockAllocator:
         return offset, size
 
     def returned(self, offset: int) -> None:
-        """The block at `offset` has no pages any more: it can be taken again."""
+        """The pages of the block at `offset` were given back: the block can be taken again."""
         self._join(offset, self._returning.pop(offset))
 
     def size_of(self, offset: int) -> int:

@@ -1,8 +1,8 @@
 """One budget of bytes for the shared memory of a server: admission is refused at the limit. Pure.
 
 A block of an arena counts from when it is taken until its last lease is released, no matter who holds that lease.
-Tensors of requests are admitted within the limit. Outputs of workers are counted and never refused: the work for them
-is done, so that refusing them would only waste it.
+Tensors of requests are admitted only within the limit. Outputs of workers are counted but never refused, because the
+work for them is already done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""All calls of CUDA, and no others: memory of devices, also that of other processes, copies, streams and events.
+"""All calls to CUDA: memory of devices, also that of other processes, copies, streams and events.
 
-Only workers and helpers call them. The kernel makes no CUDA context: a driver that misbehaves can end a worker and
-never the kernel. Importing this module loads nothing; `cuda()` loads cuda-bindings, and says what is missing.
+Only workers and helpers call them. The kernel makes no CUDA context, so a fault in a driver can end a worker but never
+the kernel. Importing this module loads nothing; `cuda()` loads cuda-bindings, and says what is missing.
 
 Facts about handles: they come from `cudaMalloc` in another process, name the whole allocation, and are opened once for
 each process and device. What is copied is complete when the function returns.
@@ -153,7 +153,7 @@ class Cuda:
         self._call("cudaStreamSynchronize", stream)
 
     def _stream(self, device_id: int) -> Any:
-        """Return a stream of this thread: copies wait for nothing that other threads or the model do."""
+        """Return a stream of this thread, so that its copies do not wait for other threads or for the model."""
         streams: dict[int, Any] = self._streams.__dict__.setdefault("by_device", {})
         if device_id not in streams:
             streams[device_id] = self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
@@ -167,7 +167,7 @@ class Cuda:
         return self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
 
     def new_event(self, device_id: int) -> Any:
-        """Return an event whose wait leaves the processor to others. Raises `CudaError`."""
+        """Return an event; waiting for it does not use the processor. Raises `CudaError`."""
         self._use(device_id)
         runtime = self._runtime
         return self._call("cudaEventCreateWithFlags", runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming)
@@ -187,7 +187,7 @@ class Cuda:
         self._call("cudaEventSynchronize", event)
 
     def order(self, first: Any, event: Any, second: Any) -> None:
-        """Let what `second` gets from now on wait for what `first` has got. Raises `CudaError`."""
+        """Let work that is enqueued on `second` from now on wait for work already on `first`. Raises `CudaError`."""
         self._call("cudaEventRecord", event, first)
         self._call("cudaStreamWaitEvent", second, event, 0)
 
@@ -272,7 +272,7 @@ class Cuda:
             self._call("cudaMemsetAsync", address, 0, byte_size, stream)
 
     def begin_capture(self, stream: Any) -> None:
-        """Collect what this thread enqueues on `stream` in a graph from now on, and do none of it.
+        """From now on, record what this thread enqueues on `stream` in a graph, without executing it.
 
         Raises `CudaError`.
         """
@@ -280,7 +280,7 @@ class Cuda:
         self._call("cudaStreamBeginCapture", stream, mode)
 
     def end_capture(self, stream: Any) -> Any:
-        """Return the graph of what was collected, for `launch_graph`. Raises `CudaError`."""
+        """Return the recorded graph, for `launch_graph`. Raises `CudaError`."""
         graph = self._call("cudaStreamEndCapture", stream)
         try:
             return self._call("cudaGraphInstantiate", graph, 0)
@@ -316,7 +316,7 @@ class Cuda:
 
 
 def is_installed() -> bool:
-    """Whether cuda-bindings can be imported. Imports nothing of it."""
+    """Whether cuda-bindings can be imported. Does not import it."""
     try:
         return importlib.util.find_spec(_package()) is not None
     except ModuleNotFoundError:  # the package `cuda` is not there
@@ -324,7 +324,7 @@ def is_installed() -> bool:
 
 
 def has_driver() -> bool:
-    """Whether this machine may have a GPU: a driver has made its device file. Without one a search finds nothing."""
+    """Whether this machine may have a GPU: the device file of the driver exists. If False, there is no GPU."""
     return _package() != _BINDINGS or any(map(os.path.exists, _DEVICE_FILES))
 
 

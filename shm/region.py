@@ -165,11 +165,11 @@ class Region:
         self._on_unused.append(callback)
 
     def on_copied(self, callback: Callable[[Region], None]) -> None:
-        """Call `callback` when the region must not be mapped any more."""
+        """Call `callback` when the region must no longer be mapped."""
         self._on_copied.append(callback)
 
     def copy_from_now_on(self) -> None:
-        """Let processes copy the bytes, because mapping them has become dangerous."""
+        """Make processes copy the bytes from now on, because their client has shortened a region."""
         if not self.copied:
             self.copied = True
             callbacks, self._on_copied = self._on_copied, []

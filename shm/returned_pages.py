@@ -1,6 +1,6 @@
-"""Gives pages of freed blocks back to the system, a little at a time. Pure: it is handed what does it.
+"""Gives pages of freed blocks back to the system, a little at a time. Pure: callers pass the function that does it.
 
-To give back 16 MiB takes 2 to 5 ms, which the event loop of the kernel cannot spend in one piece.
+To give back 16 MiB takes 2 to 5 ms, which is too long for one piece of work on the event loop.
 """
 
 from __future__ import annotations

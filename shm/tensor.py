@@ -48,7 +48,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def of_client(self) -> ClientSpan | None:
-        """The span as a client names it; None where the region is not a client's."""
+        """The span as a client names it; None if the region is not a client's."""
         region = self.lease.region
         return ClientSpan(region.name, self.byte_size, self.offset) if region.of_client else None
 
@@ -92,7 +92,7 @@ class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     @property
     def region_of_client(self) -> ClientSpan | None:
-        """The span in a client's region; None where the tensor is in no client's region."""
+        """The span in a client's region; None if the tensor is in no client's region."""
         return self.client_span if self.span is None else self.span.of_client
 
     def as_numpy(self) -> Array:
@@ -116,7 +116,7 @@ class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
         return self.span.lease.region.view(self.span.offset, self.span.byte_size)
 
     def response_bytes(self) -> Buffer | None:
-        """Return the bytes that the response carries; None where they were written to the client's region."""
+        """Return the bytes that the response carries; None if they were written to the client's region."""
         if self.data is not None:
             return self.data
         if self.span is None:
@@ -148,7 +148,7 @@ class RequestedOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
 
     @property
     def region_of_client(self) -> ClientSpan | None:
-        """The span in a client's region to write the output to; None where the response carries the output."""
+        """The span in a client's region to write the output to; None if the response carries the output."""
         return self.client_span if self.span is None else self.span.of_client
 
 

@@ -1,4 +1,4 @@
-"""Which pages of a private mapping this process has written to: it has copies of them, and nobody else sees these.
+"""Which pages of a private mapping this process has written to. Of these it has private copies.
 
 Linux says so in /proc/self/pagemap (Documentation/admin-guide/mm/pagemap.rst): eight bytes for each page, in which bit
 63 means present, bit 62 swapped out, and bit 61 that the page is one of the file.
@@ -22,7 +22,7 @@ _MOST_PAGES = 16 << 10
 def unwritten(address: int, byte_size: int) -> bool:
     """Whether none of the pages of these bytes, which are mapped privately, was written to.
 
-    False where the system does not say. 16 MiB take 0.25 ms, which is a sixth of the time that a copy takes.
+    False if the system does not say. 16 MiB take 0.25 ms, which is a sixth of the time that a copy takes.
     """
     page, end = address // mmap.PAGESIZE, -(-(address + byte_size) // mmap.PAGESIZE)
     try:

@@ -3,6 +3,9 @@ state consistent."""
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,13 +15,56 @@ from kernel.serving.instances import InstanceSet
 from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 __all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
+
+# Else each server, zygote and worker that a test starts compiles all its modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("naiad", deadline=None)
 settings.load_profile("naiad")
 watch()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: none of several processes is left with one when the others end.
+
+    Otherwise the order is random (pytest-randomly).
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Say in front of the list of failures how to repeat the order of the tests."""
+    seed = getattr(terminalreporter.config.option, "randomly_seed", None)
+    if exitstatus and seed is not None:
+        terminalreporter.write_line(f"the order of these tests: --randomly-seed={seed}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Let reports with any text go from one process to the other, also with halves of surrogate pairs in a log."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_encodable(each) for each in value)
+    return value
+
+
+def pytest_collection_finish() -> None:
+    """Take the tests and their modules out of collections of garbage, which would walk through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -77,7 +77,7 @@ def unpack(archive: Path, folder: Path, max_byte_size: int, too_large: str, say:
                     target.add(entry, content)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise EnvironmentFailed(
-            f"'{archive}' is no archive that can be read (.tar.gz, .tar.bz2, .tar.xz, .tar or .zip): {error}"
+            f"'{archive}' is not an archive that can be read (.tar.gz, .tar.bz2, .tar.xz, .tar or .zip): {error}"
         ) from None
     target.finish()
 
@@ -94,7 +94,7 @@ def _tar_entries(opened: tarfile.TarFile) -> Iterator[tuple[ArchiveEntry, IO[byt
         elif member.islnk():
             yield ArchiveEntry(name, "same", target=safe_name(member.linkname)), None
         else:
-            raise EnvironmentFailed(f"the archive has an entry '{member.name}' that is no file, folder or link")
+            raise EnvironmentFailed(f"the archive has an entry '{member.name}' that is not a file, folder or link")
 
 
 def _zip_entries(opened: zipfile.ZipFile) -> Iterator[tuple[ArchiveEntry, IO[bytes] | None]]:

@@ -1,8 +1,8 @@
 """The folder of environments that the server has made: `KEY/` for each, beside its lock `KEY.lock`.
 
-Servers share it. Who makes an environment holds its lock alone; who uses it holds the lock together with others, as a
-worker does until it has ended. An environment is complete when it has its marker. Environments that are not used go
-when all of them together have too many bytes, those that were not used for the longest time first.
+Servers share it. The process that makes an environment holds its lock exclusively; users share the lock, as a worker
+does until it has ended. An environment is complete when it has its marker. When all environments together have too many
+bytes, unused ones are removed, those that were not used for the longest time first.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class EnvironmentCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
         except OSError as error:
-            raise EnvironmentFailed(f"the folder of environments cannot be made: {error}") from None
-        # Its programs are run: nobody else may put any there.
+            raise EnvironmentFailed(f"the folder of environments cannot be created: {error}") from None
+        # Its programs are run, so no other user may write there.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise EnvironmentFailed(
                 f"the folder of environments, '{folder}', belongs to another user, or others may write to it. Choose "
@@ -102,7 +102,7 @@ class EnvironmentCache:
                 except BaseException as error:
                     shutil.rmtree(found.folder, ignore_errors=True)
                     if isinstance(error, OSError):
-                        raise EnvironmentFailed(f"'{source}' could not be made an environment: {error}") from None
+                        raise EnvironmentFailed(f"'{source}' could not be made into an environment: {error}") from None
                     raise
         return found
 
@@ -135,7 +135,7 @@ class EnvironmentCache:
                     total -= marker.byte_size
 
     def _remove_incomplete(self) -> None:
-        """Remove what servers have left that were killed."""
+        """Remove unfinished environments of servers that were killed."""
         for each in self._all():
             if each.read() is None:
                 with self._free(each) as free:
@@ -165,7 +165,7 @@ class EnvironmentCache:
 
     @contextlib.contextmanager
     def _free(self, environment: CachedEnvironment) -> Iterator[bool]:
-        """Hold the lock of `environment` alone, if nobody has it; says whether that is so."""
+        """Take the lock of `environment` exclusively if it is free; returns whether it was."""
         with environment.lock.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

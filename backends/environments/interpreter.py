@@ -1,4 +1,4 @@
-"""Finds the interpreter of an environment, and what its processes have in their variables; asks it what it has."""
+"""Finds the interpreter of an environment and the variables for its processes; checks its version and packages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """What an interpreter says of itself. Names of packages have their versions; "" for one that is not there."""
+    """What an interpreter reports: its version, and name → version of packages, "" for a missing one."""
 
     version: tuple[int, int, int]
     numpy: str
@@ -59,7 +59,7 @@ def environment_folder(folder: Path, source: str) -> Path:
     for candidate in (folder, *_only_folder(folder)):
         if any((candidate / "bin" / name).exists() for name in _NAMES):
             return candidate
-    raise EnvironmentFailed(f"'{source}' is no environment: it has no bin/python")
+    raise EnvironmentFailed(f"'{source}' is not an environment: it has no bin/python")
 
 
 def _only_folder(folder: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def variables_of(folder: Path, own: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _without_ours(python_path: str) -> list[str]:
-    """Return the folders of a search path but that of our packages, which often has other packages of the server."""
+    """Return the folders of a search path except that of our packages, which often has the server's other packages."""
     return [each for each in python_path.split(os.pathsep) if each and os.path.abspath(each) != _OUR_FOLDER]
 
 
@@ -136,7 +136,7 @@ def ask(interpreter: str, variables: Mapping[str, str | None], source: str) -> I
     try:
         return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Interpreter)
     except msgspec.DecodeError:
-        raise EnvironmentFailed(f"'{interpreter}' of the environment '{source}' is no Python 3") from None
+        raise EnvironmentFailed(f"'{interpreter}' of the environment '{source}' is not Python 3") from None
 
 
 def check(found: Interpreter, source: str) -> None:

@@ -37,7 +37,7 @@ class EnvironmentPrepared(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentRefused(msgspec.Struct, frozen=True, tag=True):
-    """Why there is none."""
+    """There is no environment, for this reason."""
 
     text: str
 

@@ -1,7 +1,6 @@
-"""What the device helper does beside opening regions: it looks for GPUs and reads their figures.
+"""The device helper's tasks besides opening regions: it finds GPUs and reads their figures.
 
-Its drivers may hang or end the process: nobody but the helper is hurt. Only the helper imports this module, by its
-name.
+The drivers may hang or end the process; only the helper is affected. Only the helper imports this module, by its name.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes, gather
 from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
-from backends.reshape import tensor_specs
-from backends.scatter import requested_outputs, scatter
-from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
+from backends.scatter import execute_alone, requested_outputs, scatter
+from backends.worker.sequences.sequence_config import all_inputs, all_outputs
 from kernel.errors import ServingError
 
 if TYPE_CHECKING:
@@ -34,9 +33,8 @@ class LoadedModel:
     def __init__(self, config: Config, signature: OnnxSignature, session: BoundSession | DeviceSession) -> None:
         self._session = session
         self._max_batch_size = int(config.get("max_batch_size", 0))
-        self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
-        # A state output may also be an output for clients, with `reshape` or another setting.
-        self._outputs = {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
+        self._inputs = all_inputs(config)
+        self._outputs = all_outputs(config)
         self._batch_inputs = batch_inputs_of(config)
         self._scalar_inputs = [
             name
@@ -75,18 +73,11 @@ class LoadedModel:
         except ServingError:
             if len(requests) == 1:
                 raise
-            for request in requests:
-                self._execute_alone(request, timings)
+            execute_alone(self.execute, requests, timings)
             return
         if small is not None and small.failed:
             self._small = None  # the inputs were right, so the model file declares wrong output shapes
         scatter(requests, sizes, arrays, self._outputs)
-
-    def _execute_alone(self, request: WorkerRequest, timings: Timings) -> None:
-        try:
-            self.execute([request], timings)
-        except ServingError as error:
-            request.fail(error)
 
     def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Array]:
         inputs = self._gathered(requests)

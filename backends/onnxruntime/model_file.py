@@ -1,4 +1,4 @@
-"""What only the model file says: which inputs and outputs have no shape, not even a rank.
+"""Reads from the model file which inputs and outputs have no shape, not even a rank.
 
 ONNX Runtime describes a scalar and a tensor of any rank in the same way. The file is read without its weights, by the
 wire format of protobuf: it may have gigabytes, and the package `onnx` is not needed to run models.

@@ -1,7 +1,7 @@
 """Converts a model's configuration to ONNX Runtime's execution providers and their options. Pure.
 
 Names, rules and texts are those of Triton's ONNX Runtime backend (onnxruntime.cc). The accelerator `cuda` passes its
-parameters on as they are; older configurations have four of them under `parameters`, which count more.
+parameters on as they are; older configurations have four of them under `parameters`, which take precedence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From unpacked values to typed objects: a converter for each type that messages have. Pure.
 
-Annotations are texts (`from __future__ import annotations`), and are read here without evaluating them: `int | str` is
-no expression that Python 3.9 could evaluate.
+Annotations are texts (`from __future__ import annotations`), and are read here without evaluating them: Python 3.9
+could not evaluate `int | str`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An exception of a model's code for the model's author: what was raised, then the model's own lines.
+"""Formats an exception of a model's code for the model's author: the exception first, then the model's own lines.
 
 Clients and logs get Triton's text (`backends.python.failures.describe`); this one is for a terminal.
 """

@@ -50,7 +50,7 @@ class PythonInstance:
         self.host = host
         #: Whether the model may call other models: after `initialize` and before `finalize` (Triton).
         self.may_call = False
-        #: Lets a call go on of which the model has dropped the responses. Callable by the garbage collector.
+        #: Lets a call continue of which the model has dropped the responses. Callable by the garbage collector.
         self.discard_call: Callable[[ModelCall], None] = lambda call: None
         self.name = arguments.instance_name
         self.model_name = arguments.model_name

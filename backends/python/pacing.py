@@ -1,4 +1,4 @@
-"""Keeps an `async def execute` of a decoupled model near its clients, without holding up the event loop.
+"""Pauses an `async def execute` of a decoupled model that is too far ahead of its clients; the event loop runs on.
 
 `ResponseSender.send` waits in a thread while a client has too many responses to take. In the event loop it does not
 wait, because all other coroutines would wait too: the coroutine that runs `execute` pauses at its next `await` instead.
@@ -40,7 +40,7 @@ class Paced:
                 resume, argument = coroutine.throw, error
 
     def _wait(self, request: WorkerRequest) -> Generator[Any, Any, None]:
-        """Wait until the client has taken responses, or has gone."""
+        """Wait until the client has read responses, or has disconnected."""
         loop = asyncio.get_running_loop()
         taken = loop.create_future()
 

@@ -1,7 +1,7 @@
 """The module `torch`: imports it, and applies a model's settings to it.
 
-It is imported when a model is loaded, because it takes seconds and hundreds of megabytes, and because a server without
-PyTorch must say so.
+It is imported when a model is loaded, because it takes seconds and hundreds of megabytes, and so that the load fails
+with a clear error if PyTorch is missing.
 """
 
 from __future__ import annotations

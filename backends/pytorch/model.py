@@ -12,9 +12,8 @@ from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes, gather
 from backends.pytorch.library import TORCH_ERRORS
 from backends.pytorch.naming import check_result
-from backends.reshape import tensor_specs
-from backends.scatter import requested_outputs, scatter
-from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
+from backends.scatter import execute_alone, requested_outputs, scatter
+from backends.worker.sequences.sequence_config import all_inputs, all_outputs
 from kernel.errors import InternalError, InvalidArgument, ServingError
 
 if TYPE_CHECKING:
@@ -43,9 +42,8 @@ class TorchModel:
         self._conversion = conversion
         self._guard = guard
         self._max_batch_size = int(config.get("max_batch_size", 0))
-        self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
-        # A state output may also be an output for clients, with `reshape` or another setting.
-        self._outputs = {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
+        self._inputs = all_inputs(config)
+        self._outputs = all_outputs(config)
         self._batch_inputs = batch_inputs_of(config)
         self._datatypes = {name: spec.datatype for name, spec in self._inputs.items()}
         self._datatypes.update((name, each.datatype) for each in self._batch_inputs for name in each.target_names)
@@ -66,16 +64,9 @@ class TorchModel:
         except ServingError:
             if len(requests) == 1 or self._has_state:
                 raise
-            for request in requests:
-                self._execute_alone(request, timings)
+            execute_alone(self.execute, requests, timings)
             return
         scatter(requests, sizes, arrays, self._outputs)
-
-    def _execute_alone(self, request: WorkerRequest, timings: Timings) -> None:
-        try:
-            self.execute([request], timings)
-        except ServingError as error:
-            request.fail(error)
 
     def _infer(self, requests: Sequence[WorkerRequest], timings: Timings) -> dict[str, Any]:
         with self._guard():

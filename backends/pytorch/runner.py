@@ -22,5 +22,5 @@ class Runner(Protocol):
         """Compute and return all outputs: tensors, and lists of strings.
 
         `inputs` are tensors and lists of strings in the order of the signature, or one dictionary of tensors if it
-        takes one. Raises what PyTorch raises (`TORCH_ERRORS`), and `ValueError` for results that are no tensors.
+        takes one. Raises what PyTorch raises (`TORCH_ERRORS`), and `ValueError` for results that are not tensors.
         """

@@ -51,9 +51,9 @@ def torch_settings(arguments: ModelArguments, allowed_cpus: int = 0) -> TorchSet
         inference_mode=arguments.boolean_parameter("INFERENCE_MODE", True),
         cudnn=not arguments.boolean_parameter("DISABLE_CUDNN", False),
         cache_cleaning=arguments.boolean_parameter("ENABLE_CACHE_CLEANING", cleaning),
-        jit_profiling=_if_given(arguments, "ENABLE_JIT_PROFILING"),
-        jit_executor=_if_given(arguments, "ENABLE_JIT_EXECUTOR"),
-        tensor_fuser=_if_given(arguments, "ENABLE_TENSOR_FUSER"),
+        jit_profiling=_optional_flag(arguments, "ENABLE_JIT_PROFILING"),
+        jit_executor=_optional_flag(arguments, "ENABLE_JIT_EXECUTOR"),
+        tensor_fuser=_optional_flag(arguments, "ENABLE_TENSOR_FUSER"),
         intra_op_threads=max(0, arguments.integer_parameter("INTRA_OP_THREAD_COUNT")) or allowed_cpus,
         inter_op_threads=max(0, arguments.integer_parameter("INTER_OP_THREAD_COUNT")),
     )
@@ -87,5 +87,5 @@ def ignored_parameters(arguments: ModelArguments) -> list[str]:
     return lines
 
 
-def _if_given(arguments: ModelArguments, key: str) -> bool | None:
+def _optional_flag(arguments: ModelArguments, key: str) -> bool | None:
     return None if arguments.parameter(key) is None else arguments.boolean_parameter(key, False)

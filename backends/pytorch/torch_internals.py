@@ -1,4 +1,4 @@
-"""What PyTorch does not promise, and this backend uses all the same. `make test-torch` fails first after an update.
+"""The undocumented parts of PyTorch that this backend uses. `make test-torch` fails first after an update.
 
 Trees of arguments and AOTInductor's packages have no public names yet; the switches of TorchScript's executor never got
 any, and are those of Triton's backend.

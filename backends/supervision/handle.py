@@ -3,7 +3,7 @@
 Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
 new handle, so a late message is never a response to a newer request.
 
-The file is long because it is one state machine: each request goes through it without another call.
+The file is long because it is one state machine; parts in other classes would cost each request a call.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class WorkerHandle:
         request = self._requests.get(number)
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
-        response = self._response(request, message, final)  # raises ValueError for what no worker of ours sends
+        response = self._response(request, message, final)  # raises ValueError for a message that breaks the protocol
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
@@ -525,7 +525,7 @@ class WorkerHandle:
     def _may_return(self, request: Request, position: int) -> bool:
         """Whether the scheduler gets a request back that the worker had at `position` of its batches."""
         if request.cancelled or request not in self._model.live.instance_of:
-            return False  # its client has gone; or it was abandoned, or belongs to a warm-up
+            return False  # its client has disconnected; or it was abandoned, or belongs to a warm-up
         if not position:
             request.lost_before_start += 1
         return request.lost_before_start <= _MOST_RETURNS

@@ -70,7 +70,7 @@ class Launcher(Protocol):
 
 
 def ended_by_bus_error(cause: str) -> bool:
-    """Whether a worker has ended, by the cause that `on_lost` was given, because memory that it touched was gone."""
+    """Whether a worker ended because it accessed memory that no longer existed; `cause` is that of `on_lost`."""
     return cause.startswith(describe_exit(-signal.SIGBUS))
 
 

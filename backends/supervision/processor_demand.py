@@ -1,5 +1,5 @@
-"""How much processor time a process wants: what it has used, and how long it has waited for a processor. And whether it
-works at all.
+"""How much processor time a process needs: what it has used, and how long it has waited for a processor. And whether it
+does any work.
 """
 
 from __future__ import annotations

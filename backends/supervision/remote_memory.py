@@ -50,7 +50,7 @@ def _is_large(tensor: Tensor) -> bool:
 
 
 class RemoteMemory:
-    """Copies tensors to and from one worker. Every `ValueError` is for what no worker of ours sends."""
+    """Copies tensors to and from one worker. Every `ValueError` is for a message that breaks the protocol."""
 
     #: Responses go through `deliver`.
     defers = True

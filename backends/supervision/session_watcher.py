@@ -1,4 +1,4 @@
-"""The watcher: a small process that ends what models have started when a worker or the kernel is gone.
+"""The watcher: a small process that ends processes of models after their worker or the kernel has ended.
 
 Each worker leads a session (setsid(2)), to which the processes belong that its model starts. Workers are killed by the
 system when the kernel dies (`backends/worker/__main__.py`); processes that models have started are not. The kernel
@@ -6,7 +6,7 @@ starts this file as a script and writes lines to its standard input:
 
     +PID  a worker has started, with a session of its own
     -PID  the worker has ended: end its session
-    .     the kernel goes on, and ends the watcher
+    .     the kernel continues, and ends the watcher
 
 When the kernel is gone, or closes the input, the watcher ends all sessions that it knows, and then itself. If the
 kernel is gone, it also ends processes that have left their session, by the mark that they have of their worker
@@ -92,7 +92,7 @@ def end_marked(kernel: int, variable: str, option: str) -> None:
 def members_of(sessions: dict[int, int]) -> list[tuple[int, int]]:
     """Return the processes that live in the sessions of workers, each with its session.
 
-    `sessions` has for each worker when it started; 0 where it had ended before we looked.
+    `sessions` has for each worker when it started; 0 if it had ended before we looked.
     """
     for session, worker_started in list(sessions.items()):
         leader = stat_of(session)
@@ -143,7 +143,7 @@ class Watch:
     def __init__(self) -> None:
         #: Worker → when it started; 0 where that is not known, because it had ended before we looked.
         self.sessions: dict[int, int] = {}
-        #: Whether the kernel has said that it goes on without this watcher.
+        #: Whether the kernel has said that it continues without this watcher.
         self.dismissed = False
         self._partial = b""
 
@@ -190,7 +190,7 @@ def main() -> None:
             if kernel_gone:
                 break
     end_sessions(watch.sessions)
-    # A program may go on when its server has stopped, perhaps with another server.
+    # A program may continue when its server has stopped, perhaps with another server.
     if not watch.dismissed and (kernel_fd < 0 or _is_gone(kernel_fd)):
         end_marked(kernel, variable, option)
 

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: How often the timeouts of requests are looked at that wait for a worker that is started again, in seconds.
+#: How often the timeouts of requests are checked that wait for a worker that is started again, in seconds.
 EXPIRY_LOOK_S = 0.05
 
 #: How long a worker may take to finalize its model before it is killed, in seconds.
@@ -158,8 +158,10 @@ class InstanceSupervisor:
         return completed.config
 
     async def _start_another(self, used: WorkerSession) -> None:
-        """Replace a worker in which code of the model has completed the configuration: what this code has left in its
-        process, the instance does not get. Raises `ServingError`."""
+        """Replace a worker in which code of the model has completed the configuration. Raises `ServingError`.
+
+        So the instance does not get what this code has changed in its process.
+        """
         session = self._session = self._new_session(self._title)
         try:
             _, failure = await asyncio.gather(
@@ -325,7 +327,7 @@ class InstanceSupervisor:
         self._model.instances.set_condition(handle, condition)
 
     def _suspend(self, handle: WorkerHandle, *, stopped: bool) -> None:
-        """Give a worker that is stopped, or that is being ended, no batches; give it batches again when it goes on."""
+        """Give no batches to a worker that is stopped or being ended; give it batches again when it continues."""
         assert self._model is not None
         suspended = stopped or self._ending is not None
         if suspended == self._suspended:
@@ -334,7 +336,7 @@ class InstanceSupervisor:
         if stopped:
             logger.error("the process of model instance '%s' is stopped by a signal (SIGSTOP)", handle.name)
         elif not suspended:
-            logger.info("the process of model instance '%s' goes on", handle.name)
+            logger.info("the process of model instance '%s' continues", handle.name)
         if self._stopped:  # the instance is retired
             return
         if suspended:
@@ -399,7 +401,7 @@ class InstanceSupervisor:
         asyncio.get_running_loop().call_later(EXPIRY_LOOK_S, self._expire)
 
     def _expire(self) -> None:
-        """Look at the timeouts of queued requests, as long as no instance of the model lives."""
+        """Check the timeouts of queued requests while the model has no running worker."""
         if self._model is not None and not self._stopped and not self._model.instances.count:
             self._model.expire_queued()
             self._expire_later()

@@ -1,4 +1,5 @@
-"""Which task a free helper runs next: peers get equal parts, so that one with many tasks delays no other. Pure."""
+"""Which task a free helper runs next: peers get equal shares, so that one with many tasks does not delay others.
+Pure."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ class TaskQueue:
     """Tasks that wait for a helper. One helper is kept free of large tasks, so that small ones never wait for them.
 
     Each peer gets an equal part of the bytes that are worked on (start-time fair queuing). Time is counted in bytes: a
-    task starts when its peer's task before it ends, or now, whichever is later, and the least start is next. Time goes
-    on more slowly than a single peer's tasks end. So the first task of a peer waits for none that another peer still
-    has waiting, however many these are, but new peers without end do not keep the others waiting.
+    task starts when its peer's task before it ends, or now, whichever is later, and the least start is next. Virtual
+    time advances more slowly than a single peer's tasks end. So the first task of a peer never waits for waiting tasks
+    of another peer, however many these are, and an endless series of new peers cannot keep the others waiting.
     """
 
     def __init__(self, helper_count: int) -> None:

@@ -1,6 +1,6 @@
 """The kernel's side of the watcher, see `backends/supervision/session_watcher.py`.
 
-The watcher is started with the first worker. If it ends, the server goes on, and another one is started.
+The watcher is started with the first worker. If it ends, the server continues, and another one is started.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class SessionWatcher:
         """Start another watcher. Without one, workers are still killed with the kernel."""
         delay_s = self._backoff.next_delay_s()
         logger.warning(
-            "the process that ends what models have started if the server is killed %s; it is started again in %.0f s",
+            "the watcher (it ends processes of models if the server is killed) %s; it is started again in %.0f s",
             problem, delay_s,
         )  # fmt: skip
         self._restart = asyncio.get_running_loop().call_later(delay_s, self._start)

@@ -40,7 +40,7 @@ class OutputArena:
     def __init__(
         self, fd: int, byte_size: int, title: str, memory: WorkerMemory, budget: ByteBudget | None = None
     ) -> None:
-        """The arena owns `fd` from now on. Raises `NotSealedMemory`, a ValueError, for what no worker of ours sends."""
+        """The arena owns `fd` from now on. Raises `NotSealedMemory`, a ValueError, if `fd` is not sealed memory."""
         try:
             check_sealed(fd, byte_size)
         except BaseException:
@@ -81,7 +81,7 @@ class OutputArena:
 
 
 class WorkerMemory:
-    """The memory that one worker and the kernel share. Each `ValueError` is for what no worker of ours sends.
+    """The memory that one worker and the kernel share. Each `ValueError` is for a message that breaks the protocol.
 
     `RemoteMemory` has the same interface, for a worker that shares no memory.
     """
@@ -166,7 +166,7 @@ class WorkerMemory:
             del self.mapped_client_regions[region.number]
 
     def report_fault(self, requests: Collection[Request]) -> None:
-        """The worker died by SIGBUS while it had `requests`: say which regions of clients may be the cause."""
+        """The worker died by SIGBUS while it had `requests`: report which regions of clients may be the cause."""
         mapped = list(self.mapped_client_regions.values())
         spans = [tensor.span for request in requests for tensor in request.inputs]
         spans += [output.span for request in requests for output in request.outputs]

@@ -188,7 +188,7 @@ class EngineContext:
         if found.failure is not None:
             raise InternalError(f"no memory for output '{name}' for {self._name}: {found.failure}")
         if -1 in found.shape or not found.address:
-            raise InternalError(f"TensorRT has not said the shape of output '{name}' for {self._name}")
+            raise InternalError(f"TensorRT did not return the shape of output '{name}' for {self._name}")
         return DeviceArray(found.address, tensor.datatype, found.shape, self._device.device_id, self._blocks)
 
 

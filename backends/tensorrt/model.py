@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes
-from backends.reshape import tensor_specs
-from backends.scatter import requested_outputs, scatter
+from backends.scatter import execute_alone, requested_outputs, scatter
 from backends.tensorrt.context import EngineContext
 from backends.tensorrt.graphs import CapturedGraphs
 from backends.tensorrt.output_memory import OutputBlocks
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
 from backends.tensorrt.shape_values import shape_values
-from backends.worker.devices.graph_specs import graph_specs, narrower_than_asked
+from backends.worker.devices.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.worker.devices.tensors import DeviceArray
-from backends.worker.sequences.sequence_config import sequence_inputs, state_outputs
+from backends.worker.sequences.sequence_config import all_inputs, all_outputs, state_outputs
 from kernel.errors import InternalError, ServingError
 from shm.datatypes import DATATYPES, element_count
 
@@ -55,9 +54,8 @@ class LoadedEngine:
         self._device = device
         self._name = arguments.instance_name
         self._max_batch_size = arguments.max_batch_size
-        self._inputs = {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
-        # A state output may also be an output for clients, with `reshape` or another setting.
-        self._outputs = {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
+        self._inputs = all_inputs(config)
+        self._outputs = all_outputs(config)
         #: Implicit state is kept on the host.
         self._states = {spec.name for spec in state_outputs(config)}
         self._batch_inputs = batch_inputs_of(config)
@@ -130,7 +128,7 @@ class LoadedEngine:
         specs = graph_specs(arguments.config)
         if not specs:
             return
-        if narrower_than_asked(specs):
+        if has_ignored_lower_bounds(specs):
             warn(
                 f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be those "
                 "of the graph"
@@ -159,8 +157,7 @@ class LoadedEngine:
         except ServingError:
             if len(requests) == 1:
                 raise
-            for request in requests:
-                self._execute_alone(request, timings)
+            execute_alone(self.execute, requests, timings)
             return
         scatter(requests, sizes, arrays, self._outputs)
         # One wait for the computation and for the copies of outputs: until it ends the statistics count inference.
@@ -168,12 +165,6 @@ class LoadedEngine:
         self._in_use.clear()
         self._blocks.forget_outgrown()
         timings.inferred()
-
-    def _execute_alone(self, request: WorkerRequest, timings: Timings) -> None:
-        try:
-            self.execute([request], timings)
-        except ServingError as error:
-            request.fail(error)
 
     def _infer(self, requests: Sequence[WorkerRequest], row_count: int, timings: Timings) -> dict[str, Any]:
         values = {

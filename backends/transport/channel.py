@@ -228,7 +228,7 @@ class LoopChannel:
         self._peer_outbox = OutboxReader(fd)
 
     def detach_outbox(self) -> None:
-        """Use the peer's outbox no longer: the peer is dead, and nobody asks any more how far it was."""
+        """Stop using the peer's outbox: the peer is dead, and its progress is no longer needed."""
         outbox, self._peer_outbox = self._peer_outbox, None
         if outbox is not None:
             outbox.close()

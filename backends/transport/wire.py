@@ -339,7 +339,7 @@ class Execute(Message):
 
 
 class Cancel(Message):
-    """The clients of these requests have gone: `is_cancelled` is true from now on."""
+    """The clients of these requests have disconnected: `is_cancelled` is true from now on."""
 
     requests: list[int]
 
@@ -591,8 +591,8 @@ class Recalled(Message):
 
 
 class Rescheduled(Message):
-    """The model wants to execute this request of an unfinished batch again (iterative sequences). It gets no final
-    response as this request: the kernel sends it again, under another number."""
+    """The model wants to execute this request of an unfinished batch again (iterative sequences). No final response
+    follows under this number: the kernel sends the request again, under another number."""
 
     request: int
 
@@ -621,7 +621,7 @@ class Submit(Message):
     request: RequestMessage
     #: The numbers of the worker's requests for which the model may call; empty if it executes none.
     parents: list[int] = []
-    #: Whether the execution of the parents cannot go on before the call has responded. It may not either if this is
+    #: Whether the execution of the parents cannot continue before the call has responded. It may not either if this is
     #: false: a thread of the model calls.
     blocking: bool = False
     #: Whether several responses are accepted.

@@ -63,7 +63,7 @@ class Forked(ZygoteMessage, frozen=True):
 
 
 class ForkFailed(ZygoteMessage, frozen=True):
-    """A `PreloadChosen` (number 0) or a `ForkWorker` could not be done; the zygote goes on."""
+    """A `PreloadChosen` (number 0) or a `ForkWorker` could not be done; the zygote continues."""
 
     number: int
     text: str

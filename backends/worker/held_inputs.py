@@ -148,7 +148,7 @@ class HeldInputs:
         return exporter.data
 
     def drop_result(self, lease: int) -> None:
-        """Report soon that nobody needs a result of a call."""
+        """Report soon that a result of a call is no longer needed."""
         self._held[-lease] = []
         self._maybe_free.append(-lease)
         self._late_release.start()

@@ -197,7 +197,7 @@ class Worker:
             self._reader.poll_ns = 0
 
     def close(self) -> None:
-        """Free what the system would free with the process, for a process that goes on."""
+        """Free what the system would free with the process, for a process that continues."""
         if self._device is not None:
             self._device.close()
         self._regions.close()

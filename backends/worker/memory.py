@@ -70,7 +70,7 @@ class WorkerRegion(Protocol):
         there. False where that is not known."""
 
     def ended(self, offset: int, byte_size: int) -> None:
-        """Nothing uses a view any more that `input_view` returned for these bytes, and that is no copy."""
+        """Nothing uses a view any more that `input_view` returned for these bytes, and that is not a copy."""
 
     def close(self) -> None:
         """Unmap or free the region. Arrays that still refer to it keep their memory."""
@@ -293,7 +293,7 @@ class CopyingRegion(ABC):
 
 
 class UnmappedRegion(CopyingRegion):
-    """A client's region that must not be mapped: a client that shortens it gets an error, and the worker goes on."""
+    """A client's region that must not be mapped: a client that shortens it gets an error, and the worker continues."""
 
     def __init__(self, fd: int, byte_size: int, offset: int, buffers: CopyBuffers) -> None:
         """Copies are made in `buffers`. The region becomes the owner of `fd`."""
@@ -382,7 +382,7 @@ class AttachedRegions:
             self._replaced.pop(number).close()
 
     def close(self) -> None:
-        """Forget all regions: the worker ends, and its process may go on."""
+        """Forget all regions: the worker ends, and its process may continue."""
         for number in list(self._regions):
             self.detach(number)
 

@@ -53,7 +53,7 @@ class KernelMessageReader:
         urgent: Callable[[wire.ToWorker], None],
         between: Callable[[], None] = lambda: None,
     ) -> None:
-        """The main thread calls `between` when it goes on waiting after messages that were not for it."""
+        """The main thread calls `between` when it continues waiting after messages that were not for it."""
         self._channel = channel
         self._urgent = urgent
         self._between = between

@@ -54,7 +54,7 @@ class MetricReporter:
         self.report()
 
     def report(self) -> None:
-        """Send all changes now. A connection that is closed is no error here: `KernelMessageReader` reports it."""
+        """Send all changes now. A connection that is closed is not an error here: `KernelMessageReader` reports it."""
         if not self._started:
             return
         with self._report_lock, contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ class OutputMemory(Protocol):
         """Free a span that no response names."""
 
     def close(self) -> None:
-        """The worker ends, and its process may go on. The kernel keeps the memory of responses that it has."""
+        """The worker ends, and its process may continue. The kernel keeps the memory of responses that it has."""
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
         """Make these tensors readable for the kernel, before the response that names them is sent."""

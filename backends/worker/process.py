@@ -67,7 +67,7 @@ def prepare_environment() -> None:
     """Set what libraries read when they are imported. What the operator has set stays.
 
     Since 1.29, the import of ONNX Runtime starts a thread that sends telemetry, and makes a database in the user's
-    cache folder, which it keeps open. A server tells nobody what it serves unless it is asked to; and a process with a
-    second thread cannot be forked safely.
+    cache folder, which it keeps open. A server must not report what it serves unless the operator asks for it; and a
+    process with a second thread cannot be forked safely.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

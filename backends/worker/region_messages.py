@@ -24,8 +24,8 @@ class RegionMessages:
     ) -> None:
         """Descriptors come over `channel`. `arena` has the worker's outputs.
 
-        With `private_writes` nobody else sees what is written to memory that is not writable: a model may change its
-        inputs.
+        With `private_writes`, writes to memory that is not writable are visible only in this process: a model may
+        change its inputs.
         """
         self._channel = channel
         self._regions = regions

@@ -123,7 +123,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         self.responder.reschedule(self)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone. Cheap enough to call in a loop."""
+        """Whether the client has disconnected. Cheap enough to call in a loop."""
         return self.responder.is_cancelled(self)
 
     def is_ahead(self) -> bool:

@@ -57,7 +57,7 @@ class BatchResponder:
         self._cancelled: set[int] = set()
         #: How many more responses may be sent now, by request number; only for requests with several responses.
         self._credit: dict[int, int] = {}
-        #: What is called when a request has credit again, or its client has gone.
+        #: What is called when a request has credit again, or its client has disconnected.
         self._credit_waiters: dict[int, Callable[[], object]] = {}
         self._main_thread = threading.get_ident()
         #: Final responses of the current batch, by request number, in the order of the batch.
@@ -66,7 +66,7 @@ class BatchResponder:
     # ---- for the worker loop -----------------------------------------------------------------
 
     def open_batch(self, refs: Sequence[wire.RequestMessage]) -> list[WorkerRequest]:
-        """Return the requests to execute. Requests whose clients have gone are failed instead."""
+        """Return the requests to execute. Requests whose clients have disconnected are failed instead."""
         # Without the lock: no other thread responds to these requests before this returns.
         requests: list[WorkerRequest] = []
         batch: dict[int, wire.ResponseMessage | None] = {}
@@ -120,7 +120,7 @@ class BatchResponder:
                 others |= self._batch
             else:
                 for number, final in self._batch.items():
-                    if final is not None:  # its client has gone
+                    if final is not None:  # its client has disconnected
                         self._send_response(number, True, final)
             self._batch = others
             return requests
@@ -155,7 +155,7 @@ class BatchResponder:
             self._send_response(ref.number, True, final)
 
     def cancel(self, numbers: Sequence[int]) -> None:
-        """Note that the clients of these requests have gone. The batches of some requests may not be opened yet."""
+        """Note that the clients of these requests have disconnected. Some of their batches may not be opened yet."""
         self._cancelled.update(number for number in numbers if number in self.live or number > self._newest)
         if self._credit_waiters:
             for number in numbers:
@@ -309,7 +309,7 @@ class BatchResponder:
             self._send(wire.Responded(number, final, failure))
 
     def _wait_for_credit(self, request: WorkerRequest) -> None:
-        """Wait until the request has credit. A request whose client has gone does not wait."""
+        """Wait until the request has credit. A request whose client has disconnected does not wait."""
         credit, number = self._credit, request.ref.number
         if credit.setdefault(number, wire.CREDIT_WINDOW) <= 0 and not self._may_overshoot(request):
             self._reader().wait_until(lambda: credit.get(number, 1) > 0 or number in self._cancelled)

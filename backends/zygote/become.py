@@ -1,4 +1,4 @@
-"""What a forked process does to become a worker that is as separate from others as one that was started by itself."""
+"""What a forked process does to become a worker that shares nothing with others but unchanged memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Imports what workers need, once, before they are forked.
 
 Only the thread that forks is in the new process, so after each import the zygote must have one thread. OpenBLAS starts
-its threads when it is loaded, ends them before a fork, and starts them again when a process first needs them. So a fork
-for nothing ends them here (`_end_threads`). ONNX Runtime starts one for its telemetry, unless ORT_DISABLE_TELEMETRY is
+its threads when it is loaded, ends them before a fork, and starts them again when a process first needs them. So an
+extra fork ends them here (`_end_threads`). ONNX Runtime starts one for its telemetry, unless ORT_DISABLE_TELEMETRY is
 set (`backends/worker/process.py`).
 """
 
@@ -36,7 +36,8 @@ class Preloader:
         _imported()
 
     def import_backend(self, name: str) -> None:
-        """Import a built-in backend, once. Others are imported by the worker: nobody knows what they do at import.
+        """Import a built-in backend, once. Others are imported by the worker, because it is not known what they do at
+        import.
 
         An error is the worker's: it imports the backend again, and responds with the error.
         """

@@ -1,4 +1,4 @@
-"""What each worker does first, done before the forks: then workers share the memory that it changes.
+"""Runs the first steps of a worker once before the forks, so that workers share the memory that these steps change.
 
 The interpreter writes to a function's memory when the function runs for the first times: counters and caches in its
 code. After a fork each such page becomes the worker's own. A backend may have a module `rehearsal` beside it, with a

@@ -4,10 +4,10 @@ It has one thread, because a forked process has only the thread that forks: lock
 holds no descriptor but its socket and standard streams, and no secret but its environment, so that a worker has nothing
 of other workers or of the kernel.
 
-A worker is forked twice. The process between ends at once, so that the worker becomes a child of the nearest subreaper
-(PR_SET_CHILD_SUBREAPER): the kernel. So the kernel sees its end as that of a process which it has started itself. The
-zygote responds when the process between has ended: then the worker is the kernel's child, and its number is that of no
-other process until the kernel has waited for it.
+A worker is forked twice. The process in the middle ends at once, so that the worker becomes a child of the nearest
+subreaper (PR_SET_CHILD_SUBREAPER): the kernel. So the kernel sees its end as that of a process which it has started
+itself. The zygote responds when the process in the middle has ended: then the worker is the kernel's child, and its
+process id cannot be reused before the kernel has waited for it.
 """
 
 from __future__ import annotations

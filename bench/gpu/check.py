@@ -4,7 +4,7 @@
 
 It needs Python, cuda-bindings and the server's own packages; torch and cupy are used if they are there. Each part is a
 list of rows: what was looked at, the value, and whether it is as expected. A part that fails is a row, and the
-others go on. `--fake` runs it on the CUDA of the tests, which shows that the file works, and no figures.
+others continue. `--fake` runs it on the CUDA of the tests, which shows that the file works, and no figures.
 
 It is one file, so that it can be copied to a machine with a GPU and run there.
 """
@@ -71,7 +71,7 @@ class GpuCheck:
         """Add the rows of a part."""
         try:
             self.rows += work(self)
-        except Exception as error:  # a driver or a library may raise anything: the other parts go on
+        except Exception as error:  # a driver or a library may raise anything: the other parts continue
             self.rows.append(GpuRow(part, "failed", f"{type(error).__name__}: {error}", ok=False))
 
 

@@ -33,7 +33,7 @@ class Order(msgspec.Struct, frozen=True):
     byte_size: int
     port: int
     timeout_s: float
-    #: How long nothing must have moved before a paused attack goes on.
+    #: How long nothing must have moved before a paused attack continues.
     hold_s: float = 1.0
 
 

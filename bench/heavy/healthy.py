@@ -14,6 +14,7 @@ import os
 import select
 import sys
 import time
+from collections import deque
 
 import msgspec
 
@@ -23,7 +24,7 @@ from bench.load_clients import BadResponse
 #: Seconds between two requests of a protocol.
 INTERVAL_S = 0.005
 
-#: Connections of a protocol: enough for all requests that are due while the server stands still for 0.16 s.
+#: Connections of a protocol: enough for all requests that are due while the server makes no progress for 0.16 s.
 CONNECTIONS = 32
 
 
@@ -52,7 +53,8 @@ class HealthySide:
         self.protocol = protocol
         self._spec = Spec(protocol, port, 1, ["healthy"], 0, 0)
         self._poll = poll
-        self._idle: list[LoadConnection] = []
+        #: They are used in turn: the server closes one that nobody has used for a while.
+        self._idle: deque[LoadConnection] = deque()
         #: Connections whose requests wait, by descriptor, and when these were due.
         self._waiting: dict[int, tuple[LoadConnection, float]] = {}
         #: When the next request is due.
@@ -71,7 +73,7 @@ class HealthySide:
     def send_due(self, until: float) -> None:
         """Send the requests that are due until this time, as far as there are connections."""
         while self._idle and self.due <= until:
-            connection = self._idle.pop()
+            connection = self._idle.popleft()
             self._waiting[connection.socket.fileno()] = connection, self.due
             self.due += INTERVAL_S
             connection.send()

@@ -1,4 +1,4 @@
-"""What an author names on the command line: a repository of models, or the folder of one model."""
+"""The path that an author gives on the command line: a repository of models, or the folder of one model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def find_target(path: Path) -> Target:
-    """Return what is at `path`. Raises `BadOption` if that is no folder."""
+    """Return what is at `path`. Raises `BadOption` if that is not a folder."""
     if not path.is_dir():
         raise BadOption(f"'{path}' is not a folder. Give the folder of a model, or a folder of models")
     if is_model(path):
@@ -49,7 +49,7 @@ def find_target(path: Path) -> Target:
 
 
 def model_target(path: Path) -> Target:
-    """Return the model at `path`. Raises `BadOption` if that is no model's folder."""
+    """Return the model at `path`. Raises `BadOption` if that is not a model's folder."""
     found = find_target(path)
     if not found.name:
         inside = sorted(each.name for each in path.iterdir() if each.is_dir() and is_model(each))

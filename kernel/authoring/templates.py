@@ -1,4 +1,4 @@
-"""The files of new models, with comments that teach. Pure."""
+"""The files of new models, with comments that explain them. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
 
 PYTHON_CONFIG = """\
-# What a server must know of the model. The folder's name is the model's name.
+# The configuration of the model. The folder's name is the model's name.
 backend: "python"
 
 # Requests may have up to 8 rows, and the server joins waiting requests to batches of up to 8 rows. Clients send shapes
@@ -69,7 +69,7 @@ class TritonPythonModel:
             # An array over the request's memory, with the rows first. It may be changed in place.
             given = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
             if not np.isfinite(given).all():
-                # An error of one request: the others of the batch are not hurt.
+                # An error of one request: the other requests of the batch are not affected.
                 error = pb_utils.TritonError("INPUT has values that are not finite", pb_utils.TritonError.INVALID_ARG)
                 responses.append(pb_utils.InferenceResponse(error=error))
                 continue
@@ -152,7 +152,7 @@ def test_the_model_responds(server):
 '''
 
 _ONNX_HEADER = """\
-# What a server must know of the model. The folder's name is the model's name. This was read from model.onnx; a server
+# The configuration of the model. The folder's name is the model's name. This was read from model.onnx; a server
 # would read it again if this file were missing. What is here can be changed as far as it does not contradict the file.
 #
 # max_batch_size: the most rows of a batch; shapes begin with the rows. 0 if the file has no batch dimension.
@@ -167,7 +167,7 @@ _ENSEMBLE_HEADER = """\
 #
 # input, output: what clients send and get.
 # step: the models. input_map: input of the model -> tensor of the ensemble; output_map: output of the model -> tensor.
-# A step runs as soon as its tensors are there, so that independent steps run at the same time.
+# A step runs as soon as its tensors exist, so independent steps run at the same time.
 """
 
 

@@ -22,7 +22,7 @@ MAX_INPUT_BYTE_SIZE = 64 << 20
 
 
 class CacheAccess:
-    """Takes the place of `Model.submit` of one model version. Models without a cache are not touched by it."""
+    """Takes the place of `Model.submit` of one model version. Models without a cache are not affected."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CacheAccess:
         start: Callable[[Coroutine[Any, Any, None]], None],
         clock: Clock,
     ) -> None:
-        """`salt` returns what stands for the present load of the model in keys; None if no request may be looked up.
+        """`salt` returns what identifies the present load of the model in keys; None if no request may be looked up.
 
         `start` runs a coroutine in a task.
         """

@@ -1,4 +1,4 @@
-"""The response cache of a server: which models use it, and what stands for a load of a model in keys.
+"""The response cache of a server: which models use it, and what identifies a load of a model in keys.
 
 In a cache of this process, each load has entries of its own. In a cache that servers share, a load is known by its
 configuration and by the names, sizes and times of its files, so that servers with the same files share entries. If one
@@ -62,7 +62,7 @@ class ResponseCaching:
             )  # fmt: skip
 
     def _load_salt(self, model: Model, folder: Path) -> bytes:
-        """Return what stands for this load in keys. Blocks."""
+        """Return what identifies this load in keys. Blocks."""
         if not self.cache.shared:
             return secrets.token_bytes(_SALT_BYTE_SIZE)
         salt = files_salt(model, folder)
@@ -86,7 +86,7 @@ class ResponseCaching:
 
 
 def files_salt(model: Model, folder: Path) -> bytes:
-    """Return what the configuration and the files of a model version have in common on all servers. Blocks."""
+    """Return a digest of the configuration and the files of a model version, equal on all servers. Blocks."""
     hasher = hashlib.blake2b(model.config.SerializeToString(deterministic=True), digest_size=_SALT_BYTE_SIZE)
     hasher.update(f"\0{__version__}\0{model.name}\0{model.version}\0".encode())
     version = folder / str(model.version)

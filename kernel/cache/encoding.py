@@ -1,8 +1,8 @@
 """Responses as bytes, for caches outside of the server. Pure.
 
 A value is a checksum of what follows (CRC-32), the size of the head, the head (msgpack), and the bytes of the outputs
-one after the other. Names of datatypes and shapes are checked when a value is read, so that an entry that was damaged,
-or that another version of the server wrote, is no entry.
+one after the other. Names of datatypes and shapes are checked when a value is read, so that a damaged entry, or one
+written by another version of the server, is ignored.
 """
 
 from __future__ import annotations

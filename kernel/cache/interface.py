@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CachedResponse(msgspec.Struct, eq=False):
-    """A response from the cache. Who gets it owns it, and releases the leases of its outputs."""
+    """A response from the cache. Its receiver owns it, and releases the leases of its outputs."""
 
     #: Inline, or with a span and a lease.
     outputs: list[Tensor]
@@ -41,7 +41,7 @@ class ResponseCache(Protocol):
     figures: CacheFigures
 
     def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
-        """Look `key` up, and call `found` once, before this returns or later. None says that there is no entry.
+        """Look `key` up, and call `found` once, before this returns or later. None means that there is no entry.
 
         A failure counts as no entry. `found` owns the response.
         """

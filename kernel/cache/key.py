@@ -1,6 +1,6 @@
 """The key of a request in the response cache. Pure.
 
-Two requests have the same key only if a model cannot tell them apart, but for their id, priority and timeout: the load
+Two requests have the same key only if all of these are equal (id, priority and timeout may differ): the load
 of the model, inputs (names, datatypes, shapes, bytes), requested outputs with their classification, parameters, and
 fields of sequences. The key is a BLAKE2b hash of 256 bits, so that nobody can make two requests with the same key.
 Triton's key has only the model, the names of inputs and their bytes (core's cache_manager.cc).
@@ -26,12 +26,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def inputs_in_order(request: Request) -> list[Tensor]:
-    """Return the inputs in the order of their names, in which the key has them: their order says nothing."""
+    """Return the inputs sorted by name, as in the key: their order in the request has no meaning."""
     return sorted(request.inputs, key=_name)
 
 
 def describe(request: Request, salt: bytes) -> bytes:
-    """Return all of `request` that the key has, but for the bytes of its inputs. `salt` stands for the model's load."""
+    """Return all parts of `request` in the key, except the bytes of its inputs. `salt` identifies the model's load."""
     inputs = [(each.name, each.datatype, each.shape, each.byte_size) for each in inputs_in_order(request)]
     outputs = [(each.name, each.classification) for each in request.outputs]
     sequence = (request.correlation_id, request.sequence_start, request.sequence_end)
@@ -41,7 +41,7 @@ def describe(request: Request, salt: bytes) -> bytes:
 
 def digest(description: bytes, contents: Iterable[Buffer]) -> bytes:
     """Return the key for what `describe` returned, and the bytes of the inputs in the same order."""
-    # The description has the size of each input, and its own size stands before it: no bytes can change sides.
+    # The sizes of the description and of each input are hashed too, so that different requests never give equal bytes.
     hasher = hashlib.blake2b(len(description).to_bytes(8), digest_size=KEY_BYTE_SIZE)
     hasher.update(description)
     for content in contents:

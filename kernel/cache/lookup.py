@@ -1,4 +1,4 @@
-"""One request of a model with a response cache: its key is found out, the cache is asked, and the request gets the
+"""One request of a model with a response cache: its key is computed, the cache is asked, and the request gets the
 response of the cache or goes to the model.
 
 A request with small inputs in the memory of the server takes one call, if the cache is local. All others wait: large
@@ -101,7 +101,7 @@ class Lookup:
     # ---- the key -----------------------------------------------------------------------------
 
     async def _find_key(self) -> None:
-        """Find the key out, then ask the cache. If that fails, let the model execute the request as it is.
+        """Compute the key, then ask the cache. If that fails, let the model execute the request without the cache.
 
         It is not cancelled by the timeout, because a helper that is being started is started for all.
         """

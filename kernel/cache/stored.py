@@ -56,7 +56,7 @@ class StoredCache:
     ) -> None:
         """`title` names the store in the log. Each call of the store may take `timeout_s` seconds.
 
-        Responses that take more than `value_limit` bytes are not stored, and found values that do are no entries.
+        Responses of more than `value_limit` bytes are not stored, and larger values in the store are ignored.
         """
         self.figures = CacheFigures()
         self._store = store
@@ -129,7 +129,7 @@ class StoredCache:
             found(response)
 
     def _decoded(self, value: object) -> CachedResponse | None:
-        """Return the response in a value, or None if it is none of ours."""
+        """Return the response in a value, or None if the value is not a response of this server."""
         try:
             if not isinstance(value, bytes):
                 raise BadEntry(f"a value of type {type(value).__name__}, expected bytes")
@@ -138,7 +138,7 @@ class StoredCache:
             return decode(value)
         except BadEntry as error:
             self.figures.failures += 1
-            logger.warning("%s has a value that is no response of this server: %s", self._title, error)
+            logger.warning("%s returned a value that is not a response of this server: %s", self._title, error)
             return None
 
     async def _put(self, key: bytes, value: bytes) -> None:
@@ -168,7 +168,7 @@ class StoredCache:
         )
         if self._breaker.failed(self._clock.now_ns()):
             logger.error(
-                "%s has failed several times in a row and is not asked for some seconds at a time: %s",
+                "%s failed several times in a row; for some seconds it is not asked, and every lookup is a miss: %s",
                 self._title, cause,
             )  # fmt: skip
         else:

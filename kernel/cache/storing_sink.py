@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response, Sink
 
 
-#: Seconds for which a response may be held. A helper that does other work for so long is not worth the wait.
+#: Seconds for which a response may be held. If a helper is busy for longer, the response is sent without it.
 HOLD_TIMEOUT_S = 1.0
 
 
 class StoringSink:
-    """Stores a response that ends its request and is no error. Errors are never stored (Triton 2.51 stores them).
+    """Stores a successful final response. Errors are never stored (Triton 2.51 stores them).
 
     A response whose outputs are in regions of the client is passed on after a helper has read them: from then on the
     client may change them.
@@ -92,7 +92,7 @@ class HeldResponse:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Read the outputs, store them, and send the response; after `HOLD_TIMEOUT_S` send it all the same."""
+        """Read the outputs, store them, and send the response; after `HOLD_TIMEOUT_S` send it nevertheless."""
         self._access.hold(self._response)
         self._timer = asyncio.get_running_loop().call_later(HOLD_TIMEOUT_S, self._end, None)
         self._access.start(self._read())

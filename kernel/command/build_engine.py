@@ -1,4 +1,4 @@
-"""`naiad build-engine`: starts the process that builds. This one imports nothing of TensorRT."""
+"""`naiad build-engine`: starts the process that builds the engine. This process does not import TensorRT."""
 
 from __future__ import annotations
 

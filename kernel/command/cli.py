@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -68,7 +69,7 @@ def models(
         bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
     ] = False,
 ) -> None:
-    """List the models of a repository, and check whether a server could load each of them. It loads none."""
+    """List the models of a repository, and check whether a server could load each of them, without loading it."""
     from kernel.command.models import print_models
 
     paths = tuple(model_repository or (DEMO_REPOSITORY,))
@@ -87,7 +88,7 @@ def init(
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
 ) -> None:
-    """Write the folder of a new model: a configuration, code or a file, a test, and comments that teach."""
+    """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
     from kernel.command.init import init_model
 
     if sum((python, onnx is not None, bool(ensemble))) > 1:
@@ -101,16 +102,18 @@ def check(
     model_dir: Annotated[Path, typer.Argument(help="A folder of models, or the folder of one model.")],
     requests: Annotated[int, typer.Option("--requests", min=1, max=1000, help="Number of different requests.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs and orders.")] = 0,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds that a request may take; 0: any.")] = 60,
-    slow: Annotated[float, typer.Option("--slow", min=0, help="Loads that take more seconds are reported.")] = 10,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds that a request may take; 0: no limit.")
+    ] = 60,
+    slow: Annotated[float, typer.Option("--slow", min=0, help="Report loads that take longer, in seconds.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
     ] = False,
 ) -> None:
-    """Load models and try them: requests alone, batched and shuffled must have the same outputs.
+    """Load models and test them: outputs must not depend on batching or on the order of requests.
 
-    The inputs are those of the model's warm-up, else random.
+    The inputs are those of the model's warm-up, or random.
     """
     from kernel.authoring.trial.trial import TrialSettings
     from kernel.command.check import check_models
@@ -125,7 +128,7 @@ def dev(
     context: typer.Context,
     model_dir: Annotated[Path, typer.Argument(help="The model's folder: it has config.pbtxt or versions.")],
 ) -> None:
-    """Serve one model while you write it: saved files are loaded at once, breakpoint() stops in this terminal.
+    """Serve one model while you write it: it is reloaded when you save, breakpoint() stops in this terminal.
 
     [dim]Further flags are those of run.[/dim]
     """
@@ -149,20 +152,35 @@ def infer(
                      help="Address of the server's HTTP port: HOST:PORT or a URL."),
     ] = "http://127.0.0.1:8000",
     classes: Annotated[
-        int, typer.Option("--classes", "-c", min=0, help="Number of best classes to show of each output.")
+        int, typer.Option("--classes", "-c", min=0, help="Best classes to show; 0: only for outputs with labels.")
     ] = 0,
 ) -> None:  # fmt: skip
     """Call a running server and print the outputs, with labels if the model has labels."""
-    from kernel.command.infer import infer_and_print
+    from kernel.command.infer.command import infer_and_print
 
     raise typer.Exit(infer_and_print(url, model, inputs or [], classes))
+
+
+@cli.command()
+def ready(
+    url: Annotated[
+        str,
+        typer.Option("--url", "-u", show_default=False,
+                     help="Address of the server's HTTP port; default: NAIAD_URL, or that of the flags in NAIAD_..."),
+    ] = "",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds until the server must respond.")] = 2,
+) -> None:  # fmt: skip
+    """Say whether a server is ready: the exit code is 0 or 1. For health checks of containers."""
+    from kernel.command.ready import print_ready
+
+    raise typer.Exit(print_ready(url, timeout, os.environ))
 
 
 @cli.command()
 def trace(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Trace files, of this server or of Triton.")],
     show_trace: Annotated[bool, typer.Option("--show-trace", "-t", help="Print each trace, with its tensors.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write a picture: a waterfall for each request.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a file for the viewer ui.perfetto.dev.")] = None,
 ) -> None:
@@ -189,12 +207,14 @@ def build_engine(context: typer.Context) -> None:
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a recording (naiad run --record DIR).")],
     to: Annotated[str, typer.Option("--to", metavar="HOST:PORT", help="The HTTP or gRPC port of a server.")],
-    speed: Annotated[float, typer.Option(min=0, help="2 takes half of the recorded time; 0: without pauses.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0, help="2 sends twice as fast as recorded; 0: without pauses.")] = 1.0,
     model: Annotated[list[str] | None, typer.Option("--model", help="Only requests to this model; repeatable.")] = None,
-    protocol: Annotated[str, typer.Option(metavar="auto|http|grpc", help="auto asks the port.")] = "auto",
+    protocol: Annotated[
+        str, typer.Option(metavar="auto|http|grpc", help="auto finds out what the port speaks.")
+    ] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="The most requests in flight.")] = 64,
-    rtol: Annotated[float, typer.Option(min=0, help="Numbers may differ by this part of the recorded one.")] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="Numbers may differ by this much.")] = 0.0,
+    rtol: Annotated[float, typer.Option(min=0, help="Allowed relative difference of numbers.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Allowed absolute difference of numbers.")] = 0.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 300.0,
     show: Annotated[int, typer.Option(min=0, help="The most differences that are printed.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all differences.")] = False,

@@ -70,7 +70,7 @@ def serve_for_author(path: Path, words: Sequence[str]) -> int:
 
 
 def terminal_device() -> str:
-    """Return the path of the terminal that is this process's standard input; "" if that is none."""
+    """Return the path of the terminal that is this process's standard input; "" if it is not a terminal."""
     try:
         return os.ttyname(0) if os.isatty(0) else ""
     except OSError:

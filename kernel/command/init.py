@@ -75,7 +75,7 @@ def _check_place(path: Path, folder: Path) -> None:
     if folder.name.startswith("."):
         raise BadOption(f"'{path}' cannot be the folder of a model: servers ignore hidden folders")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadOption(f"'{path}' is there already, and nothing is overwritten: give another name")
+        raise BadOption(f"'{path}' already exists, and is not overwritten: give another name")
 
 
 def _write(folder: Path, files: Mapping[str, str], onnx: Path | None) -> None:

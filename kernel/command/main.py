@@ -6,6 +6,7 @@ texts would take a sixth of its memory and of the time until it serves.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from kernel.command.run import run_server
@@ -17,6 +18,10 @@ def main() -> None:
     try:
         if sys.argv[1:2] == ["run"]:
             sys.exit(run_server(sys.argv[2:]))
+        if sys.argv[1:] == ["ready"]:  # a health check, every few seconds
+            from kernel.command.ready import DEFAULT_TIMEOUT_S, print_ready
+
+            sys.exit(print_ready("", DEFAULT_TIMEOUT_S, os.environ))
         from kernel.command.cli import run_command
 
         sys.exit(run_command())

@@ -100,7 +100,7 @@ def _row_lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """Return how many columns a text takes: East Asian letters take two, combining ones none."""
+    """Return how many columns a text takes on a terminal: East Asian letters take two, combining ones none."""
     if text.isascii():
         return len(text)
     import unicodedata

@@ -69,7 +69,7 @@ class Terminal:
             logger.warning("%s", note)
 
     def imported(self) -> None:
-        """Begin to collect garbage. What was imported lives as long as the server: the collector need not visit it."""
+        """Enable garbage collection. Imported objects are excluded, because they live as long as the server."""
         gc.freeze()
         gc.enable()
 
@@ -157,6 +157,6 @@ class Terminal:
             logger.error("%s", reason)
 
     def end(self) -> None:
-        """Write the lines of the log that wait. A reader that does not read cannot hold the end up."""
+        """Write the waiting lines of the log. The wait is limited, in case the log is not read."""
         if self._log is not None:
             self._log.close()

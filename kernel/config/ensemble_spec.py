@@ -41,7 +41,7 @@ class EnsembleSpec(msgspec.Struct, frozen=True):
 
 
 def ensemble_spec(config: ModelConfig) -> EnsembleSpec | None:
-    """Return the steps of a checked configuration; None if the model is no ensemble."""
+    """Return the steps of a checked configuration; None if the model is not an ensemble."""
     if not config.HasField("ensemble_scheduling"):
         return None
     scheduling = config.ensemble_scheduling

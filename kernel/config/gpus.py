@@ -35,7 +35,7 @@ NO_GPUS = UsableGpus()
 
 
 def may_use_gpus(config: ModelConfig) -> bool:
-    """Whether it depends on the GPUs of the server where the instances run: a group is on a GPU, or may be."""
+    """Whether the instances run, or may run, on a GPU, so that the GPUs of the server must be known."""
     if config.HasField("ensemble_scheduling"):
         return False
     return not config.instance_group or any(group.kind not in _ELSEWHERE for group in config.instance_group)

@@ -126,7 +126,7 @@ def _worker(config: ModelConfig) -> str:
             f"'.'; found '{name}'"
         )
     for group in config.instance_group:
-        # What is not set yet (KIND_AUTO) becomes KIND_CPU or KIND_GPU, and is looked at again.
+        # What is not set yet (KIND_AUTO) becomes KIND_CPU or KIND_GPU, and is checked again.
         if group.kind in (group.KIND_GPU, group.KIND_MODEL):
             raise BadConfig(
                 f"model '{config.name}' cannot share worker '{name}' (parameter {WORKER}): its instance group "
@@ -147,7 +147,7 @@ def _seconds(config: ModelConfig, name: str) -> int:
 
 
 def _check_concurrency(config: ModelConfig, *, shares_worker: bool) -> None:
-    """Raise `BadConfig` for a concurrency that is no number, or that the model cannot have."""
+    """Raise `BadConfig` for a concurrency that is not a number, or that the model cannot have."""
     if CONCURRENCY not in config.parameters:
         return
     text = config.parameters[CONCURRENCY].string_value

@@ -81,9 +81,9 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 
     @property
     def limits_waiting(self) -> bool:
-        """Whether it matters how long a request is queued: the model has priorities, queue limits or timeouts.
+        """Whether the model has priorities, queue limits or timeouts, which apply only while a request is queued.
 
-        Then a request that was dispatched ahead of time would escape them.
+        They would not apply to a request that was dispatched ahead of time.
         """
         policies = (self.default_queue_policy, *self.queue_policies.values())
         return self.priority_levels > 0 or any(

@@ -1,7 +1,7 @@
-"""Whether models are healthy: a model may say so itself (`is_ready` of a Python model, as in Triton since 2026-03).
+"""Health checks of models: a model may have one (`is_ready` of a Python model, as in Triton since 2026-03).
 
-The front doors ask here when a client asks whether a model or the server is ready. Requests are not refused because of
-it.
+The front doors use them when a client asks whether a model or the server is ready. An unhealthy model still executes
+requests.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class ModelHealth:
         self._problems: dict[str, str] = {}
 
     def add(self, instance: str, check: HealthCheck) -> None:
-        """Ask an instance from now on. It replaces a check of the same name: the worker was started again."""
+        """Add the check of an instance. It replaces a check of the same name: the worker was started again."""
         self._checks[instance] = check
 
     def remove(self, instance: str, check: HealthCheck) -> None:
-        """Ask an instance no more, unless another worker has taken its place."""
+        """Remove the check of an instance, unless another worker has replaced it."""
         if self._checks.get(instance) is check:
             del self._checks[instance]
             self._problems.pop(instance, None)

@@ -1,7 +1,7 @@
-"""The instances of a model under the rate limiter: none is idle for the scheduler before the limiter says so.
+"""The instances of a model under the rate limiter: the scheduler sees one as idle only if the limiter allows it.
 
-The gate takes the place of methods of one `InstanceSet`, so that schedulers know nothing of it, and models of a server
-without the limiter pay nothing. Under the limiter nothing is dispatched ahead of time.
+The gate takes the place of methods of one `InstanceSet`, so that schedulers do not depend on it, and models of a server
+without the limiter are not slowed down. Under the limiter nothing is dispatched ahead of time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InstanceGate:
         #: What each group of instances needs, by the name of the group and the device.
         self._groups: dict[tuple[str, int], InstanceNeeds] = {}
         self._gated: dict[Instance, GatedInstance] = {}
-        #: Executions of instances that are gone, by name: a restarted worker goes on counting.
+        #: Executions of instances that are gone, by name: a restarted worker continues counting.
         self._former: dict[str, int] = {}
         self._closed = False
         instances = model.instances

@@ -1,8 +1,8 @@
 """Busy polling: the kernel and the workers poll for the next message, instead of sleeping, if it is expected soon.
 
-Waking a process on another processor takes 5 to 50 µs, longest on virtual machines. A single request is handed over
-four times: client, kernel, worker, kernel, client. So a process that expects a short wait polls for a while, and
-yields its processor to other processes between two polls. If others need the processors all the time, polling pauses.
+Waking a process on another processor takes 5 to 50 µs, longest on virtual machines. A single request is passed on four
+times: client, kernel, worker, kernel, client. So a process that expects a short wait polls for a while, and yields its
+processor to other processes between two polls. If others need the processors all the time, polling pauses.
 
 The expected length of a wait is that of the last wait of the same kind. So a server that is idle, or that has slow
 models or slow clients, sleeps as without polling. `BusyPolling` decides, `LoopPoller` polls on the event loop,

@@ -1,13 +1,13 @@
 """Which users have shortened their shared memory: for a time, their regions are copied and not mapped. Pure.
 
-Memory that is gone when a process touches it ends that process (SIGBUS). The user who owns the file of a region can
-shorten it at any time; nobody else can but those whom the owner lets write to it. So the user is what counts, not the
-client's address, which all clients of a machine share.
+If a process accesses mapped memory that no longer exists, the process ends (SIGBUS). The owner of a region's file can
+shorten it at any time, as can users to whom the owner gives write access. So users are distrusted, not the client's
+address, which all clients of a machine share.
 """
 
 from __future__ import annotations
 
-#: How long a user is distrusted after the last time. A client that errs once does not cost its user zero-copy for ever;
+#: How long a user is distrusted after the last time. A single error of a client is forgiven after this time;
 #: one that does it on purpose can end workers once in this time.
 DISTRUST_NS = 600 * 1_000_000_000
 

@@ -1,4 +1,4 @@
-"""Writes lines of the log in a thread of its own: only this thread waits when nobody reads the log."""
+"""Writes lines of the log in a thread of its own: only this thread waits when the log is not read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StreamTarget:
                     room = select.poll()
                     room.register(self._fd, select.POLLOUT)
                     room.poll()
-                except OSError:  # nobody can read it any more
+                except OSError:  # its reader has closed it
                     break
         return written
 

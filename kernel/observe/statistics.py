@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The values of the label `reason` of nv_inference_request_failure.
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
-#: No request takes as long: what is slow if nobody can look at slow requests.
+#: Longer than any request: the limit if the dashboard is disabled, so that no request counts as slow.
 NEVER_NS = 1 << 63
 
 _NS_PER_MS = 1_000_000
@@ -129,7 +129,8 @@ class ModelStatistics:
         self.exemplars: Exemplars | None = None
         #: The metrics that the model defines.
         self.custom = CustomMetrics()
-        #: A request that takes longer is noted in `recent`, and so is one that fails; None where nobody can look.
+        #: A request that takes longer is noted in `recent`, and so is one that fails; None if the dashboard is
+        #: disabled.
         self.slow_ns = NEVER_NS
         self.recent: RecentOfModel | None = None
         self._version = 0
@@ -241,7 +242,7 @@ class ModelStatistics:
             summarize(self.summaries, duration_ns, started_ns - request.queue_start_ns, times, now_ns)
 
     def record_cache_hit(self, request: Request, lookup_start_ns: int, now_ns: int) -> None:
-        """Count a request that is answered from the response cache. It succeeds without an execution (Triton)."""
+        """Count a request that got its response from the response cache. It succeeds without an execution (Triton)."""
         duration_ns, lookup_ns = now_ns - request.received_ns, now_ns - lookup_start_ns
         self.success.count += 1
         self.success.ns += duration_ns
@@ -279,7 +280,7 @@ class ModelStatistics:
                 self.note_slow(request, now_ns)
 
     def record_failure(self, request: Request, error: ServingError, now_ns: int) -> None:
-        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is no failure.
+        """Count a request that failed with `error`. As in Triton, a request refused by a full queue is not a failure.
 
         Nor is one that its client's quota refused.
         """

@@ -1,4 +1,4 @@
-"""Takes what is recorded of tensors while their requests and responses pass.
+"""Captures the tensors of requests and responses for the recorder.
 
 Inputs are copied, because models may change theirs. Outputs do not change: large ones stay where they are under leases
 of their own, and the writer reads them there. The kernel never reads regions of clients.
@@ -98,7 +98,7 @@ def capture_outputs(outputs: Sequence[Tensor], limit: int, digests: bool) -> Cap
     return found
 
 
-def capture_wishes(outputs: Sequence[RequestedOutput]) -> list[RecordedOutput]:
+def capture_requested(outputs: Sequence[RequestedOutput]) -> list[RecordedOutput]:
     """Return the requested outputs."""
     found = []
     for output in outputs:

@@ -2,7 +2,8 @@
 
 A file (a *segment*) begins with `MAGIC` and the version of the format. Then come frames: the length of the content, its
 CRC-32, both little-endian, and the content, which is MessagePack. The first content is a `SegmentHeader`, each other
-one a record. A process that is killed leaves a frame that is cut or whose CRC is wrong: the records before it are good.
+one a record. If the writer is killed, the last frame may be incomplete or have a wrong CRC; the records before it are
+valid.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"NAIADREC"
 
-#: Grows when old readers cannot read new files. New fields alone do not change it: readers skip what they do not know.
+#: Is increased when old readers cannot read new files. New fields do not change it, because readers skip unknown
+#: fields.
 FORMAT_VERSION = 1
 
 _PREFIX = struct.Struct("<8sI")
@@ -29,7 +31,7 @@ MAX_CONTENT = 1 << 30
 
 
 class BadRecording(ValueError):
-    """A file is no recording, or one that this version cannot read. The message is one line."""
+    """A file is not a recording, or one that this version cannot read. The message is one line."""
 
 
 class SegmentHeader(msgspec.Struct):
@@ -174,7 +176,7 @@ class SegmentReader:
             raise BadRecording(f"{title} has no header")
         magic, version = _PREFIX.unpack_from(data)
         if magic != MAGIC:
-            raise BadRecording(f"{title} is no recording: it does not begin with {MAGIC.decode()}")
+            raise BadRecording(f"{title} is not a recording: it does not begin with {MAGIC.decode()}")
         if version != FORMAT_VERSION:
             raise BadRecording(f"{title} has version {version} of the format; this program reads {FORMAT_VERSION}")
         found = self._content_at(_PREFIX.size)

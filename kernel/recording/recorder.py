@@ -1,4 +1,4 @@
-"""Records requests and responses as they pass: decides which, and stands before the sinks of those.
+"""Records requests and responses: decides which, and puts its own sink in front of theirs.
 
 Requests of clients are recorded, also those that are refused after they were decoded; those that models and ensembles
 send are not, because they come again with the client's.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.recording.captured import Captured, InputCapture, capture_outputs, capture_wishes
+from kernel.recording.captured import Captured, InputCapture, capture_outputs, capture_requested
 from kernel.recording.format import RequestRecord, ResponseRecord
 from kernel.recording.sampling import RecordSampler
 from kernel.tracing.traced_sink import FRONT_DOORS, HTTP, TracedSink, is_front_door
@@ -113,7 +113,7 @@ class Recorder:
             inputs=captured.tensors,
             wanted_version=request.model_version,
             id=request.id,
-            outputs=capture_wishes(request.outputs),
+            outputs=capture_requested(request.outputs),
             parameters=dict(request.parameters),
             sequence_id=request.correlation_id,
             sequence_start=request.sequence_start,

@@ -1,4 +1,4 @@
-"""Which segments a recording has, where the next records go, and which segments are removed for them. Pure."""
+"""The segments of a recording: where the next records are written, and which segments are removed for them. Pure."""
 
 from __future__ import annotations
 

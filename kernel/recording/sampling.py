@@ -1,4 +1,4 @@
-"""Which requests are recorded: every n-th, of sequences every n-th whole one. Pure."""
+"""Which requests are recorded: every n-th request, and every n-th sequence with all its requests. Pure."""
 
 from __future__ import annotations
 

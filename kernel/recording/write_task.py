@@ -118,7 +118,7 @@ def _append(wanted: RecordArguments, position: RingPosition, data: bytes) -> Rin
     folder = Path(wanted.folder)
     path = folder / segment_name(position.number)
     kept = position.byte_size
-    if kept and not path.exists():  # it was moved or removed: the recording goes on in a new segment
+    if kept and not path.exists():  # it was moved or removed: the recording continues in a new segment
         position, kept = RingPosition(position.number + 1), 0
         path = folder / segment_name(position.number)
     if not kept:

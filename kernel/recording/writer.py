@@ -1,4 +1,4 @@
-"""Gives records to a helper process, which writes them. The kernel neither writes nor waits.
+"""Passes records to a helper process, which writes them. The kernel does not write, and does not wait.
 
 What waits is limited in number and bytes: records that find the queue full are counted and lost. The helper does
 nothing else, so that a slow disk delays no request. A disk that is full ends the recording.

@@ -121,7 +121,7 @@ class Autoscaling:
         if not self._lacked_memory:
             self._lacked_memory = True
             logger.warning(
-                "model '%s' version %d gets no more instances: %d MiB of memory are free, and %d MiB are needed",
+                "model '%s' version %d gets no more instances: %d MiB of memory are free, but %d MiB are needed",
                 self._model.name, self._model.version, available >> 20, needed >> 20,
             )  # fmt: skip
         self._decider.failed(self._clock.now_ns())

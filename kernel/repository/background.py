@@ -1,4 +1,4 @@
-"""Work of the lifecycle that nobody waits for, such as the end of a version that was replaced."""
+"""Work of the lifecycle in the background, such as the end of a version that was replaced."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Composition:
     async def split(
         self, folders: Iterable[ModelFolder], config_name: str
     ) -> tuple[list[ModelFolder], list[ModelFolder]]:
-        """Return the models that are no ensembles, and the ensembles, each after those that are steps of it."""
+        """Return the models that are not ensembles, and the ensembles, each after those that are steps of it."""
         given = list(folders)
         parts = await asyncio.to_thread(parts_by_name, given, config_name)
         by_name: dict[str, list[ModelFolder]] = {}
@@ -176,7 +176,7 @@ class Composition:
 def parts_by_name(folders: Iterable[ModelFolder], config_name: str) -> dict[str, tuple[str, ...]]:
     """Return name → models of the steps, of the ensembles among `folders`. Blocks.
 
-    A configuration that cannot be read is none of an ensemble: its load says what is wrong with it.
+    A configuration that cannot be read counts as one of a model, not of an ensemble: its load reports what is wrong.
     """
     found: dict[str, tuple[str, ...]] = {}
     for folder in folders:

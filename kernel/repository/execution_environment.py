@@ -61,7 +61,7 @@ def environment_path(config: ModelConfig, model_dir: str) -> str:
 def check_within(path: str, model_dir: str, name: str) -> None:
     """Raise `BadConfig` unless `path` lies in the model's folder: the path came with a load request.
 
-    Who may load models may not run programs that lie elsewhere on this machine. Reads links of the file system.
+    A client that may load models may not run other programs of this machine. Reads links of the file system.
     """
     folder = os.path.realpath(model_dir)
     if os.path.commonpath([os.path.realpath(path), folder]) != folder:

@@ -86,7 +86,7 @@ class NoGpus:
         return NO_GPUS
 
     async def check_room(self, instance: str, device_id: int) -> None:
-        raise AssertionError(f"instance '{instance}' is on GPU {device_id} of a server without GPUs")
+        raise AssertionError(f"instance '{instance}' is for GPU {device_id}, but the server has no GPUs")
 
 
 def usable_gpus(capabilities: Sequence[tuple[int, int]], least: float) -> UsableGpus:

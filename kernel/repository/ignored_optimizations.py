@@ -33,12 +33,12 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
     accelerators = optimization.execution_accelerators
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     if accelerators.gpu_execution_accelerator and (config.backend != _ONNX or not on_gpu):
-        reason = "no instance runs on a GPU" if not on_gpu else _not_of(config.backend)
+        reason = "no instance runs on a GPU" if not on_gpu else _not_supported_by(config.backend)
         found.append(_accelerators("gpu", accelerators.gpu_execution_accelerator, reason))
     if accelerators.cpu_execution_accelerator and config.backend != _ONNX:
-        found.append(_accelerators("cpu", accelerators.cpu_execution_accelerator, _not_of(config.backend)))
+        found.append(_accelerators("cpu", accelerators.cpu_execution_accelerator, _not_supported_by(config.backend)))
     if optimization.HasField("graph") and config.backend != _ONNX:
-        found.append(f"optimization.graph ({_not_of(config.backend)})")
+        found.append(f"optimization.graph ({_not_supported_by(config.backend)})")
     found += _cuda(config, on_gpu)
     if config.backend != _TENSORRT and optimization.priority != ModelOptimizationPolicy.PRIORITY_DEFAULT:
         name = ModelOptimizationPolicy.ModelPriority.Name(optimization.priority)
@@ -48,7 +48,7 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
     if optimization.eager_batching:
         found.append("optimization.eager_batching (a batch is gathered when its instance is idle)")
     if config.model_operations.op_library_filename and config.backend != _ONNX:
-        found.append(f"model_operations ({_not_of(config.backend)})")
+        found.append(f"model_operations ({_not_supported_by(config.backend)})")
     return found
 
 
@@ -66,5 +66,5 @@ def _accelerators(kind: str, accelerators: Iterable[_Accelerator], reason: str) 
     return f"optimization.execution_accelerators.{kind}_execution_accelerator {names} ({reason})"
 
 
-def _not_of(backend: str) -> str:
+def _not_supported_by(backend: str) -> str:
     return f"the backend '{backend}' has none"

@@ -1,4 +1,4 @@
-"""Lists the repositories in threads, and tells the catalog which models there are."""
+"""Lists the repositories in threads, and puts the names of the models into the catalog."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RepositoryListing:
     async def scan(self, names: Sequence[str] = ("*",)) -> RepositoryContents:
         """List all files, and put the names of the models into the catalog; with `names` the files of these models.
 
-        Other folders are not looked into then: a repository may have many files that nobody asks for.
+        Then other folders are not read, because a repository may have many files.
         """
         namespacing = self._settings.namespacing
         if "*" not in names:

@@ -1,4 +1,4 @@
-"""What clients, the log and the index get when a load has failed. Texts are Triton's."""
+"""The errors for clients, the log and the index when a load has failed. Texts are Triton's."""
 
 from __future__ import annotations
 

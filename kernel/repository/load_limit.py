@@ -1,7 +1,7 @@
-"""How many loads work at the same time (`--model-load-thread-count`).
+"""Limits how many loads use a processor at the same time (`--model-load-thread-count`).
 
-What is limited is work. A model whose `initialize` waits (for a download, a lock, another server) uses no processor,
-and another load may begin meanwhile: otherwise four models that wait would hold up all others. Triton's threads, which
+A model whose `initialize` waits (for a download, a lock, another server) uses no processor and does not count,
+and another load may begin meanwhile: otherwise four models that wait would block all others. Triton's threads, which
 this setting is named after, wait with their model.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kernel.loop.clock import Clock
 
-#: How often the work of loads is looked at while others wait for their turn. A load that waits for less is not noticed.
+#: How often the work of loads is checked while others wait for their turn. A load that waits for less is not noticed.
 LOOK_S = 0.05
 
 #: A load that needed a smaller part of a processor since it was last looked at waits.
@@ -92,7 +92,7 @@ class LoadSlot:
 
 
 class LoadLimit:
-    """Lets loads begin in the order in which they ask. Nothing is looked at while no load has to wait for its turn."""
+    """Lets loads begin in the order in which they ask. Nothing is checked while no load has to wait for its turn."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._slots = LoadSlots(limit)

@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def log_oddities(found: RepositoryContents) -> None:
-    """Log what is strange about the repositories: folders that are not models, and repositories that are none."""
+    """Log what is unusual about the repositories: folders that are not models, paths that are not repositories."""
     for path in found.misnamed:
-        logger.warning("ignore model directory '%s': its name contains control characters", path)
+        logger.warning("model directory '%s' is ignored: its name contains control characters", path)
     for hint in found.hints:
         logger.warning("%s", hint)
 

@@ -1,4 +1,4 @@
-"""How far the loading of many models is: how many are ready, which load, and which took longest. Pure."""
+"""The progress of loading many models: how many are ready, which load, and which took longest. Pure."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 #: How long a load waits until the instances that it has removed are finalized, in seconds. An instance that executes
-#: for longer goes on: the load has succeeded, and the client need not wait for other clients.
+#: for longer continues: the load has succeeded, and the client need not wait for other clients.
 FINALIZED_WAIT_S = 5.0
 
 
@@ -41,7 +41,7 @@ class Retirement:
         self._keepers: set[InstanceKeeper] = set()
 
     async def end_version(self, version: LoadedVersion) -> None:
-        """Wait for the requests in flight, then end the workers. If it is cancelled, `close` goes on with it."""
+        """Wait for the requests in flight, then end the workers. If it is cancelled, `close` continues with it."""
         model = version.model
         self._versions[model] = version
         self._catalog.retiring.add(model)

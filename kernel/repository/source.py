@@ -174,7 +174,7 @@ class ModelSource:
             result.model_transaction_policy.CopyFrom(given.model_transaction_policy)
         if result.WhichOneof("scheduling_choice") is None and given.HasField("dynamic_batching"):
             result.dynamic_batching.CopyFrom(given.dynamic_batching)
-        # A Python model may leave its configuration empty; this is no error, as in Triton.
+        # A Python model may leave its configuration empty; this is not an error, as in Triton.
         if not self._provided and result == config and config.backend != "python":
             raise self._not_provided()
         return result

@@ -99,7 +99,7 @@ class Catalog:
     def set_broken(self, identifier: str, reason: str | None, *, is_model: bool = True) -> None:
         """Set the reason why no version of a model can be loaded; None removes it.
 
-        `is_model` is False for a folder without a valid configuration, which is no model for strict readiness (Triton).
+        `is_model` is False for a folder without a valid configuration. Strict readiness ignores such folders (Triton).
         """
         self.generation += 1
         self._lacking.discard(identifier)
@@ -287,7 +287,7 @@ class Catalog:
         return entry.state
 
     def _trouble(self, entry: VersionEntry) -> str:
-        """Return what is wrong with a version that serves."""
+        """Return the reason why a version that serves cannot execute now; "" if it can."""
         if entry.model is None:
             return ""
         lacking = self._lacking_step(entry.model) if entry.state is ModelState.READY else ""

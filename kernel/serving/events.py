@@ -20,7 +20,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The client of a queued request has gone. The scheduler may have ended the request already."""
+    """The client of a queued request has disconnected. The scheduler may have ended the request already."""
 
     request: Request
 

@@ -40,7 +40,7 @@ class Instance(Protocol):
         """
 
     def cancel(self, request: Request) -> None:
-        """Let the model know that the client of a dispatched request has gone."""
+        """Let the model know that the client of a dispatched request has disconnected."""
 
     def consumed(self, request: Request, count: int) -> None:
         """Let the model send `count` more responses of a decoupled request."""
@@ -271,7 +271,7 @@ class InstanceSet:
         self.set_apart(instance)
 
     async def left(self, instance: Instance) -> None:
-        """Wait until a retired instance may end, but for the batches that it has."""
+        """Wait until a retired instance may end, except for the batches that it has."""
 
     def forget(self, instance: Instance) -> None:
         """Remove an instance that was stopped."""
@@ -315,10 +315,11 @@ class InstanceSet:
             self._inbox.post(InstanceIdle(instance))
 
     def note_calls(self) -> None:
-        """The model calls other models: what waits behind a call could wait for itself.
+        """The model calls other models.
 
-        From now on at most one batch is dispatched ahead of time, and only to the only instance, which alone could
-        execute it. If it is to fail because it waits for itself, or if it is cancelled, it is recalled.
+        A request that was dispatched ahead of time could be the very call for which its instance waits. From now on
+        at most one batch is dispatched ahead of time, and only if there is a single instance. If that batch is stuck or
+        cancelled, it is recalled.
         """
         self._calls = True
         self._depth = 1

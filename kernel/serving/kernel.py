@@ -134,7 +134,7 @@ class Kernel:
         self.record_counts: Callable[[], tuple[int, int]] = _no_traces
         #: What the response cache has done; None without one.
         self.cache_figures: CacheFigures | None = None
-        #: The figures of GPUs; None where no GPU can be used, or nobody reads them.
+        #: The figures of GPUs; None if no GPU can be used, or nobody reads them.
         self.gpu_figures: GpuFigureReader | None = None
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
@@ -332,7 +332,7 @@ class Kernel:
         return self._inputs.receive_buffer(model, byte_size, first_tensor)
 
     def cancel(self, request: Request) -> None:
-        """Cancel a submitted request whose client has gone. It still gets its final response."""
+        """Cancel a submitted request whose client has disconnected. It still gets its final response."""
         request.cancel()
 
     def check_client_shm(self, *, local_peer: bool) -> None:

@@ -195,7 +195,7 @@ class Model:
             self.inbox.post(Cancelled(request))
 
     def left_cache(self, what: Request | Response) -> None:
-        """The response cache has no longer this request, or this response."""
+        """The response cache no longer holds this request, or this response."""
         self.live.at_cache.discard(what)
         if self._drained is not None:
             self._check_drained()

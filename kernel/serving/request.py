@@ -39,7 +39,7 @@ class RequestOwner(Protocol):
         """The client took `count` responses of `request`."""
 
     def cancelled(self, request: Request) -> None:
-        """The client of `request` has gone. The request still gets its final response."""
+        """The client of `request` has disconnected. The request still gets its final response."""
 
 
 class _NoSink:
@@ -154,7 +154,7 @@ class Request(msgspec.Struct, eq=False):
             self.owner.consumed(self, count)
 
     def cancel(self) -> None:
-        """Cancel the request: its client has gone. It still gets its final response; a second call does nothing."""
+        """Cancel the request, for a client that disconnected. It still gets its final response. Can be called twice."""
         if not self.finished and not self.cancelled:
             self.cancelled = True
             if self.owner is not None:

@@ -51,7 +51,7 @@ class Sink(Protocol):
         """The client that sent the request, as the owner of regions; empty for requests that cannot name any.
 
         Read only with `--shared-memory-owner=peer`, while the request is submitted. Raises `ServingError` if the client
-        is not known: it has gone.
+        is not known, because it has disconnected.
         """
 
     def header(self, name: str) -> str:
@@ -65,7 +65,7 @@ class Sink(Protocol):
 
 
 def peer_of_sink(sink: Sink) -> str:
-    """Return who waits for a response, for the turns of helpers; empty if the client is not known, or has gone."""
+    """Return who waits for a response, for the queue of helpers; empty if it is unknown or has disconnected."""
     try:
         return sink.peer
     except ServingError:

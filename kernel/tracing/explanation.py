@@ -1,4 +1,5 @@
-"""What a response says about the way of its request, if the client asks for it (`X-Naiad-Explain`). Pure."""
+"""The parameters of a response that explain how its request was executed, if the client asks (`X-Naiad-Explain`).
+Pure."""
 
 from __future__ import annotations
 

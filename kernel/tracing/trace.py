@@ -157,7 +157,7 @@ class Trace(msgspec.Struct, eq=False):
         self.check_ended()
 
     def end_send(self, name: str, at_ns: int) -> None:
-        """The client's socket has taken a response, or nobody wants it any more; `name` is what the front door calls
+        """The client's socket has taken a response, or it is no longer wanted; `name` is what the front door calls
         this."""
         self.stamp(name, at_ns)
         self.sending -= 1

@@ -40,7 +40,7 @@ GRPC = FrontDoorNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_STA
 WhenSent = Callable[[Callable[[], None]], object]
 
 #: How a front door has received a request: its names; when the request began and ended to come, in monotonic
-#: nanoseconds, 0 where it took no time; how to know when a response is sent, None where that is before `send` returns.
+#: nanoseconds, 0 if it took no time; how to know when a response is sent, None where that is before `send` returns.
 Reception = tuple[FrontDoorNames, int, int, WhenSent | None]
 
 

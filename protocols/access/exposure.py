@@ -1,4 +1,4 @@
-"""The line of the start that says who may administer the server, and which flag changes that. Pure."""
+"""The log line at start that says who may administer the server, and which flag changes that. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _REGISTER = "register shared memory"
 
 
 def _few_clients(ports: Sequence[OpenPort]) -> str:
-    """Return who reaches ports that not everyone in the network reaches."""
+    """Return who can reach ports that are not open to everyone in the network."""
     found = ["on this machine"] if any(port.loopback_only for port in ports) else []
     found += ["with a certificate"] if any(port.wants_certificates for port in ports) else []
     return f"clients {' or '.join(found or ['on this machine'])}"  # who may register memory in any case
@@ -80,7 +80,7 @@ def _actions(*, explicit: bool, client_shm: str) -> Iterable[tuple[Category, str
 
 
 def _clauses(who: str, actions: dict[Category, str], ports: Sequence[OpenPort]) -> str:
-    """Return who may do what, with one clause for all that is open on the same ports; empty if nothing is open."""
+    """Return who may do what, with one clause for each set of ports; empty if nothing is open."""
     by_ports: dict[tuple[str, ...], list[str]] = {}
     for category, action in actions.items():
         titles = tuple(port.title for port in ports if port.restrictions.of(category) is None)

@@ -49,11 +49,11 @@ class KeyReader:
         if not key:
             raise BadOption(f"--{flag}: {source} has no key: it is empty or not set")
         if len(key) > _MAX_BYTE_SIZE:
-            raise BadOption(f"--{flag}: {source} has more than {_MAX_BYTE_SIZE} bytes, which is no key")
+            raise BadOption(f"--{flag}: {source} has more than {_MAX_BYTE_SIZE} bytes, which is too long for a key")
         if any(octet < 0x20 or octet == 0x7F for octet in key) or key != key.strip(b" "):
             raise BadOption(
-                f"--{flag}: the key in {source} has a line end, another control character, or a space at its begin or "
-                "end, which clients cannot send in a header"
+                f"--{flag}: the key in {source} has a line end, another control character, or a space at its beginning "
+                "or end, which clients cannot send in a header"
             )
         return key
 

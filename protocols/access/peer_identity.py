@@ -1,7 +1,7 @@
 """Who a client is, for the limit and the ownership of shared memory regions: a user of this machine, or an address.
 
-All clients of this machine have the same address, or as many as they like (127.0.0.2 and so on). So for them the user
-counts who has opened the connection. The system knows it for Unix sockets (unix(7), SO_PEERCRED) and for TCP over
+Clients on this machine all have the same address, or can choose any (127.0.0.2 and so on). So they are identified by
+the user who has opened the connection. The system knows it for Unix sockets (unix(7), SO_PEERCRED) and for TCP over
 loopback (sock_diag(7)).
 """
 
@@ -48,7 +48,7 @@ def peer_identity(transport: asyncio.BaseTransport | None) -> str:
 
 
 class Peer:
-    """The client of a connection, found out when it is first asked for."""
+    """The client of a connection, determined when it is first needed."""
 
     __slots__ = ("_identity", "_transport")
 

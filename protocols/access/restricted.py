@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from protocols.access.keys import KeyReader
 
-    #: Returns the value of a request header by its name in any case of letters, None where it is absent.
+    #: Returns the value of a request header by its name in any case of letters, None if it is absent.
     Header = Callable[[str], str | bytes | None]
 
 
@@ -48,7 +48,7 @@ class RestrictedProtocol(msgspec.Struct, frozen=True):
     feature: str
     #: Prefix of header names: it stands before the keys of the flag.
     prefix: str
-    #: What a refusal calls that which the client wanted.
+    #: The word for the refused request in the error.
     subject: str
     categories: frozenset[Category]
 
@@ -92,9 +92,9 @@ class AdminAccess(msgspec.Struct, frozen=True):
     By default every client.
     """
 
-    #: The error for clients on other machines; empty where they are admitted.
+    #: The error for clients on other machines; empty if they are admitted.
     local_message: str = ""
-    #: The header that clients must have; None where they need none.
+    #: The header that clients must have; None if they need none.
     key: Restriction | None = None
 
     def refusal(self, header: Header, peer: object) -> str | None:
@@ -113,7 +113,7 @@ _EVERY_CLIENT = AdminAccess()
 
 
 class Restrictions:
-    """All restrictions of one front door. False where there are none."""
+    """All restrictions of one front door. False if there are none."""
 
     def __init__(self, by_category: dict[Category, Restriction], admin: AdminAccess = _EVERY_CLIENT) -> None:
         self._by_category = by_category
@@ -124,7 +124,7 @@ class Restrictions:
 
     @property
     def restricts_admin(self) -> bool:
-        """Whether not every client may administer the server."""
+        """Whether some clients may not administer the server."""
         return self.admin != _EVERY_CLIENT
 
     def of(self, category: Category) -> Restriction | None:

@@ -1,8 +1,8 @@
 """How responses of inference are compressed (--grpc-infer-response-compression-level).
 
 The level chooses an algorithm among those that the client accepts, as gRPC core does it
-(`CompressionAlgorithmForLevel`); a message that would not get smaller stays as it is. Large ones are compressed in
-threads, so that no other call waits.
+(`CompressionAlgorithmForLevel`); a message that would not become smaller is not compressed. Large ones are compressed
+in threads, so that no other call waits.
 """
 
 from __future__ import annotations

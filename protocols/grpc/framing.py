@@ -1,7 +1,7 @@
 """Messages of gRPC out of the bytes of a call: each is a compressed flag, a length and that many bytes. Pure.
 
-A large message is received into memory of its announced size, whose pages cost nothing before bytes arrive.
-Compressed messages are inflated, up to a limit; large ones are left to those who take them.
+A large message is received into memory of its announced size; pages are used only when bytes arrive. Small compressed
+messages are inflated here, up to a limit; large ones by the code that takes them.
 """
 
 from __future__ import annotations

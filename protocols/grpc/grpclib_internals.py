@@ -1,4 +1,4 @@
-"""All that we use of grpclib and that it does not promise. No other module touches it.
+"""All undocumented parts of grpclib that we use. No other module uses them.
 
 An update of grpclib may break what is here: `tests/protocols/grpc/test_grpclib_internals.py` says so first. Used are
 
@@ -8,7 +8,7 @@ An update of grpclib may break what is here: `tests/protocols/grpc/test_grpclib_
 - `Wrapper.cancel`, which ends a handler with an error as the status. `request_handler` gives each call one.
 - `Stream._stream`, the stream that a handler was given, as we gave it.
 - `Peer`, made of a transport.
-- `StreamClosedError` of h2, which grpclib expects where a client has gone while a response is sent.
+- `StreamClosedError` of h2, which grpclib expects where a client has disconnected while a response is sent.
 - the functions of `grpclib.metadata` that decode headers and encode texts.
 """
 

@@ -128,7 +128,7 @@ class HandlerCall:
             self._sending.set_result(None)
 
     def closed(self) -> None:
-        """The client has gone, or has reset the call."""
+        """The client has disconnected, or has reset the call."""
         if self.wrapper is not None:
             self.wrapper.cancel(StreamTerminatedError("the call was ended by its client or its connection"))
         if self.task is not None:

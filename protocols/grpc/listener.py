@@ -48,7 +48,7 @@ class ListenerOptions(msgspec.Struct, frozen=True):
     #: None for connections without TLS.
     tls: ssl.SSLContext | None
     keepalive: KeepaliveRules
-    #: None where no call is restricted.
+    #: None if no call is restricted.
     admission: Admission | None
     #: Whether every call is logged.
     log_access: bool = False

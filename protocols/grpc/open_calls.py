@@ -1,4 +1,4 @@
-"""What happens to calls when the server stops: new inference is refused, and calls without an end of their own end."""
+"""What happens to calls when the server stops: new inference is refused, and calls without an end are ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LongCall(Protocol):
 
 
 class OpenCalls:
-    """Knows the calls that do not end by themselves, and whether new ones are accepted."""
+    """Records the calls that do not end by themselves, and whether new ones are accepted."""
 
     def __init__(self) -> None:
         self.stopping = False

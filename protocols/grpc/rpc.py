@@ -55,7 +55,7 @@ class Caller(msgspec.Struct, frozen=True):
         return is_local(self.peer)
 
     def header(self, name: str) -> bytes | None:
-        """Return the value of a header by its name in any case of letters, None where it is absent."""
+        """Return the value of a header by its name in any case of letters, None if it is absent."""
         value = self.metadata.get(name.lower())
         return value.encode("latin-1") if isinstance(value, str) else value
 

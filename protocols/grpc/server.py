@@ -88,7 +88,7 @@ class GrpcServer:
         """Accept no new connections and no new inference, give calls that run `grace_s` seconds, and close.
 
         Streams end as soon as the requests that they have received have their responses. If the caller is cancelled,
-        the wait ends, and connections are closed all the same.
+        the wait ends, and connections are closed nevertheless.
         """
         if self._listener is None:
             return

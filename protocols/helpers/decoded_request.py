@@ -53,7 +53,7 @@ class DecodedRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         return sum(map(aligned, self.byte_sizes))
 
     def fill(self, request: Request) -> None:
-        """Set the fields of `request`, but for the bytes of its inputs."""
+        """Set the fields of `request`, except for the bytes of its inputs."""
         parameters: dict[str, ParameterValue] = dict(self.parameters)
         request.inputs, request.outputs, request.id, request.parameters = self.inputs, self.outputs, self.id, parameters
         request.correlation_id = self.correlation_id

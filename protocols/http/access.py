@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 _METHODS = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4, "OPTIONS": 8, "TRACE": 9, "CONNECT": 10, "PATCH": 11}
 _OTHER_METHOD = 16
 
-#: When a request came, and from which peer: a client that has gone has no address any more. Absent for what is
+#: When a request came, and from which peer: a client that has disconnected has no address any more. Absent for what is
 #: not HTTP.
 _BEGIN = web.RequestKey("begin", tuple)
 
-#: What nginx writes as the status of a request whose client went away before it had its response.
+#: What nginx writes as the status of a request whose client disconnected before it had its response.
 CLIENT_GONE = "499"
 
 

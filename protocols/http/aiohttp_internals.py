@@ -1,4 +1,4 @@
-"""All that we use of aiohttp and that it does not promise. No other module touches it.
+"""All undocumented parts of aiohttp that we use. No other module uses them.
 
 An update of aiohttp may break what is here: `tests/protocols/http/test_aiohttp_internals.py` says so first. Used are
 
@@ -8,7 +8,7 @@ An update of aiohttp may break what is here: `tests/protocols/http/test_aiohttp_
   that were received, with their bodies, the newest one last), and its `_current_request` (while a handler runs)
   say what a connection is doing. Without a `transport` it closes none.
 - `_reading_paused`, `_buffer_paused`, `_pause_transport_reading` and `_resume_transport_reading` of a connection: its
-  own flow control, which ours takes part in; `data_received(b"")` is how it goes on.
+  own flow control, which ours takes part in; `data_received(b"")` is how it continues.
 - `web.Server` as a base class: `__call__` makes a connection, `connection_made` learns of it, `_loop`.
 - `RawRequestMessage` of `aiohttp.http_parser`: how a request is framed, and how large its head was.
 - `StreamReader.total_bytes`, `set_exception` and `feed_eof`: how much of a body has come, and how to end it.
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 #: How much of what has come is parsed in an event-loop iteration. Chunks of one byte take 1 us a byte.
 _SLICE_BYTE_SIZE = 4096
 
-#: How often connections are looked at, which is also how exact their times are.
+#: How often connections are checked, which is also how exact their times are.
 _TICK_S = 1.0
 
 #: Stands for no limit: a connection on the fast path's transport is closed by the fast path.
@@ -46,7 +46,7 @@ _NEVER_S = 365 * 24 * 3600.0
 
 
 class AiohttpConnection(web.RequestHandler):
-    """A connection that answers bytes that are not HTTP with our errors, and logs them at debug level."""
+    """A connection that responds to bytes that are not HTTP with our errors, and logs them at debug level."""
 
     __slots__ = ("chunks", "going_on", "on_response", "slices", "slow_client")
 
@@ -56,7 +56,7 @@ class AiohttpConnection(web.RequestHandler):
     slow_client: SlowClient
     #: The body that comes, where it is chunked.
     chunks: tuple[ChunkOverhead, StreamReader] | None
-    #: What has come and was not parsed yet, and whether `_go_on` will be called for it.
+    #: What has come and was not parsed yet, and whether `_parse_next` will be called for it.
     slices: deque[bytes]
     going_on: bool
 
@@ -76,9 +76,9 @@ class AiohttpConnection(web.RequestHandler):
     def _schedule(self) -> None:
         if self.slices and not self.going_on:
             self.going_on = True
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._parse_next)
 
-    def _go_on(self) -> None:
+    def _parse_next(self) -> None:
         """Parse the next slice, unless aiohttp has paused reading."""
         self.going_on = False
         if self.transport is None:
@@ -137,7 +137,7 @@ class AiohttpConnection(web.RequestHandler):
         return sent, lost
 
     def leave_transport(self) -> None:
-        """End without closing the transport, which another protocol goes on with."""
+        """End without closing the transport, which another protocol continues with."""
         self.transport = None
         self.connection_lost(None)
 
@@ -223,7 +223,7 @@ class AiohttpServer(web.Server):
 
 
 def is_response_begun(request: web.BaseRequest) -> bool:
-    """Whether bytes of the response have been sent: an error cannot take its place any more."""
+    """Whether bytes of the response have been sent, so that it can no longer be replaced by an error."""
     return request.writer.output_size > 0
 
 

@@ -1,12 +1,12 @@
 """Which requests of web pages are refused: those of foreign pages, and those by a foreign name of the server. Pure.
 
 A page can send requests to every server that its browser reaches. It may send a POST without asking (`text/plain`);
-then the server sees the page's origin (CSRF). Or an attacker lets the name of the page suddenly mean the address of the
+then the server sees the page's origin (CSRF). Or an attacker changes the address of the page's name to that of the
 server, so that the page may also read the responses; then the server sees a foreign name in `Host` (DNS rebinding).
 
 Both attacks need a browser. So requests without any sign of a browser may use every name, unless the operator has
 listed the names: clients reach the server through proxies, tunnels and services of Kubernetes, whose names it cannot
-know. A name that nobody but the owner of the network can let mean the server is never foreign.
+know. A name is never foreign if only the owner of the network can make it point to the server.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ class BrowserRules(msgspec.Struct, frozen=True):
     def _may_rebind(self, method: str, header: Header, *, from_page: bool) -> bool:
         """Whether a request, if its name is foreign, may be one of a page whose name is rebound to this server.
 
-        What changes nothing carries no origin then. On a port that others reach as well it is admitted: it reveals
-        what is open to others anyway, and would be hard to tell from a program behind a proxy. On a port for this
-        machine alone it is refused if it has what browsers always send and most programs do not.
+        A request that only reads carries no origin then. On a port that other machines reach it is admitted: it reveals
+        only what is open to others anyway, and can hardly be distinguished from a program behind a proxy. On a port for
+        this machine only, it is refused if it has headers that browsers always send and most programs do not.
         """
         if method not in _SAFE_METHODS and from_page:
             return True

@@ -1,6 +1,6 @@
 """What a handler gets that aiohttp calls: one HTTP request, and what all requests of a server share.
 
-Triton sends errors of some phases as `text/plain`, although they are JSON all the same; clients compare.
+Triton sends errors of some phases as `text/plain`, although the body is JSON; clients compare.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 
 
 def peer_of(http: web.BaseRequest) -> object:
-    """Return the client's address as the transport gives it, None where the client has gone."""
+    """Return the client's address as the transport gives it, None if the client has disconnected."""
     return None if http.transport is None else http.transport.get_extra_info("peername")
 
 
@@ -82,7 +82,7 @@ class HttpCall:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for the queue of helpers; empty if it is not known, or has gone.
+        """Who the client is, for the queue of helpers; empty if it is not known, or has disconnected.
 
         Asks the system with some calls: for large requests only.
         """

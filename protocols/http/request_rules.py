@@ -1,4 +1,4 @@
-"""What the operator's options do with a request by its head alone: on the fast path, in aiohttp, for metrics.
+"""Applies the operator's options to the head of a request: on the fast path, in aiohttp, and for metrics.
 
 Restricted APIs and the rules for browsers refuse requests, header forwarding makes parameters of headers, CORS adds
 headers to responses.
@@ -29,7 +29,7 @@ class RequestRules(msgspec.Struct, frozen=True):
     """The rules of one HTTP server; by default none."""
 
     restrictions: Restrictions = Restrictions({})
-    #: For inference requests only, as in Triton. None where no header is forwarded.
+    #: For inference requests only, as in Triton. None if no header is forwarded.
     forwarder: HeaderForwarder | None = None
     #: None where browsers get no headers of CORS.
     cors: CorsPolicy | None = None

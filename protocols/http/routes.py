@@ -89,7 +89,7 @@ _SHARED_MEMORY_ENDPOINTS = {
     "cuda/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.cuda_unregister}, administers=True),
 }
 
-#: Pages for people. They are no part of the OpenAPI document.
+#: Web pages. They are not part of the OpenAPI document.
 _PAGES = {pages.PAGE_PATH: Endpoint(Category.METADATA, {"GET": pages.page})} | dict.fromkeys(
     (f"{pages.PAGE_PATH}/{name}" for name in (*pages.FILES, pages.SCRIPT)),
     Endpoint(Category.METADATA, {"GET": pages.file}),
@@ -103,7 +103,7 @@ _PAGES |= dict.fromkeys(dashboard.PAGE_PATHS, _DASHBOARD_PAGE) | {
 
 
 def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the endpoint of `path`, and the names in it, empty where the path leaves one out."""
+    """Return the endpoint of `path`, and the names in it, empty if the path leaves one out."""
     endpoint = _LITERAL.get(path)
     if endpoint is not None:
         return endpoint, {}

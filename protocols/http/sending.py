@@ -41,7 +41,7 @@ async def send(call: HttpCall, response: HttpResponse) -> web.StreamResponse:
 
 
 async def write(stream: web.StreamResponse, parts: Sequence[Buffer]) -> None:
-    """Write `parts` of a body. Raises `ConnectionResetError` if the client does not read, or has gone."""
+    """Write `parts` of a body. Raises `ConnectionResetError` if the client does not read, or has disconnected."""
     try:
         for part in parts:
             view = memoryview(part)

@@ -130,14 +130,14 @@ class HttpServer:
         except TooManyChunks as error:
             return _closing(error_response(400, str(error), plain=call.plain_errors))
         except ConnectionError:
-            raise  # the client has gone, aiohttp cleans up
+            raise  # the client has disconnected, aiohttp cleans up
         except Exception as error:
             refused = unexpected_error(f"{http.method} {http.raw_path}", error)
             check_not_begun(http)
             return error_response(HTTP_STATUS[refused.code], refused.text)
 
     def _preflight(self, http: web.BaseRequest) -> web.Response | None:
-        """Return the response to a browser that asks whether it may send a request; None where it does not."""
+        """Return the response to a browser that asks whether it may send a request; None if it does not."""
         cors, origin = self._rules.cors, http.headers.get("Origin")
         if cors is None or http.method != "OPTIONS" or origin is None:
             return None

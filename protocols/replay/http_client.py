@@ -122,5 +122,5 @@ def decode_infer_response(body: bytes, header_length: int) -> ReplayedResponse:
             position += byte_size
             outputs.append(ReplayedOutput(output["name"], output["datatype"], output["shape"], data))
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ReplayFailed(f"the response is none of an inference server with binary tensors: {error!r}") from None
+        raise ReplayFailed(f"the response is not that of an inference server with binary tensors: {error!r}") from None
     return ReplayedResponse(outputs)

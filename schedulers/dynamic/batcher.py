@@ -1,8 +1,9 @@
 """Which queued requests run together, and when. No clock, no I/O, no asyncio.
 
-Times are monotonic nanoseconds from the caller. Sizes count rows (the first dimension of the inputs), not requests.
-The rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc). Triton forms a batch when the rule allows
-it, and lets it grow until an instance takes it; here a batch is formed when an instance can take it, which is the same.
+Times are monotonic nanoseconds from the caller. Sizes count rows (the first dimension of the inputs), not requests. The
+rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc). Triton forms a batch when the rule allows it,
+and adds requests until an instance takes it. Here a batch is formed when an instance can take it, which has the same
+result.
 """
 
 from __future__ import annotations

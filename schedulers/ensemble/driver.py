@@ -133,7 +133,7 @@ class EnsembleDriver:
         if self._streams is not None:
             self._streams.moved(run, run.started_ns)
         self._start(run, run.begin())
-        self._go_on(run)
+        self._send_or_end(run)
 
     def responded(self, child: Request, response: Response) -> None:
         """Take a response of a step."""
@@ -157,14 +157,14 @@ class EnsembleDriver:
                 run.progress.ended(call)
             else:
                 self._ended(run, call)
-        self._go_on(run)
+        self._send_or_end(run)
 
     def cancelled(self, request: Request) -> None:
-        """The client of `request` has gone: its steps are cancelled, and it fails when they have ended."""
+        """The client of `request` has disconnected: its steps are cancelled, and it fails when they have ended."""
         run = self._runs.get(request)
         if run is not None:
             self._fail(run, RequestCancelled())
-            self._go_on(run)
+            self._send_or_end(run)
 
     def consumed(self, request: Request, count: int) -> None:
         """The client took `count` responses of `request`."""
@@ -174,7 +174,7 @@ class EnsembleDriver:
             self._give_credit(run)
 
     def continue_overdue(self) -> None:
-        """Start calls that have waited too long for others of their step, and let streams go on that stand still."""
+        """Start calls that waited too long for others of their step, and give credit to streams without progress."""
         now_ns = self._clock.now_ns()
         for run in () if self._streams is None else self._streams.overdue(now_ns):
             self._prepay(run)
@@ -187,17 +187,17 @@ class EnsembleDriver:
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
                 )  # fmt: skip
                 self._submit(run, call)
-                self._go_on(run)
+                self._send_or_end(run)
 
     def _prepay(self, run: Run) -> None:
-        """Give all streams of a request that stands still their credit, unless it waits for its client only."""
+        """Give all streams of a request that makes no progress their credit, unless it waits for its client only."""
         if run.progress.in_flight == sum(call.decoupled for call in run.calls.values()):
             return
         for child, call in list(run.calls.items()):
             if call.decoupled and not call.prepaid:
                 logger.warning(
                     "ensemble '%s': no step of a request has responded for %d s; model '%s' may send more responses, "
-                    "in case that a step behind it waits for it",
+                    "in case a later step waits for them",
                     self._plan.spec.name, LONGEST_STALL_NS // 1_000_000_000, child.model_name,
                 )  # fmt: skip
                 child.consumed(run.progress.prepay(call))
@@ -300,7 +300,7 @@ class EnsembleDriver:
             other = self._waiting[following]
             self._submit(other, following)
             if other is not run:
-                self._go_on(other)
+                self._send_or_end(other)
 
     def _give_credit(self, run: Run) -> None:
         credits, run.progress.credits = run.progress.credits, []
@@ -312,7 +312,7 @@ class EnsembleDriver:
 
     # ---- responses ---------------------------------------------------------------------------
 
-    def _go_on(self, run: Run) -> None:
+    def _send_or_end(self, run: Run) -> None:
         """Send the responses that are complete; end the request if no call is in flight."""
         progress, request = run.progress, run.request
         if run.error is None and progress.may_send:

@@ -1,10 +1,10 @@
-"""How far one request to an ensemble is: which tensors are there, which steps can start, what can be sent. Pure.
+"""The progress of one request to an ensemble: which tensors exist, which steps can start, what can be sent. Pure.
 
 *Iterations.* The request itself is the first iteration. Each response of a decoupled step begins an iteration of its
 own, with the tensors of the response; the steps that read these are executed once for each iteration. The static check
 makes sure that all inputs of a step belong to the same stream of responses, and all outputs of the ensemble too.
 
-*Order.* Responses of the ensemble have the order of the iterations, however fast the steps behind a stream are.
+*Order.* Responses of the ensemble have the order of the iterations, however fast the steps after a decoupled step are.
 
 *Backpressure.* An iteration is consumed when all that was made from it was: its calls have ended, its responses were
 taken by the client, and the iterations that began from it are consumed. Then the step that began it may send another

@@ -102,7 +102,7 @@ class Run:
         step = self._plan.steps[call.step]
         outputs = self._plan.asked[call.step]
         if self._destinations:
-            outputs = self._asked_of(call)
+            outputs = self._requested_outputs_of(call)
             leased = leased or any(output.span is not None for output in outputs)
         return Request(
             step.model_name,
@@ -123,7 +123,7 @@ class Run:
             leased=leased,
         )
 
-    def _asked_of(self, call: StepCall) -> list[RequestedOutput]:
+    def _requested_outputs_of(self, call: StepCall) -> list[RequestedOutput]:
         """Return the outputs of a step with the places and classes that the client asks for.
 
         An output has two entries if a step reads it as well: first the client's, then one for the response.
@@ -172,7 +172,7 @@ class Run:
     def _sort(
         self, name: str, tensor: Tensor, found: dict[str, Placed], batched: bool, sequence: SequenceValues | None
     ) -> None:
-        """Add an output of a step, which comes once for each destination, in the order of `_asked_of`."""
+        """Add an output of a step, which comes once for each destination, in the order of `_requested_outputs_of`."""
         wanted = self._destinations.get(name, ())
         placed = found.get(name)
         if placed is None:
@@ -202,7 +202,7 @@ class Run:
                 tensors.append(Tensor(name, given.datatype, given.shape, given.data, given.span))
                 leased = leased or given.span is not None
                 continue
-            for given, classified in self._given_of(name, placed):
+            for given, classified in self._for_client(name, placed):
                 shape = given.shape if classified else self._client_shape(given.shape, placed, wanted)
                 tensors.append(Tensor(name, given.datatype, shape, given.data, given.span))
                 leased = leased or given.span is not None
@@ -216,7 +216,7 @@ class Run:
         request = self.request
         return Response(spec.name, version_text, request.id, tensors, parameters, None, False, leased)
 
-    def _given_of(self, name: str, placed: Placed) -> list[tuple[Tensor, bool]]:
+    def _for_client(self, name: str, placed: Placed) -> list[tuple[Tensor, bool]]:
         """Return what the client gets of an output, and whether it has classes."""
         if name not in self._destinations:
             return [(placed.tensor, False)]

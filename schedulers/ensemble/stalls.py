@@ -1,8 +1,9 @@
-"""Streams that may wait for themselves: a decoupled model waits for credit, and what would give it waits for the model.
+"""Streams that may wait for themselves: a decoupled model waits for credit, and the steps that would give it wait for
+the model.
 
 Credit for a response comes back when the steps behind it have ended. If such a step needs the instance that waits for
-the credit, neither goes on. Within one ensemble that is known from its steps: then the model gets its credit at once.
-Between several ensembles it is not known; a request that has stood still for long gets its credit in any case. Triton
+the credit, neither continues. Within one ensemble that is known from its steps: then the model gets its credit at once.
+Between several ensembles it is not known; a request without progress for a long time gets its credit anyway. Triton
 gives no credit at all: a model may be ahead without limit. Pure.
 """
 
@@ -23,7 +24,7 @@ Stream = TypeVar("Stream")
 
 
 class StalledStreams(Generic[Stream]):
-    """When each request with a stream has moved last, the one that stands still for longest first."""
+    """When each request with a stream has last made progress; the longest without progress is first."""
 
     def __init__(self) -> None:
         self._moved_ns: dict[Stream, int] = {}
@@ -37,7 +38,7 @@ class StalledStreams(Generic[Stream]):
         self._moved_ns.pop(stream, None)
 
     def overdue(self, now_ns: int) -> list[Stream]:
-        """Return the requests that have stood still for too long. Each is returned again after the same time."""
+        """Return the requests that have made no progress for too long. Each is returned again after the same time."""
         found: list[Stream] = []
         for stream, moved_ns in self._moved_ns.items():
             if now_ns - moved_ns < LONGEST_STALL_NS:

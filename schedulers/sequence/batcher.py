@@ -1,4 +1,4 @@
-"""Which sequence has which slot, which requests run together, and when a sequence is over. Pure.
+"""Which sequence has which slot, which requests are executed together, and when a sequence ends. Pure.
 
 Times are monotonic nanoseconds from the caller. The rules are Triton's (sequence_batch_scheduler.cc); differences are
 in docs/differences.md.
@@ -88,7 +88,7 @@ class SequenceBatcher:
         return True
 
     def cancel(self, request: Request) -> list[Request]:
-        """End the sequence of a queued request whose client has gone. Returns all its queued requests, to be failed.
+        """End the sequence of a queued request whose client disconnected. Returns its queued requests, to be failed.
 
         Returns an empty list if the request is not queued.
         """

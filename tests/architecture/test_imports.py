@@ -140,7 +140,7 @@ FOREIGN = {
         "backends",
         "shm/arrays.py",
         "kernel/authoring/trial",
-        "kernel/command/infer.py",
+        "kernel/command/infer/arguments.py",
         "kernel/command/replay/comparing.py",
         "kernel/embedding/arrays.py",
     ),

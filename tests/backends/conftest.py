@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends.base import Timings
-from backends.metric_registry import MetricRegistry
 from backends.transport import wire
-from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
-from tests.backends.recorded_calls import RecordedCalls
+from tests.backends.recorded_host import RecordedHost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,24 +22,15 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class Lab:
+class Lab(RecordedHost):
     """Creates requests and records their responses. Implements `Responder` for the requests and `Host` for backends."""
 
     def __init__(self) -> None:
+        super().__init__()
         #: Whether outputs other than BYTES have a destination.
         self.reserves = False
         #: The names of the outputs that were written to their destination.
         self.in_place: list[str] = []
-        self.logged: list[tuple[str, str]] = []
-        #: The requests that are too far ahead of their clients, and what is called when they are no more.
-        self.ahead: dict[int, Callable[[], object] | None] = {}
-        self.rescheduled: list[WorkerRequest] = []
-        self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
-        self.registry = MetricRegistry(lambda: None, lambda: None)
-        #: What the backend has reported.
-        self.reported: list[wire.ToKernel] = []
-        self.collector = ReportCollector(self.reported.append, self.log)
-        self.recorded_calls = RecordedCalls()
         self._numbers = itertools.count()
         self._outputs: dict[int, dict[str, Array]] = {}
         self._datatypes: dict[int, dict[str, str]] = {}
@@ -114,43 +102,8 @@ class Lab:
     def finish(self, request: WorkerRequest) -> None:
         request.finished = True
 
-    def reschedule(self, request: WorkerRequest) -> None:
-        request.finished = True
-        self.rescheduled.append(request)
-
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return False
-
-    @property
-    def reports(self) -> ReportCollector:
-        return self.collector
-
-    # ---- Host --------------------------------------------------------------------------------
-
-    def is_ahead(self, request: WorkerRequest) -> bool:
-        return request.ref.number in self.ahead
-
-    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
-        self.ahead[request.ref.number] = callback
-
-    def log(self, level: str, text: str) -> None:
-        self.logged.append((level, text))
-
-    @property
-    def metrics(self) -> MetricRegistry:
-        return self.registry
-
-    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
-        self.collector.memory(uses)
-
-    @property
-    def device(self) -> None:
-        """See `Host`: there is no GPU."""
-        return None
-
-    @property
-    def calls(self) -> RecordedCalls:
-        return self.recorded_calls
 
 
 @pytest.fixture

@@ -28,5 +28,5 @@ def test_a_server_runs_from_its_own_tree(tmp_path: Path) -> None:
         (tmp_path / package / "__init__.py").touch()
         (tmp_path / package / "__main__.py").write_text(source)
     with ServerProcess(None, tree=tmp_path) as server:
-        assert f"from {tmp_path} {tmp_path / 'backends'}\n" in server.log
+        server.wait_for_log(f"from {tmp_path} {tmp_path / 'backends'}\n")
         assert (server.http_port, server.grpc_port, server.metrics_port) == (1, 2, 3)

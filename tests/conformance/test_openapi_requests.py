@@ -24,7 +24,7 @@ requests = pytest.importorskip("requests")
 schemathesis = pytest.importorskip("schemathesis")
 openapi_checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 
-pytestmark = pytest.mark.conformance
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
 CHECKS = [
     openapi_checks.status_code_conformance,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bench.oracle.servers import Ours
     from bench.oracle.steps import Case
 
-pytestmark = pytest.mark.conformance
+pytestmark = [pytest.mark.conformance, pytest.mark.slow]
 
 RECORDED = Suite(SUITE)
 

@@ -63,8 +63,8 @@ def served(server: ServerProcess, model: str) -> tuple[dict[str, Any], str]:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], str]]:
     """Return the statistics and the metrics of both examples."""
     folder = tmp_path_factory.mktemp("backends")
-    write_model(folder, "quiet", CONFIG.text, backend=python("Reporting nothing"))
-    write_model(folder, "loud", CONFIG.text, backend=python("Reporting everything"))
+    write_model(folder, "quiet", CONFIG.text, backend=python("A backend without reports"))
+    write_model(folder, "loud", CONFIG.text, backend=python("A backend that reports everything"))
     with ServerProcess(folder / "models") as server:
         return {name: served(server, name) for name in ("quiet", "loud")}
 
@@ -114,7 +114,7 @@ def test_what_is_reported_is_shown_everywhere(shown: dict[str, tuple[dict[str, A
 
 def test_activities_with_a_start_and_an_end_are_spans_in_that_of_the_execution(folder: Path) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    write_model(folder, "loud", CONFIG.text, backend=python("Reporting everything"))
+    write_model(folder, "loud", CONFIG.text, backend=python("A backend that reports everything"))
     with Collector() as collector:
         settings = (
             "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={collector.url}",
@@ -130,7 +130,7 @@ def test_activities_with_a_start_and_an_end_are_spans_in_that_of_the_execution(f
 
 
 def test_both_examples_are_short() -> None:
-    for heading, limit in (("Reporting nothing", 10), ("Reporting everything", 20)):
+    for heading, limit in (("A backend without reports", 10), ("A backend that reports everything", 20)):
         lines = [line for line in python(heading).splitlines() if line and "import" not in line]
         assert len(lines) <= limit
 

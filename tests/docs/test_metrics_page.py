@@ -52,7 +52,7 @@ def stated(text: str) -> dict[str, str]:
 
 def test_the_tables_have_every_family_and_no_other() -> None:
     page = document("docs/metrics.md")
-    triton, _, cache = section(page, "Families of Triton").partition("A server with a [response cache]")
+    triton, _, cache = section(page, "Families of Triton").partition("Only for servers with a [response cache]")
     ours = stated(section(page, "Families that Triton does not have"))
     assert stated(triton) | ours == kinds(shown_page(cache=False))
     assert stated(cache) == kinds(shown_page(cache=True))

@@ -30,8 +30,9 @@ _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 #: Flags of other programs that documents name.
 FLAGS_OF_OTHERS = {
     "--against", "--check", "--force-reinstall", "--help", "--json", "--model", "--no-deps", "--only", "--output",
-    "--perfetto", "--quick", "--record", "--rounds", "--seed", "--seeds", "--show-trace", "--story", "--strict",
-    "--svg", "--timeout", "--without-triton",
+    "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--stop-timeout", "--tmpfs",  # docker, pip
+    "--perfetto", "--quick", "--randomly-seed", "--record", "--rounds", "--seed", "--seeds", "--show-trace",
+    "--story", "--strict", "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
 
 SOURCES = [

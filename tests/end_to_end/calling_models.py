@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernel.command.flags.keywords import read_keywords
-from kernel.embedding.server_thread import ServerThread
 from kernel.serving.request import Request
 from shm.tensor import Tensor
+from tests.end_to_end.server_threads import server_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
+    from kernel.embedding.server_thread import ServerThread
     from kernel.serving.kernel import Kernel
     from kernel.serving.response import Response
     from shm.arrays import Array
@@ -90,16 +89,10 @@ class Models:
     @contextlib.contextmanager
     def served(self, **flags: Any) -> Iterator[Served]:
         """Serve the models in this process while the `with` block lasts. At its end nothing may be held."""
-        given = {"model_repository": str(self.path), "model_control_mode": "explicit", "load_model": "*", **flags}
-        options, _ = read_keywords(given, os.environ)
-        thread = ServerThread(options)
-        thread.start()
-        try:
+        with server_thread(self.path, **{"model_control_mode": "explicit", "load_model": "*", **flags}) as thread:
             served = Served(thread)
             yield served
             thread.run(served.settle)
-        finally:
-            thread.stop()
 
 
 class Sink:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.server import ServerProcess
+from shm.region import Region
 from tests import fake_cuda
 
 #: Writes one Python model: name, configuration behind `backend`, source of model.py.
@@ -40,6 +41,20 @@ def write_model(tmp_path: Path) -> WriteModel:
         return tmp_path
 
     return write
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The byte sizes of what this process reads of shared memory: the one way to do so is `Region.view`."""
+    found: list[int] = []
+    view = Region.view
+
+    def counted(region: Region, offset: int, byte_size: int) -> memoryview:
+        found.append(byte_size)
+        return view(region, offset, byte_size)
+
+    monkeypatch.setattr(Region, "view", counted)
+    return found
 
 
 @pytest.fixture

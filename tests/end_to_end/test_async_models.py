@@ -165,4 +165,6 @@ def test_a_model_that_says_so_is_not_ready_but_executes(write_model: WriteModel)
         (repository / "health/1/ill").unlink()
         assert seen() == [200, 200, True, True]
         for instance in ("health_0_0", "health_0_1"):
-            assert server.log.count(f"Model '{instance}' is not ready (user-defined check failed).") == 1
+            text = f"Model '{instance}' is not ready (user-defined check failed)."
+            server.wait_for_log(text)
+            assert server.log.count(text) == 1

@@ -71,5 +71,5 @@ def test_a_loaded_model_gets_instances_and_gives_them_back_and_no_request_is_los
                 client.join()
         wait_for(lambda: instances(server) == 1)
         wait_for(lambda: len(server.workers("m")) == 1)
-        assert "has 2 instances instead of 1" in server.log
+        server.wait_for_log("has 2 instances instead of 1")
     assert set(statuses) == {200}

@@ -7,7 +7,6 @@ share batches of the first, as far as their shapes allow it.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from kernel.command.flags.keywords import read_keywords
-from kernel.embedding.server_thread import ServerThread
 from kernel.options import DEMO_REPOSITORY
 from kernel.serving.request import Request
 from shm.arrays import to_array
 from shm.tensor import Tensor
+from tests.end_to_end.server_threads import FutureSink, server_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from kernel.embedding.server_thread import ServerThread
     from kernel.serving.kernel import Kernel
-    from kernel.serving.response import Response
 
 MAX_BATCH_SIZE = 6
 
@@ -143,26 +141,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     for name, (_, config) in MODELS.items():
         for batched in (False, True):
             write_model(folder, name, config, batched=batched)
-    options, _ = read_keywords({"model_repository": str(folder), "disable_auto_complete_config": True}, os.environ)
-    thread = ServerThread(options)
-    thread.start()
-    yield thread
-    thread.stop()
-
-
-class FutureSink:
-    """Waits for the only response of a request."""
-
-    peer = ""
-
-    def __init__(self) -> None:
-        self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-    def header(self, name: str) -> str:
-        return ""
-
-    def send(self, response: Response) -> None:
-        self.response.set_result(response)
+    with server_thread(folder, disable_auto_complete_config=True) as thread:
+        yield thread
 
 
 def submit(kernel: Kernel, model: str, arrays: dict[str, np.ndarray[Any, Any]]) -> FutureSink:

@@ -218,9 +218,7 @@ def test_infer_prints_outputs(demo: ServerProcess) -> None:
 def test_infer_prints_labels(demo: ServerProcess, tmp_path: Path) -> None:
     import numpy as np
 
-    from kernel.command.infer import read_value
-
-    sample = read_value((Path(__file__).parents[2] / "kernel/demo/digit.json").read_text())["inputs"][0]
+    sample = json.loads((Path(__file__).parents[2] / "kernel/demo/digit.json").read_text())["inputs"][0]
     np.save(tmp_path / "digit.npy", np.array(sample["data"], np.float32).reshape(sample["shape"]))
     done = naiad("infer", "digits", f"{sample['name']}=@{tmp_path}/digit.npy", f"--url=http://{demo.url}")
     assert done.returncode == 0, done.stderr
@@ -282,7 +280,7 @@ def test_flags_are_environment_variables_and_a_variable_that_is_none_is_named(mo
     monkeypatch.setenv("NAIAD_HTTP_PROT", "8000")
     with ServerProcess(None) as server:
         assert json.loads(server.get("/v2")[1])["name"] == "from the environment"
-        assert "NAIAD_HTTP_PROT has no effect: it stands for no flag; did you mean NAIAD_HTTP_PORT?" in server.log
+        server.wait_for_log("NAIAD_HTTP_PROT has no effect: it stands for no flag; did you mean NAIAD_HTTP_PORT?")
 
 
 def test_the_hint_of_the_demo_works_in_a_shell_that_expands_brackets(demo: ServerProcess) -> None:

@@ -43,7 +43,7 @@ def test_an_instance_has_nothing_that_completing_has_left_behind(write_model: Wr
     with ServerProcess(write_model("completed", "instance_group [{ count: 2 }]", COMPLETED)) as server:
         completed = re.findall(r'"completed(?:_\d+)?: completed in (\d+)"', server.log)
         loaded = re.findall(r"loaded in (\d+) (clean|with what was left)", server.log)
-        assert "the last line has no end" in server.log
+        server.wait_for_log("the last line has no end")
         assert len(completed) == 1
         assert [state for _, state in loaded] == ["clean", "clean"]
         assert len({pid for pid, _ in loaded} | set(completed)) == 3
@@ -65,6 +65,6 @@ def test_a_model_that_cannot_be_completed_says_why_and_the_server_goes_on(
     write_model("completed", "", COMPLETED)
     flags = ("--exit-on-error=false", "--strict-readiness=false", "--model-load-timeout-secs=2")
     with ServerProcess(repository, *flags) as server:
-        assert text in server.log
+        server.wait_for_log(text)
         assert server.workers("completed")
         assert not server.workers("broken")

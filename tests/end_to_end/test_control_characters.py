@@ -85,7 +85,7 @@ def test_no_control_character_reaches_a_log_a_metric_or_an_error(write_model: Wr
         assert [each["name"] for each in json.loads(index)["model_stats"]] == ["refuse"]
         log = server.log
     assert not CONTROL.search(log)
-    assert "ignore model directory" in log
+    assert "is ignored: its name contains control" in log
     lines = log.splitlines()
     assert len([line for line in lines if "forged" in line]) >= 3
     for line in lines:

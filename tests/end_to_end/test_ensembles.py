@@ -23,14 +23,12 @@ import numpy as np
 import pytest
 
 from bench.server import ServerProcess, wait_for
-from kernel.command.flags.keywords import read_keywords
-from kernel.embedding.server_thread import ServerThread
 from kernel.serving.request import Request
-from shm.region import Region
 from shm.tensor import Tensor
+from tests.end_to_end.server_threads import FutureSink, server_thread
 
 if TYPE_CHECKING:
-    from kernel.serving.response import Response
+    from kernel.embedding.server_thread import ServerThread
 
 WriteModel = Callable[[str, str, str], Path]
 
@@ -177,57 +175,28 @@ def post(server: ServerProcess, path: str) -> None:
 # ---- memory ---------------------------------------------------------------------------------
 
 
-class FutureSink:
-    """Waits for the only response of a request."""
-
-    peer = ""
-
-    def __init__(self) -> None:
-        self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-    def header(self, name: str) -> str:
-        return ""
-
-    def send(self, response: Response) -> None:
-        self.response.set_result(response)
-
-
 @pytest.fixture
 def embedded(repository: Path) -> Iterator[ServerThread]:
     ensemble(repository, "chain", *CHAIN)
-    flags = {"model_repository": str(repository), "model_control_mode": "explicit", "load_model": "*"}
-    options, _ = read_keywords(flags, os.environ)
-    thread = ServerThread(options)
-    thread.start()
-    yield thread
-    thread.stop()
+    with server_thread(repository, model_control_mode="explicit", load_model="*") as thread:
+        yield thread
 
 
 @pytest.mark.slow_loop("16 MiB are copied and compared on the loop, by the test")
-def test_a_chain_of_three_models_copies_no_byte_in_the_kernel(
-    embedded: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chain_of_three_models_copies_no_byte_in_the_kernel(embedded: ServerThread, reads: list[int]) -> None:
     """16 MiB between each two models: the kernel touches them once, when it takes them from the client."""
-    touched: list[int] = []
-    view = Region.view
-
-    def counted(region: Region, offset: int, byte_size: int) -> memoryview:
-        touched.append(byte_size)
-        return view(region, offset, byte_size)
-
-    monkeypatch.setattr(Region, "view", counted)
     given = np.arange(MIB16 // 4, dtype=np.float32)
 
     async def run() -> None:
         kernel = embedded.kernel
         async with asyncio.timeout(60):
             for _ in range(2):
-                touched.clear()
+                reads.clear()
                 sink = FutureSink()
                 kernel.submit(Request("chain", [Tensor("A", "FP32", [len(given)], given.tobytes())], sink))
                 response = await sink.response
                 assert response.error is None, response.error
-                assert touched == [MIB16], "the client's bytes go to the arena, once"
+                assert reads == [MIB16], "the client's bytes go to the arena, once"
                 assert response.outputs is not None
                 (output,) = response.outputs
                 assert np.array_equal(np.frombuffer(output.raw(), np.float32), given + 3)

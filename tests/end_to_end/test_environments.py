@@ -181,8 +181,8 @@ def test_an_archive_is_unpacked_once(kept: Path, tmp_path: Path, name: str) -> N
 
 BROKEN = {
     "missing": ("$$TRITON_MODEL_DIRECTORY/env.tar.gz", "does not exist"),
-    "empty": ("$$TRITON_MODEL_DIRECTORY/empty", "is no environment: it has no bin/python"),
-    "file": ("$$TRITON_MODEL_DIRECTORY/config.pbtxt", "is no archive that can be read"),
+    "empty": ("$$TRITON_MODEL_DIRECTORY/empty", "is not an environment: it has no bin/python"),
+    "file": ("$$TRITON_MODEL_DIRECTORY/config.pbtxt", "is not an archive that can be read"),
     "stops": ("$$TRITON_MODEL_DIRECTORY/stops", "does not start: cannot find a library"),
 }
 

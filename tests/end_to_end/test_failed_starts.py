@@ -27,7 +27,7 @@ def test_a_server_without_its_repository_runs_and_says_that_it_is_neither_live_n
         assert server.get("/v2/health/ready")[0] == 400
         status, text = server.get("/v2")
         assert (status, json.loads(text)["name"]) == (200, "triton")
-        assert "creating server: Internal - failed to read model repository" in server.log
+        server.wait_for_log("creating server: Internal - failed to read model repository")
 
 
 def test_folders_without_a_valid_configuration_do_not_keep_the_server_from_being_ready(
@@ -51,7 +51,7 @@ def test_the_end_of_a_server_and_a_start_that_fails_have_the_line_that_tools_of_
         assert line not in server.log
         server.terminate()
         assert server.wait() == 0
-        assert line in server.log
+        server.wait_for_log(line)
     repository = write_model("broken", TENSORS, "raise RuntimeError('no luck')\n")
     with pytest.raises(ServerFailed) as caught:
         ServerProcess(repository).start()

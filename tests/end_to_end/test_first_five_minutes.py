@@ -144,7 +144,7 @@ def test_the_first_five_minutes(open_terminal: Callable[[], Terminal], tmp_path:
 
     server.press_control_c()
     stopped = server.read_until(PROMPT)
-    assert "Stopped: every accepted request was answered" in stopped
+    assert "Stopped: every accepted request got its response" in stopped
     assert "Traceback" not in stopped
     assert "no server responds at" in client.run(add)
 

@@ -19,6 +19,8 @@ from bench.server import ServerProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FOLDER = "tests.end_to_end.floods"
 

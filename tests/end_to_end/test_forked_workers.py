@@ -20,6 +20,8 @@ from bench.server import ServerProcess, wait_for
 
 WriteModel = Callable[[str, str, str], Path]
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from bench.heavy.attack import HeavyRow
 
+pytestmark = pytest.mark.slow
+
 #: What the kernel may compute for a row, for each request of the healthy client meanwhile, and for each byte that it
 #: receives or sends.
 ROW_CPU_S, HEALTHY_CPU_S, BYTE_CPU_S = 0.15, 0.0005, 0.004 / MIB

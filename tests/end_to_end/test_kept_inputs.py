@@ -76,6 +76,8 @@ def test_a_model_that_keeps_a_clients_memory_is_given_copies_and_the_log_says_so
                 if value > 2:  # the first was in the client's memory, and the client has written there
                     assert set(answer.as_numpy("LAST")) == {value - 1}
             client.close()
-            assert server.log.count("the model still uses an input in a client's shared memory") == 1
+            text = "the model still uses an input in a client's shared memory"
+            server.wait_for_log(text)
+            assert server.log.count(text) == 1
         finally:
             shm.destroy_shared_memory_region(region)

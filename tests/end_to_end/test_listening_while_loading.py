@@ -92,9 +92,9 @@ def start(tmp_path_factory: pytest.TempPathFactory, write_model: WriteModel) -> 
 
 
 def listening(loading: Loading) -> Loading:
-    loading.wait_until_logged("listening while the models load")
+    loading.wait_until_logged("not ready until the models are loaded")
     loading.wait_until_logged("successfully loaded 'quick'")
-    line = next(line for line in loading.log.splitlines() if "listening while" in line)
+    line = next(line for line in loading.log.splitlines() if "not ready until" in line)
     loading.ports = {name: int(port) for name, port in re.findall(r"(\w+) at 127\.0\.0\.1:(\d+)", line)}
     return loading
 

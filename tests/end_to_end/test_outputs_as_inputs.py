@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from kernel.command.flags.keywords import read_keywords
-from kernel.embedding.server_thread import ServerThread
 from kernel.serving.request import Request
-from shm.region import Region
 from shm.tensor import Tensor
+from tests.end_to_end.server_threads import FutureSink, server_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
     from typing import Any
 
+    from kernel.embedding.server_thread import ServerThread
     from kernel.serving.kernel import Kernel
     from kernel.serving.response import Response
 
@@ -66,26 +64,8 @@ def server(tmp_path: Path) -> Iterator[ServerThread]:
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "config.pbtxt").write_text(CONFIG)
         (tmp_path / name / "1" / "model.py").write_text(code)
-    flags = {"model_repository": str(tmp_path), "model_control_mode": "explicit", "load_model": "*"}
-    options, _ = read_keywords(flags, os.environ)
-    thread = ServerThread(options)
-    thread.start()
-    yield thread
-    thread.stop()
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The byte sizes of what this process reads of shared memory: the one way to do so is `Region.view`."""
-    found: list[int] = []
-    view = Region.view
-
-    def counted(region: Region, offset: int, byte_size: int) -> memoryview:
-        found.append(byte_size)
-        return view(region, offset, byte_size)
-
-    monkeypatch.setattr(Region, "view", counted)
-    return found
+    with server_thread(tmp_path, model_control_mode="explicit", load_model="*") as thread:
+        yield thread
 
 
 def on_loop(server: ServerThread, work: Callable[[Kernel], Coroutine[Any, Any, None]]) -> None:
@@ -95,21 +75,6 @@ def on_loop(server: ServerThread, work: Callable[[Kernel], Coroutine[Any, Any, N
             server.kernel.check()
 
     server.run(run)
-
-
-class FutureSink:
-    """Waits for the only response of a request."""
-
-    peer = ""
-
-    def __init__(self) -> None:
-        self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-
-    def header(self, name: str) -> str:
-        return ""
-
-    def send(self, response: Response) -> None:
-        self.response.set_result(response)
 
 
 async def infer(kernel: Kernel, model: str, tensor: Tensor) -> Response:

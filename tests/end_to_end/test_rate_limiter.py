@@ -105,7 +105,7 @@ def test_without_the_limiter_the_setting_has_no_effect_and_the_log_says_so(write
     with ServerProcess(folder, "--rate-limit-resource=R:5") as server:
         infer(server, "large")
         text = "rate_limiter (the server is started without --rate-limit=execution_count) has no effect"
-        assert text in server.log
+        server.wait_for_log(text)
 
 
 def test_a_worker_that_dies_gives_its_resources_back(write_model: WriteModel) -> None:

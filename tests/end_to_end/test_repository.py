@@ -137,4 +137,4 @@ def test_without_its_repository_a_server_that_is_not_to_exit_says_that_it_is_not
         assert server.get("/v2/health/live")[0] == 400
         assert server.get("/v2/health/ready")[0] == 400
         assert json.loads(server.get("/v2")[1])["name"] == "triton"
-        assert f"creating server: Internal - failed to read model repository '{absent}'" in server.log
+        server.wait_for_log(f"creating server: Internal - failed to read model repository '{absent}'")

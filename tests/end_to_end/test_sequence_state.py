@@ -186,7 +186,7 @@ def test_a_wrong_file_with_an_initial_state_fails_the_load(
     with ServerProcess(repository, "--exit-on-error=false") as server:
         status, _ = server.get("/v2/models/stateful/ready")
         assert status != 200
-        assert reason in server.log
+        server.wait_for_log(reason)
 
 
 # ---- an ONNX model that batches -------------------------------------------------------------

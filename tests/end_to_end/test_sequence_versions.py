@@ -91,7 +91,7 @@ def test_sequences_of_an_unloaded_version_end_at_the_limit(write_model: WriteMod
         assert client.send(10, start=True) == 10
         assert post(server, "/v2/repository/models/m/unload") == (200, "")
         wait_for(lambda: not server.workers("m"))
-        assert "0 requests and 1 sequences have not finished within 1 s" in server.log
+        server.wait_for_log("0 requests and 1 sequences have not finished within 1 s")
         assert client.send(1) is None
 
 
@@ -132,7 +132,7 @@ def test_a_server_that_stops_finishes_requests_and_does_not_wait_for_idle_sequen
         thread.join(20)
         assert found == [1]
         assert server.wait() == 0
-        assert "every accepted request was answered" in server.log
+        server.wait_for_log("every accepted request got its response")
 
 
 def metrics(server: ServerProcess) -> str:

@@ -127,8 +127,8 @@ def test_models_of_a_process_are_lost_together_and_one_process_brings_them_back(
     wait_for(lambda: ask(server, "a")[0] == 200 and ask(server, "b")[0] == 200)
     assert process_of(server, "a") == process_of(server, "b") != before
     assert sorted(server.workers().values()) == ["c", "worker small"]
-    assert "worker 'small' of 2 models was lost: killed by signal 6 (SIGABRT)" in server.log
-    assert "the worker of model instance 'b_0_0' was lost" in server.log
+    server.wait_for_log("worker 'small' of 2 models was lost: killed by signal 6 (SIGABRT)")
+    server.wait_for_log("the worker of model instance 'b_0_0' was lost")
 
 
 def test_an_unloaded_model_leaves_the_others_and_the_last_one_ends_the_process(server: ServerProcess) -> None:

@@ -196,6 +196,6 @@ def test_clients_that_shorten_their_regions_cost_a_model_one_worker(repository: 
     assert good.infer(output_in_region=True) == (200, None)
     assert good.output() == expected
     assert workers_lost(server) == 1
-    assert "are copied instead of mapped" in server.log
+    server.wait_for_log("are copied instead of mapped")
     for region in (good, *hostile):
         region.close()

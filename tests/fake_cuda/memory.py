@@ -23,6 +23,8 @@ class Mapping:
         self.path = _FOLDER / name
         self.byte_size, self.device = byte_size, device
         self.opened = 1
+        if create:
+            self.path.unlink(missing_ok=True)  # a process that had this id was killed
         fd = os.open(self.path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         try:
             if create:

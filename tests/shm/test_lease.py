@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shm.lease import Lease, LeasedBlock, RegionNumber
-from shm.region import FileHandle, Region, RegionKind
+from shm.region import Region, RegionKind
+from tests.shm.regions import memfd_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def region() -> Iterator[Region]:
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, 8192)
-    made = Region("r", RegionKind.ARENA, FileHandle(fd), 8192)
-    yield made
-    made.drop()
-    assert made.closed, "every lease of a test is released"
+    with memfd_region(RegionKind.ARENA, 8192) as made:
+        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -11,9 +10,10 @@ import pytest
 
 from shm.arena import Arena
 from shm.lease import RegionNumber
-from shm.region import FileHandle, Region, RegionKind
+from shm.region import Region, RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 from tests.leased_tensor import leased_tensor
+from tests.shm.regions import memfd_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,12 +36,8 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 def region_of_client() -> Iterator[Region]:
-    fd = os.memfd_create("test")
-    os.ftruncate(fd, 4096)
-    made = Region("r", RegionKind.SYSTEM, FileHandle(fd), 4096)
-    yield made
-    made.drop()
-    assert made.closed, "every lease of a test is released"
+    with memfd_region(RegionKind.SYSTEM, 4096) as made:
+        yield made
 
 
 # ---- messages -------------------------------------------------------------------------------

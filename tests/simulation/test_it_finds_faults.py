@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: A fault must be found within as many seeds.
 MOST_SEEDS = 400
 
-pytestmark = pytest.mark.slow_loop("a scenario of a thousand steps is one piece of work")
+pytestmark = [pytest.mark.slow, pytest.mark.slow_loop("a scenario of a thousand steps is one piece of work")]
 
 
 #: Faults in calls between models: only scenarios with such models are run.

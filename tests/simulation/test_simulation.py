@@ -8,6 +8,8 @@ from tests.simulation.kinds import load_kinds
 from tests.simulation.run import Simulation
 from tests.simulation.scenarios import scenario
 
+pytestmark = pytest.mark.slow
+
 #: Each portion of seeds is a test, so that they share processors.
 PORTIONS = [range(first, first + 50) for first in range(0, 400, 50)]
 

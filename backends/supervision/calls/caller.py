@@ -98,7 +98,7 @@ class CallerCalls:
     # ---- messages from the worker ------------------------------------------------------------
 
     def submit(self, message: wire.Submit) -> None:
-        """Send a call to its model. Raises ValueError for what no worker of ours sends."""
+        """Send a call to its model. Raises ValueError for a message that breaks the protocol."""
         if message.call <= self._last_call:
             raise ValueError(f"call {message.call} after call {self._last_call}")
         self._last_call = message.call

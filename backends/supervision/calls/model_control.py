@@ -34,7 +34,7 @@ def while_loading(control: ModelControl | None, config: str) -> Iterator[None]:
 
 
 class ModelControl:
-    """Does what the model of one worker asks for. What was begun goes on when the worker is lost."""
+    """Does what the model of one worker asks for. What was begun continues when the worker is lost."""
 
     def __init__(self, session: WorkerSession, kernel: Kernel) -> None:
         self._session = session
@@ -47,7 +47,7 @@ class ModelControl:
         session.control = self.take
 
     def take(self, message: wire.ControlModel | wire.ModelFile) -> None:
-        """Take a message of the worker. Raises ValueError for what no worker of ours sends."""
+        """Take a message of the worker. Raises ValueError for a message that breaks the protocol."""
         if isinstance(message, wire.ModelFile):
             self._add_file(message)
             return

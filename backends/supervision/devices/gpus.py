@@ -1,4 +1,4 @@
-"""The GPUs of the server: found once, in the process that opens memory of GPUs, when something first asks for them."""
+"""The GPUs of the server: detected once, in the process that opens memory of GPUs, when they are first needed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class FoundDevices:
                 read = ReadFigures(unavailable=error.message)
         if read.unavailable:
             self._failures += 1
-            logger.warning("the figures of the GPUs cannot be read: %s", read.unavailable)
+            logger.warning("the metrics of the GPUs cannot be read: %s", read.unavailable)
         else:
             self._failures = 0
         return read.figures

@@ -1,6 +1,6 @@
-"""All that the kernel has of GPUs: regions of clients, the GPUs themselves, their figures. One process does it.
+"""The kernel's access to GPUs: regions of clients, the list of GPUs, their figures. One process does all of it.
 
-Nothing of it costs anything where cuda-bindings or a driver is missing; the process starts when it is first needed.
+Without cuda-bindings or a driver it does nothing; the process starts when it is first needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ServerDevices:
         settings = options.settings()
         self.pinned_pool = PinnedPool(settings.pinned_byte_size)
         self.gpus: ServerGpus = NoGpus(settings)
-        #: None where no GPU can be used.
+        #: None if no GPU can be used.
         self.regions: DeviceRegions | None = None
         self.figures: GpuFigureReader | None = None
         if not is_installed():

@@ -97,7 +97,7 @@ class _CapturedPipe:
             self._log_lines()
 
     def _log_lines(self) -> None:
-        """Log some lines of `_rest`. If there are more, the next iteration goes on."""
+        """Log some lines of `_rest`. If there are more, the next iteration continues."""
         if self._output.dropping:
             self._drop_rest()
             return

@@ -108,7 +108,7 @@ class WorkerOutput:
         self._dropped_lines = self._dropped_bytes = 0
 
     def close(self) -> None:
-        """The worker has ended: say what was dropped. What it still says is logged without a limit: it is little."""
+        """The worker has ended: log how much was dropped. Its last lines, which are few, are logged without a limit."""
         self._closed = True
         self._resume_alarm.close()
         while self._waiting:

@@ -1,12 +1,12 @@
 """The children of the kernel: those that it has started, and those that it inherits as a subreaper.
 
 Forked workers become children of the kernel because the kernel is a *subreaper* (PR_SET_CHILD_SUBREAPER): the system
-gives it each process below it whose parent has ended. So it also inherits what models leave behind, and nobody else
-waits for these when they end. `KernelChildren` ends them with their worker, and waits for them.
+gives it each process below it whose parent has ended. So it also inherits processes that models leave behind, for which
+no other code waits. `KernelChildren` ends them with their worker, and waits for them.
 
-It never waits for any child (waitpid(-1)), which would take the ends of processes that others wait for: of workers, by
-their pidfds, and of processes that a library in this process starts and waits for. It waits only for processes with
-three properties:
+It never waits for an arbitrary child (waitpid(-1)). That would consume the ends of processes for which other code
+waits: of workers, by their pidfds, and of processes that a library in this process has started. It waits only for
+processes with three properties:
 
 - They are children of the main thread: the system gives inherited processes to it. What libraries start in other
   threads is listed with those.
@@ -72,7 +72,7 @@ def is_left_behind(child: Inherited, workers: dict[int, str]) -> bool:
 
 
 class KernelChildren:
-    """Which children of this process live, and the end of those that nobody else ends. One for each server."""
+    """Knows which children of this process run, and ends those that no other code ends. One for each server."""
 
     def __init__(self) -> None:
         #: The children of this process before it began to inherit.
@@ -186,7 +186,7 @@ def _child_numbers() -> list[int]:
 def _end(child: Inherited) -> None:
     """Kill an inherited process, or wait for it if it has ended."""
     if not child.ended:
-        logger.debug("ending process %d, which a model has left behind", child.pid)
+        logger.debug("ending process %d, left behind by a model", child.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(child.pid, signal.SIGKILL)
         return

@@ -87,7 +87,7 @@ class ModelEnvironments:
                 for fd in held:
                     os.close(fd)
             return
-        raise InternalError(f"the environment '{_source(environment)}' is removed again and again by other servers")
+        raise InternalError(f"the environment '{_source(environment)}' is removed repeatedly by other servers")
 
     async def _current(
         self, environment: ExecutionEnvironment, title: str, launcher: SpawningLauncher
@@ -125,7 +125,7 @@ class ModelEnvironments:
             process.socket.close()
             await process.stop(KILL_WAIT_S)  # also of a load that is cancelled: it takes no time after the kill
         if not data:
-            raise InternalError(f"the process that prepares the environment '{source}' has ended; the log has why")
+            raise InternalError(f"the process that prepares environment '{source}' has ended; the log has the reason")
         response: messages.EnvironmentPrepared | messages.EnvironmentRefused = messages.response_decoder.decode(data)
         if isinstance(response, messages.EnvironmentRefused):
             raise InternalError(response.text)

@@ -1,4 +1,4 @@
-"""Starts workers as forks of a process that has imported already what they need (`backends/zygote/zygote.py`).
+"""Starts workers as forks of a process that has already imported what they need (`backends/zygote/zygote.py`).
 
 A fork is ready after a few milliseconds, and shares the memory of what was imported. docs/decisions/forked-workers.md
 has the reasons for how it is done.
@@ -42,7 +42,7 @@ class ForkedChild(msgspec.Struct, frozen=True):
 
 
 class ForkingLauncher:
-    """Forks workers. Spawns those that must not be forked, and where no zygote can be had."""
+    """Forks workers. Spawns workers that must not be forked, and all workers if no zygote can be started."""
 
     def __init__(self, spawning: SpawningLauncher, zygotes: ZygotePool, *, always: bool) -> None:
         """With `always` a worker is forked whatever its model needs, and never spawned in place of a fork."""
@@ -62,7 +62,7 @@ class ForkingLauncher:
         """See `Launcher`. Raises `InvalidArgument` if what the model wants to be preloaded cannot be imported."""
         if needs.environment is not None:  # another interpreter: nothing of the zygote's could be shared
             return await self._spawning.launch(title, helper=helper, needs=needs)
-        # Nobody has shown yet that drivers of GPUs go on working in forks of a process which has never used them.
+        # It is not known whether GPU drivers work in forks of a process that has never used them.
         if needs.gpu and not self._always:
             return await self._spawning.launch(title, helper=helper, needs=needs)
         try:
@@ -74,7 +74,7 @@ class ForkingLauncher:
         return await self._spawning.launch(title, helper=helper, needs=needs)
 
     async def _fork(self, title: str, *, helper: bool, needs: WorkerNeeds) -> LocalProcess:
-        """Fork the worker, if a zygote dies from another one. Raises `ZygoteLost` if they all do."""
+        """Fork the worker. If a zygote dies, try another one. Raises `ZygoteLost` if all of them die."""
         spawning = self._spawning
         mark = spawning.children.new_mark()
         request = ForkWorker(
@@ -93,7 +93,7 @@ class ForkingLauncher:
                 try:
                     return await self._fork_once(request, ends, needs.preload)
                 except BackendLeavesThreads as error:
-                    lost = ZygoteLost(f"what is imported before a fork leaves {error}")
+                    lost = ZygoteLost(f"imports before a fork left {error}")
                     if late:
                         self._zygotes.give_up(str(lost))
                     self._zygotes.imported_late.add(request.backend)
@@ -106,7 +106,7 @@ class ForkingLauncher:
         zygote = self._zygotes.join(preload)
         try:
             await zygote.ready()
-            # Until the worker is recorded, nobody may take it for something that a model has left behind.
+            # Until the worker is recorded, it must not be mistaken for a process that a model has left behind.
             with children.forking():
                 pid = await zygote.fork(request, ends.worker_fds)
                 launched = self._spawning.watched(ForkedChild(pid), ends, request.mark)

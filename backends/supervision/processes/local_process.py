@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class ChildProcess(Protocol):
-    """A child of this process, which nobody else waits for. `subprocess.Popen` is one."""
+    """A child of this process for which no other code waits. `subprocess.Popen` is one."""
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its own until `wait` has returned."""
+        """Its process id, which no other process can have before `wait` has returned."""
 
     def wait(self) -> int:
         """Wait for its end. Returns the exit code, or the negative number of the signal that has ended it."""
@@ -114,7 +114,7 @@ class LocalProcess:
         try:
             async with asyncio.timeout(KILL_WAIT_S):
                 await self._ended.wait()
-        except TimeoutError:  # the unload of a model, and the end of the server, must not wait for ever
+        except TimeoutError:  # the unload of a model, and the end of the server, must not wait without end
             logger.error("worker %d could not be killed: it is in a system call that does not end", self.pid)
 
     def _exited(self) -> None:

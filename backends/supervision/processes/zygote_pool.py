@@ -56,7 +56,7 @@ class ZygotePool:
         #: The zygotes that have not ended, and whether there are none.
         self._running: set[ZygoteProcess] = set()
         self._none_runs = asyncio.Event()
-        #: Why nothing can be forked on this system; "" if it can.
+        #: Why workers cannot be forked on this system; "" if they can.
         self._problem = ""
         #: Backends whose import leaves threads: their workers import them after the fork.
         self.imported_late: set[str] = set()
@@ -90,7 +90,7 @@ class ZygotePool:
             if self._problem:
                 raise ZygoteLost(self._problem)
             if self._closed or slot.not_before > asyncio.get_running_loop().time():
-                raise ZygoteLost("it has ended too often, and is started again later")
+                raise ZygoteLost("it ended too often, and is started again later")
             self._make_room(preload)
             self._start(slot, preload)
         assert slot.zygote is not None
@@ -101,8 +101,8 @@ class ZygotePool:
         return slot.zygote
 
     def give_up(self, problem: str) -> None:
-        """Start no more zygotes: what all workers need cannot be imported before a fork."""
-        logger.error("workers are not forked any more: %s", problem)
+        """Start no more zygotes: the modules of all workers cannot be imported before a fork."""
+        logger.error("workers are no longer forked: %s", problem)
         self._problem = problem
 
     def has_forked(self, preload: PreloadSet) -> None:
@@ -184,7 +184,7 @@ class ZygotePool:
         loop = asyncio.get_running_loop()
         slot.not_before = loop.time() + delay_s
         logger.warning(
-            "the process that workers are forked from %s. Workers go on; another one is started in %.0f s",
+            "the process that forks workers %s. Running workers continue; a new one is started in %.0f s",
             problem, delay_s,
         )  # fmt: skip
         if preload == _NOTHING_CHOSEN:

@@ -127,14 +127,14 @@ class ZygoteProcess:
                 self._send(msgspec.structs.replace(request, number=number), fds)
                 limit_s = FORK_TIMEOUT_S
                 if not await done_while_working(future, lambda: work_mark(self.pid), limit_s):
-                    logger.error("the zygote did nothing for %g s, instead of starting a worker", limit_s)
+                    logger.error("the zygote did not start a worker within %g s", limit_s)
                     self.end()
                     raise ZygoteLost("it did not respond")
                 pid: int = future.result()
                 # What models preload runs in the zygote: like a worker, it is not trusted.
                 if not _is_child(pid):
                     self._drop(f"it says that it has forked process {pid}, which is no child of this one")
-                    raise ZygoteLost("it has sent a wrong message")
+                    raise ZygoteLost("it sent a wrong message")
                 return pid
             finally:
                 del self._forks[number]
@@ -187,7 +187,7 @@ class ZygoteProcess:
                 if future := self._waiting(number):
                     future.set_exception(OSError(code, text))
             case messages.ThreadsLeft(number=number, backend=backend, text=text):
-                logger.warning("backend '%s' leaves %s: it is not imported before workers are forked", backend, text)
+                logger.warning("backend '%s' leaves %s when imported: it is imported after the fork", backend, text)
                 self._ending = True
                 if future := self._waiting(number):
                     future.set_exception(BackendLeavesThreads(text))

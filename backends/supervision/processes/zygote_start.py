@@ -1,7 +1,7 @@
 """Starts the process of a zygote. Needs no event loop, and imports little.
 
-A zygote imports for longer than anything else of a start takes. So `kernel/start.py` starts the first one before it
-imports the server, which `ZygoteProcess` then takes over.
+The imports of a zygote take longer than any other part of the start. So `kernel/start.py` starts the first zygote
+before it imports the server; `ZygoteProcess` takes it over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ZYGOTE_MODULE = "backends.zygote"
 
 
 class StartedZygote:
-    """A zygote that nobody looks after yet. The owner calls `take` or `end`."""
+    """A started zygote without a `ZygoteProcess` yet. The owner calls `take` or `end`."""
 
     def __init__(self) -> None:
         """Start the process, in a session of its own. Raises `OSError`; then there is none, and nothing is open.

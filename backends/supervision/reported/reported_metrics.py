@@ -1,6 +1,6 @@
 """Adds the custom metrics that one worker reports to those of the model version.
 
-Reports are not trusted: a report that no worker of ours would send raises ValueError, which ends the worker.
+Reports are not trusted: a report that breaks the protocol raises ValueError, which ends the worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReportedMetrics:
         self._limit_logged = False
 
     def take(self, message: wire.MetricsChanged, now_ns: int) -> None:
-        """Apply a report. Raises ValueError for one that no worker of ours sends."""
+        """Apply a report. Raises ValueError for one that breaks the protocol."""
         try:
             for family in message.families:
                 self._define(family)

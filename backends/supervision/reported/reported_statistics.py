@@ -53,7 +53,7 @@ class ReportedStatistics:
         """Count reported responses, correct what was counted, and keep other reports for the end of their batch.
 
         `requests` have no final response, `batches` have not ended; a report about others is dropped. `offset_ns` is
-        added to the worker's times. Raises ValueError for a report that no worker of ours sends.
+        added to the worker's times. Raises ValueError for a report that breaks the protocol.
         """
         for report in message.requests:
             found = ReportedRequest(_times(report.times, offset_ns), report.success)
@@ -96,7 +96,7 @@ class ReportedStatistics:
                 self.open[number] = CountedRequest(times, now_ns)
 
     def take_memory(self, message: wire.MemoryUsed) -> None:
-        """Note the memory that the instance uses. Raises ValueError for a report that no worker of ours sends."""
+        """Note the memory that the instance uses. Raises ValueError for a report that breaks the protocol."""
         if len(message.uses) > _MAX_USES:
             raise ValueError(f"a report of memory with {len(message.uses)} kinds and devices")
         self._statistics.memory.report(

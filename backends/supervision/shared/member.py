@@ -79,7 +79,7 @@ class SharedWorker:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End the connection, and soon the process, if the model does not leave: it executes, or loads for ever."""
+        """End the connection, and soon the process, if the model does not leave: it executes, or loads without end."""
         if self._ended.is_set() or self._grace is not None:
             return
         with contextlib.suppress(OSError):  # the channel has closed it

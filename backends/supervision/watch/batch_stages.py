@@ -1,4 +1,4 @@
-"""How far a worker is with the batches that it was sent, and what of its work can stand still. Pure.
+"""How far a worker is with the batches that it was sent, and which pieces of its work can stop making progress. Pure.
 
 The kernel knows it from the record of batches, from the outbox (`backends.transport.outbox.Progress`), and from the
 responses that have come.
@@ -64,12 +64,12 @@ def work_marks(
 ) -> list[Hashable]:
     """Return a mark for each piece of work that an instance has begun or should have begun.
 
-    The same mark at two times means that this piece stood still in between. `requests` are those without a final
+    The same mark at two times means that this piece made no progress in between. `requests` are those without a final
     response, `granted` the responses for which the worker got credit, both by request number.
 
     A piece is a batch that is executed, or a request whose response is to follow its batch. A decoupled model is one
-    piece: it stands still when no response comes and no batch begins or ends. It has no mark while it waits for clients
-    that do not take its responses.
+    piece: it has no progress when no response comes and no batch begins or ends. It has no mark while it waits for
+    clients that do not take its responses.
     """
     if not record.batches and not requests:  # usual
         return []

@@ -1,8 +1,8 @@
-"""Decides when an instance that stands still is reported, and when its worker is ended. Pure.
+"""Decides when an instance that makes no progress is reported, and when its worker is ended. Pure.
 
-The watchdog looks at each instance from time to time. What it sees are marks (`batch_stages.work_marks`): the same mark
-at two looks means that this piece of work stood still. So no time is measured for a request or a batch, and a time is
-too short by up to the interval between two looks, never too long.
+The watchdog checks each instance from time to time, and gets marks (`batch_stages.work_marks`). The same mark
+at two checks means that this piece of work made no progress. So no time is measured for a request or batch, and a time
+is too short by up to the interval between two looks, never too long.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Finding(msgspec.Struct, frozen=True):
     """The result of a look."""
 
     step: WatchStep
-    #: How long the oldest piece of work has stood still, in nanoseconds.
+    #: How long the oldest piece of work has made no progress, in nanoseconds.
     busy_ns: int
     #: Whether that is longer than the time after which it is reported.
     overdue: bool

@@ -1,6 +1,6 @@
-"""The watchdog: looks at every instance from time to time, on one timer for the whole server.
+"""The watchdog: checks every instance from time to time, with one timer for the whole server.
 
-A request or a batch costs nothing more for it.
+It adds no work to requests and batches.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Watched(Protocol):
         """The shortest time after which something is to be done, in seconds; 0 for none."""
 
     def look(self, now_ns: int) -> None:
-        """Look whether the instance stands still. `now_ns` is the watchdog's time."""
+        """Check whether the instance makes progress. `now_ns` is the watchdog's time."""
 
 
 class Watchdog:
     """Looks at those that were added, until they are removed.
 
-    Its time stands still while the event loop is held up: what a worker has sent in that time is not read yet, and it
+    Its time stops while the event loop is blocked: what a worker has sent in that time is not read yet, and it
     must not seem to have done nothing.
     """
 
@@ -82,7 +82,7 @@ class Watchdog:
             try:
                 watched.look(self._time_ns)
             except Exception:
-                logger.exception("the watchdog could not look at a model instance")
+                logger.exception("the watchdog could not check a model instance")
         if self._watched:
             self._look_within(min(map(_wanted_interval_s, self._watched)))
 

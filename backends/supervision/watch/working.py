@@ -1,4 +1,4 @@
-"""Waits for a process as long as it works: on a busy machine, or one that swaps, a start takes as long as it takes."""
+"""Waits for a process as long as it works, because on a busy or swapping machine a start can take very long."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-#: How often a process is looked at, in seconds.
+#: How often a process is checked, in seconds.
 LOOK_S = 1.0
 
 
 class WorkWatch:
-    """Decides when a process stands still. Pure.
+    """Decides when a process makes no progress. Pure.
 
     At each look it is given a mark, such as `processor_demand.work_mark`: an equal one says that nothing was done.
     """
 
     def __init__(self, limit_ns: int, now_ns: int) -> None:
-        """The process stands still when its mark has not changed for `limit_ns`."""
+        """The process makes no progress when its mark has not changed for `limit_ns`."""
         self._limit_ns = limit_ns
         self._changed_ns = now_ns
         self._mark: Hashable = None

@@ -33,7 +33,7 @@ def output_files(output: Path | None, onnx_file: Path) -> OutputFiles:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file so that nobody sees a part of it: a server may watch the folder. Raises `OSError`."""
+    """Write a file so that it never exists incomplete: a server may watch the folder. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -45,7 +45,7 @@ def progress_monitor(module: Any, display: PhaseDisplay, cancelled: Callable[[],
 
 
 class NoDisplay:
-    """Shows nothing: the terminal is none."""
+    """Shows nothing, because standard error is not a terminal."""
 
     def phase(self, name: str, parent: str, step_count: int) -> None:
         """See `PhaseDisplay`."""

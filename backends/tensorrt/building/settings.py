@@ -1,4 +1,4 @@
-"""What an engine is built with, and which of it the installed TensorRT can do. Pure."""
+"""The settings of a build, and which of them the installed TensorRT supports. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def byte_size(text: str) -> int:
     """Return the bytes of a text such as `4G` or `512MiB`. Raises `InvalidArgument`."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgument(f"'{text}' is no size; write a number with K, M or G, such as 4G")
+        raise InvalidArgument(f"'{text}' is not a size; write a number with K, M or G, such as 4G")
     return int(found[1]) * _UNITS[found[2].lower()]
 
 
@@ -60,7 +60,7 @@ def compatibility_level(word: str) -> str:
     """Return TensorRT's name of a hardware compatibility level. Raises `InvalidArgument`."""
     if word not in COMPATIBILITY:
         raise InvalidArgument(
-            f"'{word}' is no level of hardware compatibility; choose one of {', '.join(COMPATIBILITY)}"
+            f"'{word}' is not a level of hardware compatibility; choose one of {', '.join(COMPATIBILITY)}"
         )
     return COMPATIBILITY[word]
 

@@ -25,7 +25,7 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
         name, colon, dims = part.rpartition(":")
         sizes = dims.split("x")
         if not (colon and name and all(size.isascii() and size.isdigit() for size in sizes)):
-            raise InvalidArgument(f"'{part}' is no shape of an input; write NAME:1x3x224x224")
+            raise InvalidArgument(f"'{part}' is not a shape of an input; write NAME:1x3x224x224")
         if name in found:
             raise InvalidArgument(f"input '{name}' has two shapes in '{text}'")
         found[name] = tuple(map(int, sizes))

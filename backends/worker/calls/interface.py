@@ -96,7 +96,7 @@ class ModelCalls(Protocol):
         """Cancel `call`, unless it has ended. It still gets its final response."""
 
     def discard(self, call: ModelCall) -> None:
-        """Let `call` go on without anybody taking its responses."""
+        """Let `call` continue without anybody taking its responses."""
 
     def wait_for(self, future: Future[Result]) -> Result:
         """Wait for the result of another thread of the model, from the thread that executes. Raises as the future.

@@ -1,4 +1,4 @@
-"""Releases results that the model drops while its worker has nothing to do: no message comes then that would do it."""
+"""Releases results that the model drops while its worker is idle, when no message is sent that could report them."""
 
 from __future__ import annotations
 

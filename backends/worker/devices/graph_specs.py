@@ -61,7 +61,7 @@ def graph_specs(config: Config) -> list[GraphSpec]:
     return specs
 
 
-def narrower_than_asked(specs: Iterable[GraphSpec]) -> bool:
+def has_ignored_lower_bounds(specs: Iterable[GraphSpec]) -> bool:
     """Whether a lower bound has smaller dimensions than its graph, apart from the batch dimension."""
     return any(spec.lower_shapes != spec.shapes for spec in specs)
 

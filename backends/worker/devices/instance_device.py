@@ -72,7 +72,7 @@ class InstanceDevice:
         Raises `Unavailable` if the device cannot be used.
         """
         if not 0 <= device_id < cuda.device_count:
-            raise Unavailable(f"GPU {device_id} is not there: this process sees {cuda.device_count}")
+            raise Unavailable(f"GPU {device_id} does not exist: this process sees {cuda.device_count}")
         self.cuda = cuda
         self.device_id = device_id
         self._regions = regions

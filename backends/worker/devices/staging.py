@@ -151,7 +151,7 @@ class Staging:
                 self._pinned_address = self._pinned_byte_size = 0
             self._pinned_address = cuda.allocate_pinned(wanted)
         except CudaError as error:  # no memory may be locked, for example: copies take longer, and work
-            logger.warning("%d bytes of pinned memory cannot be had: %s", wanted, error)
+            logger.warning("%d bytes of pinned memory cannot be allocated: %s", wanted, error)
             self._budget.give(wanted)
             self._pinned_limit = 0
             return False

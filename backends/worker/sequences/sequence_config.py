@@ -1,4 +1,4 @@
-"""The control tensors and the implicit state of a configuration's `sequence_batching`. Pure, but for initial states
+"""The control tensors and the implicit state of a configuration's `sequence_batching`. Pure, except for initial states
 in files.
 
 Sources of the rules: sequence_batch_scheduler.cc and sequence_state.cc of Triton's core.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.reshape import TensorShapes
+from backends.reshape import TensorShapes, tensor_specs
 from kernel.errors import InternalError, InvalidArgument
 from shm.datatypes import BY_CONFIG_NAME, DATATYPES, element_count
 
@@ -65,7 +65,7 @@ class CorrelationIdControl(msgspec.Struct, frozen=True):
 
 
 def _number_of(text: str) -> int:
-    """Return 64 bits of a digest of an id; 0 for "", which is no id."""
+    """Return 64 bits of a digest of an id; 0 for "", which is not an id."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") if text else 0
 
 
@@ -136,6 +136,19 @@ def state_outputs(config: Config) -> list[TensorShapes]:
     """Return the outputs that the model has because of implicit state."""
     batched = int(config.get("max_batch_size", 0)) > 0
     return [_state_shapes(state, state["output_name"], batched) for state in _states(config)]
+
+
+def all_inputs(config: Config) -> dict[str, TensorShapes]:
+    """Return name → input of the model: those of its configuration, and those that it has because of sequences."""
+    return {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
+
+
+def all_outputs(config: Config) -> dict[str, TensorShapes]:
+    """Return name → output of the model: those of its implicit state, and those of its configuration.
+
+    A state output may also be an output for clients, with `reshape` or another setting.
+    """
+    return {**{spec.name: spec for spec in state_outputs(config)}, **tensor_specs(config, "output")}
 
 
 def _states(config: Config) -> Sequence[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Whose turn it is in a process of several models: one executes at a time, in the order in which they asked."""
+"""Decides which model executes in a process of several models: one at a time, in the order of their requests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class TakesTurns(Protocol):
 
 
 class Turn:
-    """A lock that is given on in the order of asking: a lock of Python would often go to the thread that gave it back.
+    """A fair lock: threads get it in the order in which they asked.
 
-    What a model has changed in the interpreter for itself (`TakesTurns`) is changed only when another model's turn
-    begins, so that a model that is asked many times in a row costs nothing more.
+    A lock of Python would often go to the thread that has just released it. Changes to the interpreter for one model
+    (`TakesTurns`) are made only when another model executes, so that many requests in a row to one model need none.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ def variable_of(flag: Flag) -> str:
 def flags_of_environment(
     environment: Mapping[str, str], flags: Collection[Flag]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return flag name → texts for the variables of `flags`, and a log line for each variable that is no flag.
+    """Return flag name → texts for the variables of `flags`, and a log line for each variable that is not a flag.
 
     An empty variable is the same as none. Raises `BadOption`, whose message names the variable.
     """

@@ -76,16 +76,15 @@ _MODELS = FlagGroup(
         Flag(name="model-namespacing", kind=SWITCH, option="repository.namespacing",
              help="Let models in different repositories have the same name."),
         Flag(name="model-load-thread-count", kind=integer(0), option="repository.load_thread_count",
-             help="The most models that load at the same time. Those whose load waits, and uses no processor, do not "
-             "count."),
+             help="The most models that load at the same time. Loads that wait and use no processor do not count."),
         Flag(name="model-load-retry-count", kind=integer(raised_to=0), option="repository.load_retry_count",
              help="How often a failed load is repeated."),
         Flag(name="model-load-timeout-secs", kind=_COUNT, option="repository.load_timeout_s", ours=True,
              help="Seconds that each step of a load may take (completing the configuration, initialize, warm-up); 0 "
              "for no limit."),
         Flag(name="model-unload-timeout-secs", kind=_SECONDS, option="repository.unload_timeout_s", ours=True,
-             help="Seconds in which the last requests of a model may end that is unloaded or replaced. Then they fail, "
-             "and its workers are killed."),
+             help="Seconds that the last requests of an unloaded or replaced model may take. Then they fail, and the "
+             "model's workers are killed."),
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="backend-directory", kind=FOLDER, option="repository.backend_directory", default="none",
@@ -98,10 +97,10 @@ _MODELS = FlagGroup(
              "of the model's own. Never done for files of a load request."),
         Flag(name="environment-cache-directory", kind=TEXT, option="environments.cache_folder", ours=True,
              default="~/.cache/naiad/environments",
-             help="The folder in which environments of models are made; servers may share it."),
+             help="The folder in which environments of models are created; servers may share it."),
         Flag(name="environment-cache-byte-size", kind=BYTES, option="environments.cache_byte_size", ours=True,
-             help="The most bytes of all these environments together. Those go that were not used for the longest "
-             "time."),
+             help="The most bytes of all these environments together. Those that were not used for the longest time "
+             "are removed first."),
         Flag(name="environment-timeout-secs", kind=_COUNT, option="environments.timeout_s", ours=True,
              help="Seconds that unpacking or installing an environment may take; 0 for no limit."),
     ),
@@ -123,8 +122,8 @@ _SCHEDULING = FlagGroup(
              "the fewest executions times priority first. off: whenever they are idle."),
         Flag(name="rate-limit-resource", kind=RESOURCE, option="rate_limit.resources", repeat=True,
              default="the most that an instance needs",
-             help="How much there is of a resource, for each device or for one. Resources that are not named are not "
-             "there at all."),
+             help="The amount of a resource, for each device or for one. If the flag is given, resources that it does "
+             "not name do not exist."),
     ),
 )  # fmt: skip
 
@@ -152,8 +151,8 @@ _HTTP = FlagGroup(
         Flag(name="http-allowed-hosts", kind=_HOSTS, option="http.allowed_hosts", repeat=True, ours=True,
              help="Names by which clients may reach the HTTP and metrics ports, with commas between them, besides IP "
              "addresses and localhost; *.example.com for all names below example.com, * for any. Requests by other "
-             "names are refused. Without the flag only web pages are refused that use a name which could be an "
-             "attacker's."),
+             "names are refused. Without the flag, only web pages that use a name which could be an attacker's are "
+             "refused."),
         Flag(name="http-dashboard", kind=SWITCH, option="http.dashboard", ours=True,
              help="Serve a page at / and /dashboard that shows models, requests, instances and logs."),
         Flag(name="http-use-ssl", kind=SWITCH, option="http.tls",
@@ -213,7 +212,7 @@ _GRPC = FlagGroup(
         Flag(name="grpc-max-connection-age", kind=_MILLISECONDS, option="grpc.max_connection_age_ms",
              default="no limit", help="Close connections after this time."),
         Flag(name="grpc-max-connection-age-grace", kind=_MILLISECONDS, option="grpc.max_connection_age_grace_ms",
-             default="no limit", help="Time in which calls on such a connection may end."),
+             default="no limit", help="How long calls on such a connection may still take."),
     ),
 )  # fmt: skip
 
@@ -227,10 +226,10 @@ _GPUS = FlagGroup(
              repeat=True, default="no limit",
              help="No instance is loaded on a GPU while a larger part of its memory is in use."),
         Flag(name="pinned-memory-pool-byte-size", kind=BYTES, option="gpus.pinned_byte_size",
-             help="Pinned memory of the host that copies to GPUs go through, of all instances together."),
+             help="The most pinned host memory of all instances together. Copies to GPUs go through it."),
         Flag(name="cuda-memory-pool-byte-size", kind=pair("GPU:BYTES", ":", _GPU, BYTES),
              option="gpus.pool_byte_sizes", repeat=True, default="67108864 for each GPU",
-             help="Memory of a GPU for the inputs of a batch that an instance keeps for the next one."),
+             help="GPU memory for the inputs of a batch that an instance keeps between batches."),
     ),
 )  # fmt: skip
 
@@ -268,8 +267,8 @@ _LOG = FlagGroup(
         Flag(name="log-access", kind=SWITCH, option="log.access",
              help="Log every HTTP request and gRPC call.", ours=True),
         Flag(name="log-model-lines", kind=_COUNT, option="log.model_lines_per_s", ours=True,
-             help="The most lines per second that the log takes of what a model instance prints, ten times as many "
-             "after a quiet time; the rest is dropped and counted. 0 for no limit."),
+             help="The most lines per second that the log takes from one model instance, and after a quiet time ten "
+             "times as many; the rest is dropped and counted. 0 for no limit."),
         Flag(name="log-model-bytes", kind=_BYTES, option="log.model_bytes_per_s", ours=True,
              help="The same for bytes per second."),
     ),
@@ -311,9 +310,9 @@ _SERVER = FlagGroup(
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
         Flag(name="listen-while-loading", kind=SWITCH, option="listen_while_loading", ours=True,
              help="true: the ports listen while the models of the start load; the server is live, and ready when all "
-             "are loaded. false: they listen when the models are loaded, as those of tritonserver."),
+             "are loaded. false: they listen when the models are loaded, as in tritonserver."),
         Flag(name="exit-timeout-secs", kind=_SECONDS, option="exit_timeout_s",
-             help="Seconds in which requests may end after Ctrl-C or SIGTERM."),
+             help="Seconds that requests in flight may take after Ctrl-C or SIGTERM."),
         Flag(name="admin-access", kind=one_of("local", "key", "open", any_case=True), option="admin.access", ours=True,
              help="Clients that may load and unload models, change settings of logs and traces, and register shared "
              "memory: local (clients on this machine), key (those with the key of --admin-key in the header admin-key, "
@@ -346,7 +345,7 @@ _SERVER = FlagGroup(
              help="The most memory for the tensors of one model's requests, rounded down to a power of two."),
         Flag(name="max-decompression-ratio", kind=integer(0, 2**31 - 1, metavar="TIMES"),
              option="max_decompression_ratio", ours=True,
-             help="How many times the bytes of a compressed request its content may have, if that is more than "
+             help="How many times larger than its compressed body a request may be, if its content has more than "
              "1 MiB; 0 for no limit."),
         Flag(name="memory-byte-size", kind=BUDGET, option="memory_byte_size", ours=True,
              help="The most memory for the tensors of all requests together; 0 for half of the memory of the machine, "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FLAGS = {flag.name: flag for group in (*GROUPS, IGNORED) for flag in group.flags}
 _ALIASES = {flag.alias: flag for flag in FLAGS.values() if flag.alias}
 
-#: The flag of the words that are no flags.
+#: The flag of the words that are not flags.
 REPOSITORY = "model-repository"
 
 #: The options without any flag.

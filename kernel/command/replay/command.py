@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import typer
 
-from kernel.command.infer import ClientError, base_url, speaks_http2
+from kernel.command.infer.connection import ClientError, base_url, speaks_http2
 from kernel.command.replay.reading import RecordingIndex
 from kernel.command.replay.report import ReplayReport
 from kernel.command.replay.run import Replay, ReplaySettings

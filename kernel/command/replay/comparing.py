@@ -1,4 +1,4 @@
-"""Compares recorded responses with those of now. Pure."""
+"""Compares recorded responses with new ones. Pure."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def read_traces(title: str, data: bytes) -> list[ReadTrace]:
         try:
             _add(trace, each)
         except (KeyError, TypeError, ValueError):
-            raise BadOption(f"{title} has something else than traces, in the object with id {each['id']}") from None
+            raise BadOption(f"{title} has an object that is not a trace, with id {each['id']}") from None
     return _as_trees(found.values())
 
 

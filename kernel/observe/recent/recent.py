@@ -1,4 +1,4 @@
-"""What a server remembers for people who look at it: slow and failed requests, and lines of its log."""
+"""What a server remembers for the dashboard: slow and failed requests, and lines of its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Recent(msgspec.Struct, frozen=True):
     """Both parts. A `kernel.serving.model.ModelExtension`: it gets each model that is loaded."""
 
     requests: RecentRequests
-    #: None where the log belongs to a program that embeds the server.
+    #: None if the log belongs to a program that embeds the server.
     lines: RecentLines | None = None
 
     async def extend(self, model: Model, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Recent(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def keep_recent(options: ServerOptions, log: LogSettings, *, owned: bool) -> Iterator[Recent | None]:
-    """Remember while the block runs; None if the options want no page for people.
+    """Remember while the block runs; None if the options disable the dashboard.
 
     `log` decides which lines are shown; without `owned` the log is that of another program, which is not ours to show.
     """

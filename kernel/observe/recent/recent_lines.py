@@ -1,6 +1,6 @@
 """The last lines of the log, for the server and for each model, in memory of a limited size.
 
-The log itself is written elsewhere (`kernel.observe.logs`); here are copies for people who look at the server.
+The log itself is written elsewhere (`kernel.observe.logs`); here are copies for the dashboard.
 """
 
 from __future__ import annotations

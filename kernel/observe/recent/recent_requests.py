@@ -1,4 +1,4 @@
-"""The last requests of each model that were slow or failed, with their stages, for people who look at the server. Pure.
+"""The last requests of each model that were slow or failed, with their stages, for the dashboard. Pure.
 
 Requests that are neither slow nor failed cost one comparison of two numbers (`ModelStatistics.slow_ns`).
 """
@@ -55,7 +55,7 @@ class RecentRequest(msgspec.Struct):
     total_ns: int
     #: Name, begin and end of each stage, in nanoseconds since the reception. A stage that is not known is left out.
     stages: list[tuple[str, int, int]]
-    #: Rows of the request, and of its batch; 0 where there was no batch.
+    #: Rows of the request, and of its batch; 0 if there was no batch.
     rows: int
     batch_rows: int = 0
     #: How many requests the batch had, and why it did not wait for more.
@@ -69,7 +69,7 @@ class RecentRequest(msgspec.Struct):
 
 
 class RecentOfModel:
-    """Those of the models with one name: it outlives a reload, because people look after that, too."""
+    """Those of the models with one name. It is kept when the model is reloaded."""
 
     def __init__(self) -> None:
         #: Oldest first.

@@ -157,7 +157,7 @@ def _count_success(statistics: ModelStatistics, request: Request, times: Executi
 
 
 def _count_failure(statistics: ModelStatistics, request: Request, now_ns: int) -> None:
-    """Count a request that the backend has reported as failed, although its response is no error."""
+    """Count a request that the backend has reported as failed, although its response is not an error."""
     request.failed = True
     _add(statistics.fail, now_ns - request.received_ns)
     statistics.failures["BACKEND"] += 1

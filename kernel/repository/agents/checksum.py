@@ -22,7 +22,7 @@ class ChecksumAgent(RepositoryAgent):
     """Compares digests in `load`, and changes nothing."""
 
     def load(self) -> None:
-        """Raises `InvalidArgument` or `Unsupported`, for the first parameter that does not hold."""
+        """Raises `InvalidArgument` or `Unsupported` for the first file without its digest, or wrong parameter."""
         for key, expected in sorted(self.model.parameters.items()):
             algorithm, colon, name = key.partition(":")
             if not colon:

@@ -86,7 +86,7 @@ class ModelAgents:
             raise InternalError(f"repository agent '{name}': {type(error).__name__}: {error}") from error
         folder = model.folder if chosen is None else Path(chosen)
         if not folder.is_dir():
-            raise InternalError(f"repository agent '{name}' has chosen '{folder}', which is no folder")
+            raise InternalError(f"repository agent '{name}' has chosen '{folder}', which is not a folder")
         return folder
 
     async def __aenter__(self) -> Self:

@@ -53,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def load_hint(failure: Failure) -> str:
-    """Return the hint for a failed load; empty where the error says it all, or nobody has thought of it."""
+    """Return the hint for a failed load; empty if there is none for this error."""
     for find in _HINTS:
         if hint := find(failure):
             return hint
@@ -157,7 +157,7 @@ def _no_class(failure: Failure) -> str:
 
 
 def _cut_file(failure: Failure) -> str:
-    """An ONNX file that is no ONNX file."""
+    """A file with the name of an ONNX file and other contents."""
     if not re.search(r"Protobuf parsing failed|INVALID_PROTOBUF|ModelProto does not have a graph", failure.text):
         return ""
     path = re.search(r"/([^/ ]+/[^/ ]+\.onnx)\b", failure.text)

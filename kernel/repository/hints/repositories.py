@@ -1,4 +1,4 @@
-"""Hints for a model repository that is none: a wrong path, the folder of one model, an empty folder. Pure."""
+"""Hints for a path that is not a model repository: a wrong path, the folder of one model, an empty folder. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FILENAMES = frozenset(each.filename for each in FORMATS)
 
 
 def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> str:
-    """Return the hint for the path of a repository that is no folder. `siblings` are the folders beside it."""
+    """Return the hint for the path of a repository that is not a folder. `siblings` are the folders beside it."""
     cloud = _CLOUD.fullmatch(path)
     if cloud is not None:
         return (

@@ -1,14 +1,14 @@
 """Which executions wait for which calls between models, and which calls can never be executed. Pure.
 
 A model that calls another model and waits for the response keeps its instance. If every instance that could execute a
-call waits, directly or through other calls, for this call, then nothing goes on. Such a call is *stuck*; it is found
-here, so that it can be failed. A request goes on
+call waits, directly or through other calls, for this call, then nothing continues. Such a call is *stuck*; it is found
+here, so that it can be failed. A request continues
 
 - if it is queued: when an instance of its model is free, or can become free, and the rate limiter lets it start;
-- if an instance executes it: when all calls that its batch waits for go on; a batch that waits for no call does;
-- if it is a request to an ensemble: when all requests of its steps go on.
+- if an instance executes it: when all calls that its batch waits for continue; a batch that waits for no call does;
+- if it is a request to an ensemble: when all requests of its steps continue.
 
-Stuck is what does not go on by these rules.
+All other requests are stuck.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: nanoseconds. A thread of the model has made it, and the execution may end without its response.
 DOUBT_NS = 500_000_000
 
-#: Sets of requests that must all go on, of which one set is enough. An empty set goes on by itself.
+#: Sets of requests that must all continue, of which one set is enough. An empty set continues by itself.
 _Alternatives = list[list["Request"]]
 
 _GOES_ON: _Alternatives = [[]]
@@ -108,14 +108,14 @@ class CallWaits:
     # ---- what a request waits for ------------------------------------------------------------
 
     def _collect(self, start: Request, graph: dict[Request, _Alternatives], now_ns: int) -> bool:
-        """Add `start` and all requests that it waits for to `graph`. Returns whether `start` goes on by itself."""
+        """Add `start` and all requests that it waits for to `graph`. Returns whether `start` continues by itself."""
         todo = [start]
         while todo:
             request = todo.pop()
             if request in graph:
                 continue
             alternatives = graph[request] = self._alternatives(request, now_ns)
-            if [] not in alternatives:  # what goes on by itself waits for nothing
+            if [] not in alternatives:  # what continues by itself waits for nothing
                 todo += [each for alternative in alternatives for each in alternative]
         return [] in graph[start]
 
@@ -146,7 +146,7 @@ class CallWaits:
         return alternatives
 
     def _of_resources(self, now_ns: int) -> _Alternatives:
-        """Return what must go on so that the rate limiter lets another batch start: any batch that it has let start."""
+        """Return what must continue so that the rate limiter lets another batch start: any batch that it let start."""
         found: _Alternatives = []
         for model in self._models.executing_models():
             for instance in model.instances.everywhere if model.instances.limited else ():
@@ -154,7 +154,7 @@ class CallWaits:
         return found or _GOES_ON
 
     def _of_instances(self, instances: Sequence[Instance], now_ns: int) -> _Alternatives:
-        """Return what must go on so that one of the instances is free for another batch."""
+        """Return what must continue so that one of the instances is free for another batch."""
         found: _Alternatives = []
         for instance in instances:
             executing = _executing(instance.record)
@@ -199,7 +199,7 @@ def _executing(record: BatchRecord) -> list[int]:
 
 
 def _not_going_on(graph: dict[Request, _Alternatives]) -> set[Request]:
-    """Return the requests that do not go on."""
+    """Return the requests that do not continue."""
     stuck = dict.fromkeys(graph)
     waiting_for: dict[Request, list[Request]] = {}
     for request, alternatives in graph.items():

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often calls that wait are looked at, in nanoseconds: some may have become stuck after they were made.
+#: How often calls that wait are checked, in nanoseconds: some may have become stuck after they were made.
 _LOOK_NS = 250_000_000
 
-#: The most calls that are looked at at a time. Each takes some microseconds.
+#: The most calls that are checked at a time. Each takes some microseconds.
 _MOST_LOOKED_AT = 200
 
 
@@ -50,7 +50,7 @@ class Calls:
         self._stuck: set[Request] = set()
         #: Rings while calls wait; made when it is first needed.
         self._alarm: Alarm | None = None
-        #: The calls that are looked at next.
+        #: The calls that are checked next.
         self._to_look_at: deque[Request] = deque()
 
     def submit(self, call: Request, execution: Execution | None, *, streaming: bool) -> None:
@@ -99,7 +99,7 @@ class Calls:
         self._look_at(call)
 
     def ended(self, call: Request) -> None:
-        """`call` has its final response, or nobody waits for it any more."""
+        """`call` has its final response, or its caller no longer waits for it."""
         self._waits.remove(call)
         self._stuck.discard(call)
 
@@ -128,7 +128,7 @@ class Calls:
             self._alarm.set(self._clock.now_ns() + _LOOK_NS)
 
     def _look_at(self, call: Request) -> None:
-        """Fail a call if `call` is stuck: then the others go on."""
+        """Fail a call if `call` is stuck: then the others continue."""
         stuck = self._waits.youngest_stuck(call, self._clock.now_ns())
         if stuck is not None and stuck not in self._stuck:
             logger.error(

@@ -1,6 +1,6 @@
 """Models that load other models while they are loaded themselves, in `initialize`. Pure.
 
-A load waits for an earlier load of the same model. So a model that loads itself while it is loaded would wait for ever,
+A load waits for an earlier load of the same model. So a model that loads itself during its load would wait without end,
 directly or through other models.
 """
 

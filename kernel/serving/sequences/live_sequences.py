@@ -191,4 +191,4 @@ class LiveSequences:
 
 
 def _ignore(instance: Instance | None) -> None:
-    """Do nothing: nobody waits."""
+    """Do nothing: there is no waiter."""

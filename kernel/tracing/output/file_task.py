@@ -63,7 +63,7 @@ def write_traces(wanted: WriteArguments) -> int:
     """Write a new file beside the old one and put it in its place, so that a reader always finds complete JSON.
 
     Returns how many bytes of it are to be kept the next time. Raises OSError, and ValueError if there is something at
-    the path that is no file; then the old file is unchanged.
+    the path that is not a file; then the old file is unchanged.
     """
     path = os.path.realpath(wanted.path)
     kept = wanted.kept_byte_size

@@ -1,7 +1,7 @@
 """Gives traces that have ended to a helper process, which writes them. The kernel neither formats nor waits.
 
 What waits is limited: traces that find the queue full are counted and lost. The helper does nothing else, so that a
-slow disk or a collector that does not answer delays no request.
+slow disk or a collector that does not respond delays no request.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class TraceWriter:
         """Return the one destination for `file`."""
         found = self._destinations.get(file)
         if found is None:
-            if len(self._destinations) > _BATCH:  # of files that are complete, but for a few
+            if len(self._destinations) > _BATCH:  # of files that are complete, except for a few
                 self._destinations.clear()
             found = self._destinations[file] = FileDestination(file)
         return found

@@ -1,7 +1,7 @@
-"""When the server pings a connection, which pings of the peer are too many, and when a connection is too old.
+"""When the server pings a connection, how many pings the peer may send, and when a connection is too old.
 
 The rules are those of gRPC core (chttp2: keepalive, ping_rate_policy.cc, ping_abuse_policy.cc, max_age_filter).
-Pure: times are handed in, and random numbers, too.
+Pure: callers pass in times and random numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KeepaliveRules(msgspec.Struct, frozen=True):
     max_ping_strikes: int
     #: None for no maximum age.
     max_age_ns: int | None
-    #: How long calls may go on when their connection gets too old; None for as long as they need.
+    #: How long calls may continue when their connection gets too old; None for as long as they need.
     max_age_grace_ns: int | None
 
 

@@ -1,6 +1,6 @@
 """The timer of one connection: asks `Lifetime` what is due, and pings, drains or closes the connection.
 
-There is one timer, which is set again only when it has fired: traffic costs it nothing.
+There is one timer, which is set again only when it has fired, so messages of the connection add no work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How often a connection may do what costs the server work and the client almost nothing. Pure: time is handed in.
+"""How often a connection may send frames that are cheap for the client but cost the server work. Pure: callers pass in
+the time.
 
 A client that does more gets ENHANCE_YOUR_CALM and loses its connection; other connections do not wait.
 """
@@ -66,7 +67,7 @@ class TokenBucket:
 
 
 class FloodCounters:
-    """What one connection has done; every method raises `ConnectionFailure` when it was too much."""
+    """Counts these frames of one connection; a method raises `ConnectionFailure` when the limit is exceeded."""
 
     def __init__(self, rules: KeepaliveRules | None = None) -> None:
         """Without `rules` only the number of pings a second is limited."""

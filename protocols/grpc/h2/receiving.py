@@ -51,7 +51,7 @@ _OPEN = ConnectionState.OPEN
 
 
 class UnfinishedHeaderBlock(msgspec.Struct):
-    """A header block that goes on in CONTINUATION frames."""
+    """A header block that continues in CONTINUATION frames."""
 
     stream_id: int
     end_stream: bool
@@ -60,7 +60,7 @@ class UnfinishedHeaderBlock(msgspec.Struct):
 
 
 class ReceivingHalf:
-    """Ends the connection through `sending` for what neither RFC 9113 nor `limits.py` allows."""
+    """Ends the connection through `sending` if a frame violates RFC 9113 or `limits.py`."""
 
     def __init__(
         self,

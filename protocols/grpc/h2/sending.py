@@ -308,7 +308,7 @@ class SendingHalf:
     # ---- the end of the connection -----------------------------------------------------------
 
     def go_away(self, text: str = "") -> None:
-        """Ask the client to start no more calls; those that run, or are on their way, go on."""
+        """Ask the client to start no more calls; those that run, or are on their way, continue."""
         self.write_queue.put(frames.goaway(frames.STREAM_ID_MASK, H2ErrorCode.NO_ERROR, text))
 
     def fail(self, code: H2ErrorCode, text: str = "") -> None:

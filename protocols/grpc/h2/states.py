@@ -164,7 +164,7 @@ class ServerFrame(enum.IntEnum):
 
 
 class StreamMistake(msgspec.Struct, frozen=True):
-    """A stream error: the server resets the stream with `code`, and the connection goes on."""
+    """A stream error: the server resets the stream with `code`, and the connection continues."""
 
     code: H2ErrorCode
 

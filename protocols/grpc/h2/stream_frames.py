@@ -31,7 +31,7 @@ _OPENED, _READABLE = StreamEvent.OPENED, StreamEvent.READABLE
 class UnfinishedData(msgspec.Struct):
     """A DATA frame whose payload has not arrived completely."""
 
-    #: None where the payload is dropped.
+    #: None if the payload is dropped.
     stream: Stream | None
     #: Of the whole payload, which is what flow control counts.
     byte_size: int
@@ -64,7 +64,7 @@ class StreamFrames:
         self._floods = floods
 
     def _accepted(self, stream_id: int, frame: ClientFrame) -> Stream | None:
-        """Return the stream that `frame` is for, None where the frame is ignored, or was a stream error."""
+        """Return the stream that `frame` is for, None if the frame is ignored, or was a stream error."""
         stream = self._streams.by_id.get(stream_id)
         state = self._streams.state_of(stream_id) if stream is None else stream.state
         outcome = STREAM_STATES[state][frame]

@@ -53,7 +53,7 @@ class CallAcceptor(Protocol):
     def connection_closed(self, connection: ServerConnection) -> None: ...
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
-        """Return what responds to a new stream, None where the response was sent already."""
+        """Return what responds to a new stream, None if the response was sent already."""
 
     def connection_idle(self) -> None:
         """A connection has no calls left and has written all responses."""
@@ -287,7 +287,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return not self._streams.by_id and (self._closing or not self.sending.write_queue.byte_size)
 
     def go_away(self) -> None:
-        """Ask the client to start no more calls here; those that run go on."""
+        """Ask the client to start no more calls here; those that run continue."""
         self.sending.go_away()
         self._write_output()
 

@@ -1,7 +1,7 @@
 """Inference messages of gRPC to requests, and responses to messages. Pure.
 
 The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `InferGRPCToInput`,
-`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h): of several mistakes the same one is reported.
+`InferAllocatorPayload` in infer_handler.cc and grpc_utils.h), so that of several mistakes the same one is reported.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _decode_output(output: ModelInferRequest.InferRequestedOutputTensor) -> Requ
 
 
 def _shared_memory(tensor: str, parameters: Mapping[str, InferParameter]) -> ClientSpan | None:
-    """Return the byte range that a tensor's parameters name, None where they name none."""
+    """Return the byte range that a tensor's parameters name, None if they name none."""
     if not parameters:  # usual
         return None
     has_region = "shared_memory_region" in parameters

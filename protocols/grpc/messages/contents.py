@@ -1,6 +1,6 @@
 """Typed tensor contents (`InferTensorContents`) to a tensor's raw bytes. Pure.
 
-The order in which the fields are looked at, and the texts, are Triton's (`InferGRPCToInput` in
+The order in which the fields are checked, and the texts, are Triton's (`InferGRPCToInput` in
 infer_handler.cc). Numbers are packed in the machine's order, which is the wire's: little-endian.
 """
 
@@ -57,7 +57,7 @@ def pack_contents(contents: InferTensorContents, datatype: str, tensor: str, mod
     """Return the elements of `contents` as a tensor of `datatype`; without elements no bytes.
 
     How many elements there are is not checked here. `tensor` and `model` are for the error texts.
-    Raises `InvalidArgument` where a field does not fit `datatype` or more than one is set.
+    Raises `InvalidArgument` if a field does not fit `datatype` or more than one is set.
     """
     found = check_contents(contents, datatype, tensor, model)
     if found is None:
@@ -68,7 +68,7 @@ def pack_contents(contents: InferTensorContents, datatype: str, tensor: str, mod
 
 
 def check_contents(contents: InferTensorContents, datatype: str, tensor: str, model: str) -> FoundContents | None:
-    """Return the elements of the field that is set; None where none is. Raises as `pack_contents`."""
+    """Return the elements of the field that is set; None if none is. Raises as `pack_contents`."""
     found: FoundContents | None = None
     for descriptor, values in contents.ListFields():  # set fields only, by number: Triton's order
         if found is not None:
@@ -78,7 +78,7 @@ def check_contents(contents: InferTensorContents, datatype: str, tensor: str, mo
 
 
 def check_field(number: int, datatype: str, tensor: str, model: str) -> ContentsField:
-    """Return the field `number` of contents. Raises `InvalidArgument` where it does not fit `datatype`."""
+    """Return the field `number` of contents. Raises `InvalidArgument` if it does not fit `datatype`."""
     field = _FIELDS[number]
     if datatype != field.datatype and datatype not in field.narrower:
         raise InvalidArgument(

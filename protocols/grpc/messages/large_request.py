@@ -1,6 +1,6 @@
 """Large ModelInferRequests, for helpers: typed contents are taken out before protobuf parses the rest. Pure.
 
-Protobuf makes objects of all elements at once, and ends the process where it gets no memory for them.
+Protobuf creates objects for all elements at once, and ends the process if there is not enough memory.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _large_file(parameter: memoryview) -> tuple[str, memoryview] | None:
 
 
 def _single(message: memoryview, number: int) -> MessageField | None:
-    """Return the only field with this number, None where there is none, several, or more of them than one of each."""
+    """Return the only field with this number, None if there is none, several, or more of them than one of each."""
     found = None
     for index, field in enumerate(fields_of(message)):
         if index > 1:

@@ -146,7 +146,7 @@ class PreparedMessages:
 
 
 def model_of(message_start: bytes) -> tuple[str, str] | None:
-    """Return name and version of the model that a message begins with, None where they do not stand there."""
+    """Return name and version of the model that a message begins with, None if they do not stand there."""
     fields = _first_fields(message_start)
     if fields is None:
         return None
@@ -168,7 +168,7 @@ def names_at_start(message_start: bytes) -> tuple[str, str, str]:
 
 
 def _first_fields(message: Buffer) -> tuple[bytes, str, int] | None:
-    """Return the fields of name and version, the id, and where it ends; None where the message begins otherwise."""
+    """Return the fields of name and version, the id, and where it ends; None if the message begins otherwise."""
     try:
         if message[0] != _MODEL_NAME or message[1] >= _SHORT:
             return None

@@ -55,7 +55,7 @@ def fields_of(view: memoryview) -> Iterator[MessageField]:
 def split_raw_contents(message: Buffer, max_rest: int | None = None) -> tuple[bytes, list[memoryview]] | None:
     """Return the bytes of a ModelInferRequest without its raw contents, and those as views of `message`.
 
-    None where the message is not what this understands, so that protobuf says what it is, where it has too many fields,
+    None if the message is not what this understands, so that protobuf says what it is, where it has too many fields,
     or where more than `max_rest` bytes are left.
     """
     view = memoryview(message)

@@ -127,7 +127,7 @@ def _inflated(message: Buffer, encoding: str, max_ratio: int) -> bytes:
 
 
 def _broken(error: ServingError) -> ServingError:
-    """Return the error of a message that is no request at all: it ends a stream (`StreamCall.request_refused`)."""
+    """Return the error of a message that is not a request at all: it ends a stream (`StreamCall.request_refused`)."""
     error.before_queueing = True
     return error
 

@@ -182,7 +182,7 @@ def _check_repository(name: str) -> None:
 
 
 def _check_file_key(key: str) -> None:
-    """Raise `InvalidArgument` for a parameter with bytes that is no file."""
+    """Raise `InvalidArgument` for a parameter with bytes that is not a file."""
     if key == "config":
         raise InvalidArgument("invalid value type for load parameter 'config', expected string_param.")
     if not key.startswith("file:"):

@@ -1,7 +1,7 @@
 """ModelStreamInfer: any number of requests, which overlap, and their responses on one stream.
 
 Semantics are Triton's (stream_infer_handler.cc). The response to a request that fails is an `error_message`, and the
-stream goes on.
+stream continues.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class StreamCall:
             self._submitting = False
         if opened.ordered:
             self._order.begin(request)
-        self._go_on()
+        self._continue_stream()
 
     def request_refused(self, request: Request, opened: OpenRequest, error: ServingError) -> None:
         """Respond why a request that a helper should decode is refused, and take more messages."""
@@ -311,9 +311,9 @@ class StreamCall:
             return
         self._refuse(request, opened, error)
         self._order.begin(request)
-        self._go_on()
+        self._continue_stream()
 
-    def _go_on(self) -> None:
+    def _continue_stream(self) -> None:
         if self._responses:
             self._write()
         self._read()

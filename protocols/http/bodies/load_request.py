@@ -56,7 +56,7 @@ _decoder = msgspec.msgpack.Decoder(DecodedLoad)
 
 
 class _LoadBody(msgspec.Struct):
-    """What is read of a load request. Other members are passed over, without making objects of them."""
+    """The members of a load request that are read. Others are skipped, without creating objects for them."""
 
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 

@@ -44,7 +44,7 @@ async def read_body(http: web.BaseRequest, limit: int, refuse: Callable[[int], S
 
     A body of more than `limit` bytes raises `refuse(byte_size)`, without reading it where its size is
     announced. Raises also `InvalidArgument` for broken chunks, `TooManyChunks`, `BodyTooSlow`, and
-    `ConnectionError` where the client has gone.
+    `ConnectionError` where the client has disconnected.
     """
     parts: list[bytes] = []
     await read_body_into(http, limit, refuse, parts.append)

@@ -28,7 +28,7 @@ class InstanceRow(msgspec.Struct, frozen=True, omit_defaults=True):
     #: What is wrong with it.
     condition: str = ""
     batches: int = 0
-    #: 0 where the worker is not on this machine, or there is none.
+    #: 0 if the worker is not on this machine, or there is none.
     pid: int = 0
     #: Processors that the worker keeps busy: 1.0 is one. None if not known.
     cpu: float | None = None

@@ -1,7 +1,7 @@
-"""Takes snapshots of the server for those who look at the page: one for all of them, at most once a second.
+"""Takes snapshots of the server for the page: one for all viewers, at most once a second.
 
 A snapshot is made from counters, in portions of a few milliseconds between which the event loop serves others. Nothing
-runs while nobody looks: the first viewer who needs the next snapshot makes it, and the others wait for it.
+runs while no viewer is connected: the first viewer that needs the next snapshot makes it, the others wait for it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Feed:
         self._being_made = asyncio.Lock()
         self.snapshot = Snapshot(rows={}, gone={})
         self._windows: dict[Key, tuple[Model, Window]] = {}
-        #: Models that viewers have chosen, with the number of viewers: the processes of their instances are looked at.
+        #: Models that viewers have chosen, with the number of viewers: the processes of their instances are checked.
         self.chosen: dict[Key, int] = {}
         self.loads = ProcessLoads()
         #: Seconds of processor time that snapshots have taken on the event loop, for tests and measurements.

@@ -118,6 +118,6 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _oldest_ms(model: Model, now_ns: int) -> int:
-    """Return how long the request has been there that came first; requests are in the order in which they came."""
+    """Return the age of the oldest request; requests are in the order in which they came."""
     oldest = next(iter(model.live.instance_of), None)
     return 0 if oldest is None else max(now_ns - oldest.received_ns, 0) // 1_000_000

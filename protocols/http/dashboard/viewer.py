@@ -41,7 +41,7 @@ ACTIONS = {
     "regions": ("GET", Category.SHARED_MEMORY, False),
     "log_settings": ("POST", Category.LOGGING, True),
     "trace_settings": ("POST", Category.TRACE, True),
-    # No call of the API returns lines of the log. Who may change what they contain may read them.
+    # No call of the API returns lines of the log. Clients that may change log settings may read them.
     "log": ("POST", Category.LOGGING, True),
 }
 

@@ -1,6 +1,6 @@
 """GET / (of browsers) and /dashboard: a page that shows the server while it runs.
 
-What is behind it is imported when it is opened.
+Its modules are imported when it is first opened.
 """
 
 from __future__ import annotations

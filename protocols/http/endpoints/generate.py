@@ -106,7 +106,7 @@ async def _begin_events(call: HttpCall, status: int, more: dict[str, str]) -> we
 
 
 async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
-    """Submit the request and yield its responses, encoded. Raises `ServingError` where it is refused.
+    """Submit the request and yield its responses, encoded. Raises `ServingError` if it is refused.
 
     The next response is awaited when the one before was sent. Closing the iterator cancels the request.
     """

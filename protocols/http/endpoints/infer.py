@@ -100,7 +100,7 @@ class AiohttpInferCall(HttpInferCall):
 
     def finish(self, response: HttpResponse) -> None:
         self.response = response
-        if self.waiter is None and response.source is not None:  # the client has gone
+        if self.waiter is None and response.source is not None:  # the client has disconnected
             response.source.release()
         self._left()
 
@@ -124,7 +124,7 @@ class _FutureWaiter:
 
 
 def _announced_header_length(call: HttpCall) -> int | None:
-    """Return the length of the JSON header that the client announces, None where it announces none.
+    """Return the length of the JSON header that the client announces, None if it announces none.
 
     A text without any digit counts as 0, which makes the request a raw one (Triton).
     """

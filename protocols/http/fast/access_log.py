@@ -25,7 +25,7 @@ class ConnectionAccessLog:
         """With `access` there is a line after each response, with `verbose` one when a request comes."""
         self._access = access
         self._verbose = verbose
-        #: A client that has gone has no address any more.
+        #: A client that has disconnected has no address any more.
         self._peer = peer_text(transport.get_extra_info("peername"))
 
     def begun(self, call: FastCall) -> None:

@@ -2,7 +2,7 @@
 
 Messages are taken one after the other. Those of inference become a `FastCall`; other plain ones are given,
 byte for byte, to an aiohttp connection that shares the transport, and the next message waits for its response.
-At the first message that is not plain aiohttp gets the transport for good.
+At the first message that is not plain, aiohttp gets the transport permanently.
 
 The file is long because it is one state machine: its short methods share the state of one connection.
 """
@@ -276,7 +276,7 @@ class FastConnection(asyncio.Protocol):
             transport.pause_reading()
 
     def _take(self) -> bool:
-        """Take one step. Returns False where the rest has to wait."""
+        """Take one step. Returns False if the rest has to wait."""
         if self._missing:
             self._take_body()
             return True
@@ -317,7 +317,7 @@ class FastConnection(asyncio.Protocol):
         elif self._discarding:
             self._discarding = self._missing > 0
         else:
-            self._aiohttp.go_on(part)
+            self._aiohttp.feed(part)
 
     def _wait_for_head(self) -> bool:
         if not can_become_head(self._received):

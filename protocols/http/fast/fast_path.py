@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protocols.http.client_timeouts import ClientTimeouts
     from protocols.http.inference.call import HttpInference
 
-#: How often connections are looked at, which is also how exact their timeouts are.
+#: How often connections are checked, which is also how exact their timeouts are.
 _TICK_S = 1.0
 
 _NO_RULES = RequestRules()

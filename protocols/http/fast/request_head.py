@@ -1,7 +1,7 @@
 """Which requests are plain enough for the fast path, found from the bytes of their head alone. Pure.
 
-The fast path takes what has one reading only. Where a head leaves any doubt about how long its message is, aiohttp
-gets the connection before a byte of the body is looked at, so that nothing can ever be read in two ways.
+The fast path takes only unambiguous heads. If it is not certain where a message ends, aiohttp gets the connection
+before any byte of the body is read, so that two parsers can never disagree about a message.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MAX_HEADERS = 128
 
 _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-#: Headers that change how the message or the connection goes on, and what `Connection` may say.
+#: Headers that change how the message or the connection continues, and what `Connection` may say.
 _UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"trailer"})
 _PERSISTENT = frozenset({b"", b"keep-alive", b"Keep-Alive"})
 
 #: Sizes that need no thought about their range.
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 
-#: How every request begins, as far as it has come.
+#: How every plain request begins.
 _BEGINNING = re.compile(rb"[A-Z]{1,10}(?: (?:/[!-~]*(?: [HTP/1.]{0,8}(?:\r(?:\n.*)?)?)?)?)?", re.DOTALL)
 
 _HEADER_LENGTH = HEADER_LENGTH.lower().encode()
@@ -61,7 +61,7 @@ class HttpRequestHead(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def header(self, name: str) -> bytes | None:
-        """Return the value of a header by its name in any case of letters, None where it is absent."""
+        """Return the value of a header by its name in any case of letters, None if it is absent."""
         wanted = name.lower().encode()
         return next((value.strip(b" \t") for found, value in self.headers if found.lower() == wanted), None)
 
@@ -142,7 +142,7 @@ def _is_plain(fields: _Fields) -> bool:
 
 
 def _infer_fields(fields: _Fields, max_input_size: int) -> InferFields | None:
-    """Return what the fast path needs, None where the request is not one of inference, or will be refused."""
+    """Return what the fast path needs, None if the request is not one of inference, or will be refused."""
     found = find_endpoint(request_path(fields.target.decode()))
     if found is None or found[0].handlers.get(fields.method.decode()) is not infer:
         return None

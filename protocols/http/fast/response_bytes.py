@@ -1,4 +1,4 @@
-"""Responses as bytes, as aiohttp would write them. Pure but for the clock of the `Date` header."""
+"""Responses as bytes, as aiohttp would write them. Pure except for the clock of the `Date` header."""
 
 from __future__ import annotations
 

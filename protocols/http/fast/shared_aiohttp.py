@@ -30,7 +30,7 @@ class SharedAiohttp:
         self.busy = True
         self._connection.data_received(head)
 
-    def go_on(self, part: bytes) -> None:
+    def feed(self, part: bytes) -> None:
         """Give the next bytes of the message, whose response may have been sent already."""
         assert self._connection is not None, "no message was begun"
         self._connection.data_received(part)

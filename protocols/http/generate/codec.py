@@ -182,7 +182,7 @@ def _is_valid(text: bytes) -> bool:
 
 def fit_shape(name: str, dims: Iterable[int], count: int) -> list[int]:
     """Return the shape for `count` elements: the innermost variable dimension takes what the fixed ones leave, other
-    variable ones are 1. Raises `InvalidArgument` where no such shape has `count` elements."""
+    variable ones are 1. Raises `InvalidArgument` if no such shape has `count` elements."""
     shape = list(dims)
     for dim in reversed(shape):
         if dim != -1:

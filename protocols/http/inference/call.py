@@ -58,7 +58,7 @@ class HttpInference:
         self.kernel = kernel
         self.max_input_size = max_input_size
         self.prepared_bodies = PreparedBodies()
-        #: The clock of the fast path in seconds: while it stands still, responses may carry the same `Date`.
+        #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
 
 
@@ -181,7 +181,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         self.finish(_error(error, plain=False))
 
     def cancel(self) -> None:
-        """The response is not wanted any more: its client has gone."""
+        """The response is not wanted any more: its client has disconnected."""
         self.waiter = self._template = None
         if self._task is not None:
             self._task.cancel()

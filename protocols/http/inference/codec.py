@@ -53,7 +53,7 @@ class _Input(msgspec.Struct):
     datatype: Any = ABSENT
     shape: Any = ABSENT
     parameters: Any = ABSENT
-    #: Empty where there is none.
+    #: Empty if there is none.
     data: msgspec.Raw = msgspec.Raw()
 
 

@@ -24,7 +24,7 @@ class InferRequestHead(msgspec.Struct, frozen=True):
     header_length: int
     #: The content coding of the response.
     encoding: str
-    #: Headers that become parameters of the request; None where there are none.
+    #: Headers that become parameters of the request; None if there are none.
     forwarded: ForwardedHeaders | None = None
     #: All headers as they were sent, names and values.
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -32,7 +32,7 @@ class InferRequestHead(msgspec.Struct, frozen=True):
     response_headers: bytes = b""
     #: Whether the client wants to know how the request travels (`X-Naiad-Explain`).
     explain: bool = False
-    #: Requests whose heads have the same key, and whose JSON is the same but for the id, share a prepared request
+    #: Requests whose heads have the same key, and whose JSON is the same except for the id, share a prepared request
     #: and a response template. A text: its hash is computed once.
     prepared_key: str = ""
 

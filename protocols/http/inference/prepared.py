@@ -40,7 +40,7 @@ RequestBody = bytes | bytearray | memoryview
 
 
 class PreparedBody(msgspec.Struct, frozen=True):
-    """What bodies have in common whose JSON is the same but for the id."""
+    """What bodies have in common whose JSON is the same except for the id."""
 
     common: PreparedRequest
     outputs: OutputFormat
@@ -60,7 +60,7 @@ class PreparedBodies:
     def match(
         self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
     ) -> tuple[Request, PreparedBody] | None:
-        """Return the request in `body` and what it was made from, or None where it has to be parsed.
+        """Return the request in `body` and what it was made from, or None if it has to be parsed.
 
         `generation` is that of the catalog. The request needs no checks but of its shared memory.
         """

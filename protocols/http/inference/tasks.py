@@ -50,7 +50,7 @@ class DecodeArguments(msgspec.Struct, array_like=True):
     spec: ModelSpec
     #: The model's name as the client gave it, for errors.
     model_name: str
-    #: `Inference-Header-Content-Length`; None where the client sent none. 0 stands for a raw request.
+    #: `Inference-Header-Content-Length`; None if the client sent none. 0 stands for a raw request.
     announced: int | None
     content_encoding: str
     max_input_size: int
@@ -90,7 +90,7 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
 def json_bytes(
     request: Request, name: str, datatype: str, text: memoryview, count: int, max_input_size: int
 ) -> TensorBytes:
-    """Return the bytes of an input in JSON. Raises `ServingError` where there are too many."""
+    """Return the bytes of an input in JSON. Raises `ServingError` if there are too many."""
     if count == 0:
         return TensorBytes(0, lambda memory: 0)
     check_readable(name, datatype)

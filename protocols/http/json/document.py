@@ -1,7 +1,7 @@
 """JSON bodies of requests: decoded by msgspec, and if that fails once more by Triton's rules, with its error texts.
 
-Every member of a document is untyped until one of the `as_…` functions looks at it, because Triton
-reports the first wrong member that it reads, which need not be the first one in the text.
+The type of a member is checked only when one of the `as_…` functions reads it, because Triton reports the first wrong
+member that it reads, which need not be the first one in the text.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def parse_leniently(text: bytes) -> Any:
 def made_valid(text: bytes) -> bytes:
     """Return a `text` that msgspec refused with each number that JSON does not have as a string after `SPECIAL_MARK`.
 
-    Such a text can be read piece by piece. Raises `JsonSyntaxError` where it is not UTF-8.
+    Such a text can be read piece by piece. Raises `JsonSyntaxError` if it is not UTF-8.
     """
     try:
         text.decode("utf-8-sig")
@@ -146,7 +146,7 @@ def member(document: Any, name: str) -> Any:
 
 
 def required(document: Any, name: str) -> Any:
-    """Return a member of `document`. Raises `InternalError` where there is none."""
+    """Return a member of `document`. Raises `InternalError` if there is none."""
     found = member(document, name)
     if found is ABSENT:
         raise absent(name)

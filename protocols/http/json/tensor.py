@@ -129,7 +129,7 @@ def check_readable(name: str, datatype: str) -> None:
 
 
 def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
-    """Return the elements, or None where they are wrong or unusual."""
+    """Return the elements, or None if they are wrong or unusual."""
     depth = _depth(text)
     if not 1 <= depth <= _FAST_DEPTH:
         return None

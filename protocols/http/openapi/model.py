@@ -101,7 +101,7 @@ def _dim(dim: int) -> Part:
 
 
 def _example_input(tensor: TensorSpec) -> Part | None:
-    """Return a tensor in JSON; None where it would be too large, or JSON cannot carry it."""
+    """Return a tensor in JSON; None if it would be too large, or JSON cannot carry it."""
     shape = [1 if dim == -1 else dim for dim in tensor.shape]
     count = element_count(shape)
     if count > _MAX_EXAMPLE_ELEMENTS or tensor.datatype not in ELEMENTS:

@@ -60,7 +60,7 @@ class Operation(msgspec.Struct, frozen=True):
     method: str = "get"
     errors: tuple[int, ...] = ()
     error_types: tuple[str, ...] = (JSON,)
-    #: The content of the body by media type; None where none is read.
+    #: The content of the body by media type; None if none is read.
     body: Part | None = None
     body_required: bool = True
     parameters: tuple[Part, ...] = ()

@@ -144,14 +144,14 @@ def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00 broken", b"PK\x03\x04 broken"])
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "env.tar.gz").write_bytes(content)
-    with pytest.raises(EnvironmentFailed, match="is no archive that can be read"):
+    with pytest.raises(EnvironmentFailed, match="is not an archive that can be read"):
         unpacked(tmp_path / "env.tar.gz", tmp_path)
 
 
 def test_an_archive_that_was_cut_is_refused(tmp_path: Path) -> None:
     archive = tar(tmp_path / "env.tar.gz", *(member(str(index), os.urandom(5000)) for index in range(20)))
     archive.write_bytes(archive.read_bytes()[:-30_000])
-    with pytest.raises(EnvironmentFailed, match="is no archive that can be read"):
+    with pytest.raises(EnvironmentFailed, match="is not an archive that can be read"):
         unpacked(archive, tmp_path)
 
 

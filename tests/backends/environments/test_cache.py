@@ -102,7 +102,7 @@ def test_an_error_of_the_system_names_the_source(lab: Lab) -> None:
     def fail(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(EnvironmentFailed, match="'/a' could not be made an environment: .*No space left"):
+    with pytest.raises(EnvironmentFailed, match="'/a' could not be made into an environment: .*No space left"):
         lab.cache.prepare("a", "/a", fail)
 
 
@@ -156,7 +156,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentFailed, match="cannot be made"):
+    with pytest.raises(EnvironmentFailed, match="cannot be created"):
         Lab(tmp_path / "file" / "cache")
 
 

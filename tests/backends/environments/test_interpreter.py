@@ -42,7 +42,7 @@ def test_an_environment_may_be_the_only_folder_of_an_archive(tmp_path: Path) -> 
     environment(tmp_path / "env")
     assert environment_folder(tmp_path, "it") == tmp_path / "env"
     (tmp_path / "other").mkdir()
-    with pytest.raises(EnvironmentFailed, match="'it' is no environment: it has no bin/python"):
+    with pytest.raises(EnvironmentFailed, match="'it' is not an environment: it has no bin/python"):
         environment_folder(tmp_path, "it")
 
 
@@ -51,7 +51,7 @@ def test_an_environment_may_be_the_only_folder_of_an_archive(tmp_path: Path) -> 
     [
         ("#!/bin/sh\necho 'error while loading libpython3.so' >&2\nexit 127\n", "does not start: error while loading"),
         ("#!/bin/sh\nexit 3\n", "does not start: exit code 3"),
-        ("#!/bin/sh\necho hello\n", "is no Python 3"),
+        ("#!/bin/sh\necho hello\n", "is not Python 3"),
         ("\x7fELF no program", "does not start: "),
     ],
 )

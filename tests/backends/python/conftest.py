@@ -12,18 +12,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.base import ModelArguments, Timings
-from backends.metric_registry import MetricRegistry
+from backends.base import ModelArguments
 from backends.python.backend import PythonBackend
 from backends.transport import wire
-from backends.worker.reporting.reports import ReportCollector
 from backends.worker.request import WorkerRequest
 from shm.arrays import datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
-from tests.backends.recorded_calls import RecordedCalls
+from tests.backends.recorded_host import RecordedHost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from backends.worker.request import OutputValue
@@ -61,23 +59,14 @@ class RecordedResponse(msgspec.Struct):
     empty: bool = False
 
 
-class Lab:
+class Lab(RecordedHost):
     """Writes and loads models, creates requests and records their responses. Implements `Responder` and `Host`."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self.dir = root / "lab"
-        self.logged: list[tuple[str, str]] = []
-        #: The requests that are too far ahead of their clients, and what is called when they are no more.
-        self.ahead: dict[int, Callable[[], object] | None] = {}
         self.cancelled = False
-        self.rescheduled: list[WorkerRequest] = []
-        self.timings = Timings(0, 0, 0, itertools.count(1).__next__)
         self.backend = PythonBackend(self)
-        self.registry = MetricRegistry(lambda: None, lambda: None)
-        #: What the backend has reported.
-        self.reported: list[wire.ToKernel] = []
-        self.collector = ReportCollector(self.reported.append, self.log)
-        self.recorded_calls = RecordedCalls()
         self._numbers = itertools.count()
         self._responses: dict[int, queue.SimpleQueue[RecordedResponse]] = {}
 
@@ -157,7 +146,7 @@ class Lab:
         assert response.error is None, response.error
         return str(response.outputs["OUT"][0].decode())
 
-    # ---- Responder and Host ------------------------------------------------------------------
+    # ---- Responder ---------------------------------------------------------------------------
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
         return None
@@ -179,41 +168,8 @@ class Lab:
     def finish(self, request: WorkerRequest) -> None:
         self._add(request, RecordedResponse(final=True, empty=True))
 
-    def reschedule(self, request: WorkerRequest) -> None:
-        request.finished = True
-        self.rescheduled.append(request)
-
     def is_cancelled(self, request: WorkerRequest) -> bool:
         return self.cancelled
-
-    def is_ahead(self, request: WorkerRequest) -> bool:
-        return request.ref.number in self.ahead
-
-    def when_taken(self, request: WorkerRequest, callback: Callable[[], object]) -> None:
-        self.ahead[request.ref.number] = callback
-
-    @property
-    def reports(self) -> ReportCollector:
-        return self.collector
-
-    def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
-        self.collector.memory(uses)
-
-    @property
-    def device(self) -> None:
-        """See `Host`: there is no GPU."""
-        return None
-
-    def log(self, level: str, text: str) -> None:
-        self.logged.append((level, text))
-
-    @property
-    def metrics(self) -> MetricRegistry:
-        return self.registry
-
-    @property
-    def calls(self) -> RecordedCalls:
-        return self.recorded_calls
 
     def _add(self, request: WorkerRequest, response: RecordedResponse) -> None:
         assert not request.finished, "a response after the final one"

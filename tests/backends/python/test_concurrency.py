@@ -12,7 +12,7 @@ import pytest
 from backends.python.backend import PythonBackend
 from backends.transport import wire
 from kernel.errors import BadConfig, InternalError
-from tests.backends.worker.test_loop_memory import arena_with
+from tests.backends.worker.regions import arena_with
 from tests.backends.worker.threaded_worker import LARGE, Bench, request
 
 if TYPE_CHECKING:
@@ -192,8 +192,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array[:1])])]
 """,
     )
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         worker.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         worker.send(wire.Execute(1, [request(1, span=span)]), wire.Execute(2, [request(2, span=span)]))
         messages = finals(worker, 2)
@@ -215,8 +214,7 @@ class TritonPythonModel:
         return [text(1)]
 """,
     )
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         worker.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         worker.send(wire.Execute(1, [request(1, span=span)]))
         held, _ = finals(worker, 1)

@@ -10,10 +10,10 @@ import pytest
 
 from backends.transport import wire
 from backends.worker.request import OutputValue
-from shm.arena import Arena
 from shm.lease import RegionNumber
 from shm.memfd import check_sealed
 from shm.tensor import Span
+from tests.backends.worker.regions import arena_with
 from tests.backends.worker.threaded_worker import LARGE, Bench, echo, request
 from tests.open_descriptors import open_descriptors
 
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.worker.request import WorkerRequest
-
-
-def arena_with(array: np.ndarray[tuple[int], np.dtype[np.float32]]) -> tuple[Arena, Span]:
-    """Return an arena of another process with an array in it, and the array's place as messages name it."""
-    arena = Arena("test", 1 << 16)
-    block = arena.take(array.nbytes)
-    assert block is not None
-    block.view()[:] = array.tobytes()
-    return arena, Span(RegionNumber(7), block.offset, block.byte_size)
+    from shm.arena import Arena
 
 
 def content(arena: Arena, span: Span) -> list[float]:
@@ -70,8 +62,7 @@ def test_an_input_in_the_kernels_arena_may_stay_there_as_an_output(bench: Bench)
         requests[0].respond([OutputValue("OUT", "FP32", array)])
 
     bench.load(add_one)
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=span)]))
         [output] = bench.next(wire.Executed).responses[0].outputs
@@ -91,8 +82,7 @@ def test_an_input_in_another_workers_arena_is_changed_for_this_model_alone(bench
         requests[0].respond([])
 
     bench.load(change)
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16, writable=False), arena.region.fd)
         for number in (1, 2):
             bench.send(wire.Execute(number, [request(number, span=span)]))
@@ -104,8 +94,7 @@ def test_an_input_in_another_workers_arena_is_changed_for_this_model_alone(bench
 
 def test_a_region_that_is_detached_is_closed(bench: Bench) -> None:
     bench.load()
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         before = open_descriptors()
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=span)]))
@@ -154,8 +143,7 @@ def test_the_kernel_hears_which_inputs_a_model_keeps_and_when_it_lets_them_go(be
         requests[0].respond([])
 
     backend = bench.load(keep)
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=span)]))
         assert bench.next(wire.InputsHeld).requests == [1]
@@ -176,8 +164,7 @@ def test_a_model_that_keeps_memory_of_a_client_gets_copies_from_then_on(bench: B
         requests[0].respond([])
 
     bench.load(keep)
-    arena, span = arena_with(LARGE)
-    with arena:
+    with arena_with(LARGE) as (arena, span):
         bench.channel.send_with_fd(wire.Attach(7, 1 << 16, volatile=True), arena.region.fd)
         bench.send(wire.Execute(1, [request(1, span=span)]), wire.Execute(2, [request(2, span=span)]))
         assert "the model still uses an input in a client's shared memory" in bench.next(wire.Log).text

@@ -45,14 +45,25 @@ class SharedFile:
         self.regions.append(made)
         return made
 
+    def close(self) -> None:
+        for region in self.regions:
+            region.close()
+        os.close(self.fd)
+
 
 @pytest.fixture
 def file() -> Iterator[SharedFile]:
     made = SharedFile()
     yield made
-    for region in made.regions:
-        region.close()
-    os.close(made.fd)
+    made.close()
+
+
+@pytest.fixture
+def large_file() -> Iterator[SharedFile]:
+    """A file of which half is a large input."""
+    made = SharedFile(40)
+    yield made
+    made.close()
 
 
 # ---- private mappings -----------------------------------------------------------------------
@@ -101,39 +112,37 @@ def is_mapped(address: int) -> bool:
         return int.from_bytes(entries.read(8), "little") >> 63 == 1
 
 
-def test_pages_of_a_large_input_stay_mapped_and_show_what_its_producer_writes_next() -> None:
-    file = SharedFile(20)
-    region = file.region()
+def test_pages_of_a_large_input_stay_mapped_and_show_what_its_producer_writes_next(large_file: SharedFile) -> None:
+    region = large_file.region()
     view = region.input_view(0, 20 * PAGE)
     assert bytes(view[::PAGE]) == bytes(range(20))
     region.ended(0, 20 * PAGE)
     assert all(is_mapped(address_of(view) + page * PAGE) for page in range(20))
-    file.fill(7, 77)
+    large_file.fill(7, 77)
     assert region.input_view(0, 20 * PAGE)[7 * PAGE] == 77
 
 
-def test_pages_of_a_large_input_are_renewed_if_its_model_has_changed_one() -> None:
-    file = SharedFile(20)
-    region = file.region()
+def test_pages_of_a_large_input_are_renewed_if_its_model_has_changed_one(large_file: SharedFile) -> None:
+    region = large_file.region()
     region.input_view(0, 20 * PAGE)[20 * PAGE - 1] = 99
     region.ended(0, 20 * PAGE)
-    file.fill(19, 7)
+    large_file.fill(19, 7)
     assert bytes(region.input_view(0, 20 * PAGE)[19 * PAGE :]) == bytes([7]) * PAGE
 
 
-def test_pages_are_renewed_where_the_system_does_not_say_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_renewed_where_the_system_does_not_say_what_was_written(
+    large_file: SharedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "unwritten", lambda address, byte_size: False)
-    file = SharedFile(20)
-    region = file.region()
+    region = large_file.region()
     view = region.input_view(0, 20 * PAGE)
     assert bytes(view[::PAGE]) == bytes(range(20))
     region.ended(0, 20 * PAGE)
     assert not any(is_mapped(address_of(view) + page * PAGE) for page in range(20))
 
 
-def test_only_bytes_that_no_model_has_changed_are_seen_by_all() -> None:
-    file = SharedFile(40)
-    region = file.region()
+def test_only_bytes_that_no_model_has_changed_are_seen_by_all(large_file: SharedFile) -> None:
+    region = large_file.region()
     view = region.input_view(0, 40 * PAGE)
     copy = region.input_view(0, 40 * PAGE)  # of another request
     half = 20 * PAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,6 +132,13 @@ def _mailbox(poll_ns: int, *received: list[bytes] | None) -> tuple[KernelMessage
     return mailbox, channel.waited
 
 
+@pytest.fixture
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process wants the processor: polling does not pause."""
+    monkeypatch.setattr("backends.worker.message_reader.yield_processor", lambda: (time.monotonic_ns(), 0))
+
+
+@pytest.mark.usefixtures("idle_machine")
 def test_a_worker_polls_when_its_last_wait_was_short() -> None:
     mailbox, waited = _mailbox(_HOUR_NS, [_MESSAGE], [], [], [_MESSAGE])
     mailbox.next()
@@ -164,6 +172,7 @@ def test_a_worker_that_may_not_poll_sleeps() -> None:
     assert waited == [True, True]
 
 
+@pytest.mark.usefixtures("idle_machine")
 def test_the_end_of_the_connection_is_seen_while_polling() -> None:
     mailbox, waited = _mailbox(_HOUR_NS, [_MESSAGE], [], None)
     mailbox.next()

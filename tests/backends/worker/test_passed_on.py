@@ -42,7 +42,8 @@ class Bench:
         self.regions = AttachedRegions()
         self.held = HeldInputs(self.sent.append, lambda: None)
         self.inputs = InputReader(self.regions, self.held)
-        self.outputs = OutputWriter(self.regions, self.inputs, ArenaOutputs(self.arenas.append), self.held)
+        self.memory = ArenaOutputs(self.arenas.append)
+        self.outputs = OutputWriter(self.regions, self.inputs, self.memory, self.held)
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: None)  # type: ignore[arg-type, return-value]
         data = bytes(OFFSET) + INPUT.tobytes()
         self.regions.attach(KERNELS_ARENA, attached_region(data))
@@ -75,8 +76,7 @@ def bench() -> Iterator[Bench]:
     yield made
     for number in (KERNELS_ARENA, CLIENTS_REGION, OTHERS_ARENA, OTHERS_LARGE_ARENA):
         made.regions.detach(number)
-    for arena in made.arenas:
-        arena.close()
+    made.memory.close()
 
 
 def place(output: Tensor) -> tuple[int, int, int]:

@@ -49,9 +49,8 @@ class Bench:
         self.mail = NoMail()
         self.held = HeldInputs(self.sent.append, lambda: None)
         regions = AttachedRegions()
-        self.outputs = OutputWriter(
-            regions, InputReader(regions, self.held), ArenaOutputs(self.arenas.append), self.held
-        )
+        self.memory = ArenaOutputs(self.arenas.append)
+        self.outputs = OutputWriter(regions, InputReader(regions, self.held), self.memory, self.held)
         self.answers = BatchResponder(self.outputs, self.held, self.sent.append, lambda: self.mail)  # type: ignore[arg-type, return-value]
 
     def batch(self, *refs: wire.RequestMessage) -> list[WorkerRequest]:
@@ -66,8 +65,7 @@ class Bench:
 def bench() -> Any:
     made = Bench()
     yield made
-    for arena in made.arenas:
-        arena.close()
+    made.memory.close()
 
 
 def ref(number: int, *outputs: RequestedOutput) -> wire.RequestMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -74,6 +75,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.backend: Scripted | None = None
+        self._outbox: OutboxReader | None = None
         self.kind: type[Scripted] = Scripted
         #: What the backend does, also when it is made later.
         self.on_load: Callable[[], None] = lambda: None
@@ -85,9 +87,9 @@ class Bench:
         self._thread.start()
 
     def _run(self, sock: socket.socket) -> None:
-        channel = BlockingChannel(sock)
-        Worker(channel).run()
-        channel.close()
+        worker = Worker(BlockingChannel(sock))
+        worker.run()
+        worker.close()
 
     def make_backend(self, host: Host) -> Scripted:
         self.backend = self.kind(host)
@@ -113,9 +115,14 @@ class Bench:
         hello = self.next(wire.Hello)
         self.next(wire.OutboxCreated)
         fd = self.channel.take_fd()
-        self.outbox = OutboxReader(fd)
+        self._outbox = OutboxReader(fd)
         os.close(fd)
         return hello
+
+    @property
+    def outbox(self) -> OutboxReader:
+        assert self._outbox is not None, "after `hello`"
+        return self._outbox
 
     def load(self, on_execute: Execute = echo, *, kind: type[Scripted] = Scripted) -> Scripted:
         """Load the model, whose `execute` is `on_execute`."""
@@ -138,9 +145,14 @@ class Bench:
         self.channel.close()
 
     def leave(self) -> None:
-        """Let the kernel be gone, and wait for the worker's end."""
+        """Let the kernel be gone, wait for the worker's end, and close what came from it."""
         self.channel.close()
         self._thread.join()
+        if self._outbox is not None:
+            self._outbox.close()
+        with contextlib.suppress(IndexError):  # no more
+            while True:
+                os.close(self.channel.take_fd())
 
 
 def request(number: int, data: bytes = bytes(8), span: Span | None = None) -> wire.RequestMessage:

@@ -70,6 +70,9 @@ def write(folder: Path, name: str, execute: str, config: str = CONFIG, initializ
     (folder / name / "1" / "model.py").write_text(SOURCE.format(execute=execute, initialize=initialize))
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what the command finds about models that are right, and wrong in one way each."""
@@ -86,9 +89,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     write(folder, "sizes", "assert given[0].shape[1] == 16; " + RIGHT)
     write(folder, "crashes", "os._exit(3) if len(given) > 1 or len(given[0]) > 1 else None; " + RIGHT)
     write(folder, "grows", "self.kept = np.ones(1 << 23); " + RIGHT)
-    write(folder, "slow", RIGHT, initialize="time.sleep(0.6)")
+    write(folder, "slow", RIGHT, initialize="time.sleep(3)")
     write(folder, "fails", RIGHT, initialize="raise OSError('no weights')")
-    done = check(str(folder), "--json", "--slow", "0.5", "--timeout", "20")
+    done = check(str(folder), "--json", "--slow", "2.9", "--timeout", "20")
     assert (done.returncode, done.stderr) == (1, "")
     return {entry["name"]: entry for entry in json.loads(done.stdout)}
 
@@ -107,7 +110,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         ("refuses", "refused", "no request of the trial succeeds: Failed to process the request(s) for model"),
         ("sizes", "ok", ""),
         ("crashes", "crashed", "a worker of the model died during the trial"),
-        ("slow", "ok", "slow: it took 0."),
+        ("slow", "ok", "slow: it took 3."),
         ("fails", "failed", "OSError: no weights"),
     ],
 )

@@ -27,7 +27,8 @@ def naiad(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    """Return the paths of the files in `folder`, without byte code, which Python writes when the model is loaded."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
 
 
 def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(tmp_path: Path) -> None:
@@ -60,8 +61,8 @@ def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("there",), "'there' is there already, and nothing is overwritten: give another name"),
-        (("file",), "'file' is there already, and nothing is overwritten: give another name"),
+        (("there",), "'there' already exists, and is not overwritten: give another name"),
+        (("file",), "'file' already exists, and is not overwritten: give another name"),
         ((".hidden",), "'.hidden' cannot be the folder of a model: servers ignore hidden folders"),
         (("a\nb",), "must not contain control characters"),
         (("x", "--onnx", "nothing.onnx"), "'nothing.onnx' is not a file"),

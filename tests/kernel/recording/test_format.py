@@ -60,7 +60,7 @@ def test_nothing_is_read_from_a_damaged_record_on() -> None:
     [
         (b"", "has no header"),
         (START[:-1], "has no header"),
-        (b"X" * 40, "is no recording"),
+        (b"X" * 40, "is not a recording"),
         (b"NAIADREC" + struct.pack("<I", 2) + START[12:], "has version 2 of the format; this program reads 1"),
         (START[:12] + frame(b"\x01"), "has a wrong header"),
     ],

@@ -207,7 +207,7 @@ def test_no_instance_is_started_without_memory(
         finish_all(lab)
 
     run(lab, scenario)
-    assert caplog.text.count("gets no more instances: 512 MiB of memory are free, and 1024 MiB are needed") == 1
+    assert caplog.text.count("gets no more instances: 512 MiB of memory are free, but 1024 MiB are needed") == 1
 
 
 def test_a_version_that_was_unloaded_is_not_scaled_any_more(lab: RepositoryLab, clock: FakeClock) -> None:

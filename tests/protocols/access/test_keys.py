@@ -54,7 +54,7 @@ def test_a_source_is_read_once(tmp_path: Path) -> None:
         ("@{}/empty", "empty' has no key"),
         ("@{}/two_lines", "has a line end"),
         ("@{}/large", "more than 4096 bytes"),
-        ("@{}/spaces", "a space at its begin or end"),
+        ("@{}/spaces", "a space at its beginning or end"),
         ("", "the text has no key"),
     ],
 )

@@ -6,7 +6,6 @@ One file for the options of one door: its tests share the models and the stubs b
 import asyncio
 import contextlib
 import gzip
-import os
 import queue
 import socket
 import ssl
@@ -26,14 +25,13 @@ import tritonclient.grpc as triton
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import BadOption, GrpcOptions, TlsOptions
 from kernel.serving.request import Request
-from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab
 from shm.region import RegionKind
-from shm.tensor import Tensor
+from tests.protocols.grpc.echo import echo
 
 Talk = Callable[..., Any]
 
@@ -47,15 +45,6 @@ class Certificates(Protocol):
     client_key: Path
 
     def options(self, *, mutual: bool = False) -> TlsOptions: ...
-
-
-def echo(request: Request) -> None:
-    tensor = request.inputs[0]
-    data = tensor.data
-    if tensor.span is not None:  # a large input is in the arena
-        data = os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
-    outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
-    request.respond(Response(request.model_name, "1", request.id, outputs=outputs, parameters=request.parameters))
 
 
 @pytest.fixture

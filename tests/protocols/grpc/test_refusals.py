@@ -120,7 +120,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Callable[[AdminOptions], None]:
 
 
 WRITES = {
-    **dict.fromkeys(ADMINISTERS, b""),
+    **dict.fromkeys(sorted(ADMINISTERS), b""),
     f"{SERVICE}/TraceSetting": pb.TraceSettingRequest(
         settings={"trace_rate": pb.TraceSettingRequest.SettingValue(value=["7"])}
     ).SerializeToString(),

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -17,12 +16,11 @@ from google.protobuf.message import Message
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import ErrorCode, error_of, worker_error
 from kernel.serving.request import Request
-from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
-from shm.tensor import Tensor
+from tests.protocols.grpc.echo import echo
 
 MEBIBYTE = 2**20
 
@@ -30,15 +28,6 @@ MEBIBYTE = 2**20
 def spec(name: str, *, decoupled: bool = False) -> ModelSpec:
     tensor = TensorSpec("X", "UINT8", (-1,), (-1,))
     return ModelSpec(name, "", "test", 0, {"X": tensor}, {"X": tensor}, decoupled)
-
-
-def echo(request: Request) -> None:
-    tensor = request.inputs[0]
-    data = tensor.data
-    if tensor.span is not None:  # a large input is in the arena
-        data = os.pread(tensor.span.lease.region.fd, tensor.span.byte_size, tensor.span.offset)
-    outputs = [Tensor("X", tensor.datatype, tensor.shape, data=bytes(data or b""))]
-    request.respond(Response(request.model_name, "1", request.id, outputs=outputs, parameters=request.parameters))
 
 
 def infer(model: str, raw: bytes = b"", **more: Any) -> pb.ModelInferRequest:

@@ -59,7 +59,7 @@ def test_outputs_and_errors_of_responses_are_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"outputs": [{"name": "a"}]}'])
 def test_a_response_of_another_server_is_a_failure(body: bytes) -> None:
-    with pytest.raises(ReplayFailed, match="none of an inference server"):
+    with pytest.raises(ReplayFailed, match="not that of an inference server"):
         decode_infer_response(body, len(body))
 
 

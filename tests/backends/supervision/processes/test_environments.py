@@ -127,7 +127,7 @@ def test_a_preparation_that_ends_without_a_response_is_an_error(tmp_path: Path) 
     async def scenario() -> None:
         own = launcher(tmp_path)
         needs = write_environment(tmp_path / "env", "#!/bin/sh\nkill -9 $PPID\n")
-        with pytest.raises(InternalError, match="has ended; the log has why"):
+        with pytest.raises(InternalError, match="has ended; the log has the reason"):
             await own.launch("m_0", needs=needs)
 
     run(scenario())

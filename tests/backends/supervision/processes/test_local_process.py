@@ -18,9 +18,10 @@ from backends.supervision.output.limits import OutputLimits
 from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.processes.local_process import LocalProcess
 from kernel.loop.clock import LoopClock
+from tests.backends.supervision.processes.started_workers import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from backends.supervision.launcher import Launched
 
@@ -66,12 +67,6 @@ async def readable(fd: int) -> None:
     loop.add_reader(fd, event.set)
     await event.wait()
     loop.remove_reader(fd)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until `condition()` is true: the system says nothing of it."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 def close(launched: LocalProcess, process: subprocess.Popen[bytes]) -> None:

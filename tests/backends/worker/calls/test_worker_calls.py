@@ -120,6 +120,7 @@ def test_an_input_of_the_request_is_named_where_it_lies_and_an_own_array_is_copi
         bench.send(result(1))
         executed = bench.next(wire.Executed)
         assert (executed.copies, executed.copied_byte_size) == (1, LARGE.nbytes)
+        block.release()
 
 
 def test_an_instance_that_calls_its_own_model_gives_copies(bench: Bench) -> None:
@@ -181,6 +182,9 @@ def test_a_result_in_the_memory_of_another_worker_is_released_when_the_model_dro
         assert seen == [[1, 2, 3]]
         assert blocks[0] is not None
         assert bytes(blocks[0].view()[:4]) == bytes(4), "what the model changed is its own"
+        for block in blocks:
+            assert block is not None
+            block.release()
 
 
 def test_strings_of_another_worker_are_checked_in_a_copy(bench: Bench) -> None:

@@ -165,7 +165,7 @@ def test_memory_that_is_not_there_is_an_error_of_the_request(cuda: Cuda, monkeyp
 
 
 def test_a_device_that_is_not_there_is_refused(cuda: Cuda) -> None:
-    with pytest.raises(Unavailable, match="GPU 1 is not there: this process sees 1"):
+    with pytest.raises(Unavailable, match="GPU 1 does not exist: this process sees 1"):
         InstanceDevice(cuda, 1, AttachedRegions())
 
 

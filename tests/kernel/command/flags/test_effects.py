@@ -363,7 +363,7 @@ _SERVER_EFFECTS = {
     ),
     "id": Effect("--id=mine", lambda r: r.call("/v2").json["name"], "mine"),
     "listen-while-loading": Effect(
-        "--listen-while-loading=false", started, False, after=logged("listening while the models load")
+        "--listen-while-loading=false", started, False, after=logged("not ready until the models are loaded")
     ),
     "exit-timeout-secs": Effect("--exit-timeout-secs=7", started, True, after=logged("in flight get 7 s")),
     "admin-access": Effect(

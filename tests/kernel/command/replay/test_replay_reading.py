@@ -90,7 +90,7 @@ def test_a_folder_without_a_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadRecording, match="cannot be read: No such file or directory"):
         RecordingIndex(tmp_path / "no")
     (tmp_path / segment_name(1)).write_bytes(b"something else, long enough")
-    with pytest.raises(BadRecording, match="is no recording"):
+    with pytest.raises(BadRecording, match="is not a recording"):
         RecordingIndex(tmp_path)
 
 

@@ -54,7 +54,7 @@ def test_a_child_whose_parent_is_in_another_file_stands_alone() -> None:
     (b'[{"id":1,"activity":"TENSOR_QUEUE_INPUT","tensor":{"data":""a""}}]', "Triton writes quotes in text tensors"),
     (b"{}", "'f' has no traces: expected a JSON list"),
     (b"[1]", "'f' has no traces: expected objects with an id"),
-    (b'[{"id":3,"timestamps":[{"name":"x"}]}]', "'f' has something else than traces, in the object with id 3"),
+    (b'[{"id":3,"timestamps":[{"name":"x"}]}]', "'f' has an object that is not a trace, with id 3"),
 ])  # fmt: skip
 def test_a_file_without_traces_is_refused_with_what_is_wrong(wrong: bytes, text: str) -> None:
     with pytest.raises(BadOption, match=text):

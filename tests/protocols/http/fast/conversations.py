@@ -151,13 +151,13 @@ def access_log_lines() -> Iterator[list[str]]:
 
 @contextlib.asynccontextmanager
 async def connected(kernel: Kernel, server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a new server; nothing in the block takes longer than a few seconds."""
+    """Connect to a new server; what does not come is not waited for without end."""
     async with listening(
         lambda sock: HttpServer(kernel, sock, server.options, fast_path=server.fast_path, log_access=server.log_access)
     ) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 yield reader, writer
         finally:
             writer.close()

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 
 from kernel.serving.response import Response
-from protocols.access.peer_identity import Peer
 from protocols.http.fast.call import FastCall
 from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
@@ -16,6 +15,7 @@ from protocols.http.inference.response import http_error
 from protocols.http.inference.response_task import HEADER_LENGTH
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
+from tests.protocols.http.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
-
-
-class Waiter:
-    def __init__(self) -> None:
-        self.peer = Peer(None)
-        self.ready = 0
-
-    def response_ready(self) -> None:
-        self.ready += 1
-
-    def request_prepared(self) -> None:
-        """Nothing waits for it."""
 
 
 def request_text(byte_size: int, id: str) -> bytes:

@@ -102,8 +102,8 @@ def test_a_body_may_come_in_parts_while_writing_is_paused() -> None:
     async def test(lab: Lab) -> None:
         lab.shared.begin(lab.server, POST)
         lab.shared.pause_writing()
-        lab.shared.go_on(b"ab")
-        lab.shared.go_on(b"cd")
+        lab.shared.feed(b"ab")
+        lab.shared.feed(b"cd")
         lab.shared.resume_writing()
         assert await lab.responded.get()
         assert lab.bodies == [b"abcd"]

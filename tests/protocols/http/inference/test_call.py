@@ -11,7 +11,6 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.serving.response import Response
-from protocols.access.peer_identity import Peer
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.inference import call as call_module
 from protocols.http.inference.call import HttpInferCall, HttpInference
@@ -21,6 +20,7 @@ from protocols.http.inference.response import HttpResponse
 from protocols.http.inference.response_task import HEADER_LENGTH
 from protocols.testing import LateHelpers
 from tests.leased_tensor import leased_tensor
+from tests.protocols.http.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,18 +46,6 @@ class RecordedCall(HttpInferCall):
         if response.source is not None:
             response.source.release()
         self._left()
-
-
-class Waiter:
-    def __init__(self) -> None:
-        self.peer = Peer(None)
-        self.ready = 0
-
-    def response_ready(self) -> None:
-        self.ready += 1
-
-    def request_prepared(self) -> None:
-        """Nothing waits for it."""
 
 
 def body(data: bytes = struct.pack("<2f", 1, 2), **more: Any) -> tuple[int, bytes]:

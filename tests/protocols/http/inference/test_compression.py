@@ -41,7 +41,7 @@ def test_a_bomb_is_refused_at_the_limit() -> None:
     [
         (b"", "nothing to be decompressed"),
         (b"garbage", "unable to decompress the request body"),
-        (gzip.compress(b"x" * 1000)[:-12], "cut short"),
+        (gzip.compress(b"x" * 1000, mtime=0)[:-12], "cut short"),
     ],
 )
 def test_broken_bodies_are_refused(body: bytes, text: str) -> None:

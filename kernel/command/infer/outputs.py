@@ -1,0 +1,115 @@
+"""The outputs of `naiad infer`: which are requested as classes, and the lines that show them. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernel.command.infer.connection import ClientError
+from kernel.command.infer.elements import decode_elements
+from kernel.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+#: The number of best classes shown for an output with labels, without --classes.
+DEFAULT_CLASSES = 3
+
+#: The most values of an output that are shown.
+SHOWN_VALUES = 32
+
+#: Datatypes of which a server makes no classes.
+_WITHOUT_CLASSES = ("BOOL", "BYTES", "FP16", "BF16")
+
+
+def build_outputs(metadata: dict[str, Any], config: dict[str, Any], classes: int) -> list[dict[str, Any]]:
+    """Request every output as raw bytes; request the best classes if the output has labels or `classes` is not 0.
+
+    Raises `ClientError` if no output can have the classes that are wanted.
+    """
+    labelled = {output["name"] for output in config.get("output", []) if output.get("label_filename")}
+    outputs: list[dict[str, Any]] = []
+    for tensor in metadata["outputs"]:
+        parameters: dict[str, Any] = {"binary_data": True}
+        if (classes or tensor["name"] in labelled) and tensor["datatype"] not in _WITHOUT_CLASSES:
+            parameters["classification"] = classes or DEFAULT_CLASSES
+        outputs.append({"name": tensor["name"], "parameters": parameters})
+    if classes and not classified(outputs):
+        found = ", ".join(f"{tensor['name']} ({tensor['datatype']})" for tensor in metadata["outputs"])
+        raise ClientError(f"--classes: numbers have classes, and model '{metadata['name']}' has only {found}")
+    return outputs
+
+
+def classified(requested: list[dict[str, Any]]) -> set[str]:
+    """Return the names of outputs that are requested as classes."""
+    return {output["name"] for output in requested if "classification" in output["parameters"]}
+
+
+def format_outputs(response: dict[str, Any], binary: bytes, classes: Collection[str]) -> Iterator[str]:
+    """Yield the lines that show the outputs of a response; `binary` is what stands behind its JSON.
+
+    `classes` names the outputs that are classes. Raises `ClientError` for a response that cannot be read.
+    """
+    position = 0
+    for output in response.get("outputs", ()):
+        shape = "x".join(map(str, output["shape"])) or "scalar"
+        yield f"{printable(output['name'])}  {output['datatype']} {shape}"
+        byte_size = output.get("parameters", {}).get("binary_data_size")
+        if byte_size is None:
+            values, count = output.get("data", []), len(output.get("data", []))
+        else:
+            data = binary[position : position + byte_size]
+            position += byte_size
+            values, count = _values(output, data)
+        yield from _lines(output["datatype"], values[:SHOWN_VALUES], is_classes=output["name"] in classes)
+        if count > SHOWN_VALUES:
+            yield f"  … and {count - SHOWN_VALUES} more"
+
+
+def _values(output: dict[str, Any], data: bytes) -> tuple[list[Any], int]:
+    """Return the first values of an output, and how many it has."""
+    count = 1
+    for dim in output["shape"]:
+        count *= dim
+    try:
+        return decode_elements(output["datatype"], data, SHOWN_VALUES), count
+    except ValueError as error:
+        raise ClientError(f"output '{output['name']}' cannot be read: {error}") from None
+
+
+def _lines(datatype: str, values: list[Any], *, is_classes: bool) -> Iterator[str]:
+    if not values:
+        yield "  no elements"
+    elif datatype != "BYTES":
+        yield "  " + ", ".join(map(_number, values))
+    else:
+        for value in values:
+            text = _text(value)
+            yield "  " + (_classes_line(text) if is_classes else text)
+
+
+def _text(value: bytes | str) -> str:
+    """Return a BYTES element for a terminal: as text, or as bytes if it is not UTF-8."""
+    try:
+        text = value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        return repr(value)
+    return printable(text, keep="\n\t")
+
+
+def _classes_line(element: str) -> str:
+    """Format `0.981234:7:seven` as a class and its score; return any other text unchanged."""
+    score, _, rest = element.partition(":")
+    index, _, label = rest.partition(":")
+    try:
+        value = float(score)
+    except ValueError:
+        return element
+    if not index.isdigit():
+        return element
+    return f"{label or index:<20} {value:g}"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,97 @@
+"""`naiad infer`: what is requested, and a response becomes lines."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from kernel.command.infer.connection import ClientError
+from kernel.command.infer.elements import encode_elements
+from kernel.command.infer.outputs import build_outputs, classified, format_outputs
+
+METADATA = {
+    "name": "m",
+    "outputs": [{"name": "OUT", "datatype": "FP32"}, {"name": "SCORES", "datatype": "FP32"}],
+}
+
+
+def lines(*outputs: tuple[str, str, list[int], list[Any]], classes: tuple[str, ...] = ()) -> list[str]:
+    """Return the lines of a response with outputs of name, datatype, shape and elements."""
+    raws = [encode_elements(datatype, elements) for _, datatype, _, elements in outputs]
+    response = {
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
+            for (name, datatype, shape, _), raw in zip(outputs, raws, strict=True)
+        ]
+    }
+    return list(format_outputs(response, b"".join(raws), classes))
+
+
+def test_every_output_is_requested_as_raw_bytes_and_those_with_labels_or_on_request_as_classes() -> None:
+    config = {"output": [{"name": "SCORES", "label_filename": "labels.txt"}]}
+    outputs = build_outputs(METADATA, config, 0)
+    assert outputs == [
+        {"name": "OUT", "parameters": {"binary_data": True}},
+        {"name": "SCORES", "parameters": {"binary_data": True, "classification": 3}},
+    ]
+    assert classified(outputs) == {"SCORES"}
+    assert classified(build_outputs(METADATA, {}, 5)) == {"OUT", "SCORES"}
+
+
+def test_outputs_that_can_have_no_classes_are_requested_as_they_are() -> None:
+    texts = {"name": "m", "outputs": [{"name": "TEXT", "datatype": "BYTES"}, {"name": "P", "datatype": "FP64"}]}
+    assert classified(build_outputs(texts, {}, 2)) == {"P"}
+    only = {"name": "m", "outputs": [{"name": "TEXT", "datatype": "BYTES"}, {"name": "H", "datatype": "FP16"}]}
+    with pytest.raises(ClientError, match=r"model 'm' has only TEXT \(BYTES\), H \(FP16\)"):
+        build_outputs(only, {}, 2)
+    assert classified(build_outputs(only, {"output": [{"name": "TEXT", "label_filename": "l.txt"}]}, 0)) == set()
+
+
+def test_numbers_are_formatted_for_people() -> None:
+    assert lines(
+        ("SUM", "FP32", [1, 2], [1.0, 0.1]), ("HALF", "BF16", [1], [0.1]), ("B", "BOOL", [2], [True, False])
+    ) == [
+        "SUM  FP32 1x2",
+        "  1, 0.1",
+        "HALF  BF16 1",
+        "  0.0996094",
+        "B  BOOL 2",
+        "  true, false",
+    ]
+    assert lines(("X", "FP16", [3], ["nan", "inf", "-inf"]))[1] == "  nan, inf, -inf"
+
+
+def test_long_outputs_are_cut_and_empty_ones_say_so() -> None:
+    assert lines(("LONG", "INT32", [40], list(range(40))))[-1] == "  … and 8 more"
+    assert lines(("TEXTS", "BYTES", [40], ["x"] * 40))[-1] == "  … and 8 more"
+    assert lines(("NONE", "FP32", [0, 4], [])) == ["NONE  FP32 0x4", "  no elements"]
+    assert lines(("ONE", "FP32", [], [2])) == ["ONE  FP32 scalar", "  2"]
+
+
+def test_classes_are_shown_with_their_labels_and_texts_stay_as_they_are() -> None:
+    shown = lines(
+        ("BEST", "BYTES", [3], ["0.931724:6:six", "0.5:3", "no class"]),
+        ("TEXT", "BYTES", [1], ["12:30:noon"]),
+        classes=("BEST",),
+    )
+    assert [line.split() for line in shown[1:4]] == [["six", "0.931724"], ["3", "0.5"], ["no", "class"]]
+    assert shown[5] == "  12:30:noon"
+
+
+def test_texts_cannot_control_the_terminal() -> None:
+    raw = b"\3\0\0\0\x1b[2" + b"\2\0\0\0\xff\n"
+    output = {"name": "T", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(raw)}}
+    assert list(format_outputs({"outputs": [output]}, raw, ()))[1:] == ["  \\u001b[2", "  b'\\xff\\n'"]
+
+
+def test_outputs_that_came_as_json_are_shown_too() -> None:
+    output = {"name": "T", "datatype": "FP32", "shape": [2], "data": [1.5, 2]}
+    assert list(format_outputs({"outputs": [output]}, b"", ())) == ["T  FP32 2", "  1.5, 2"]
+
+
+def test_a_response_that_cannot_be_read_names_the_output() -> None:
+    output = {"name": "T", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 5}}
+    with pytest.raises(ClientError, match="output 'T' cannot be read: 5 bytes are no tensor of FP32"):
+        list(format_outputs({"outputs": [output]}, struct.pack("<fx", 1), ()))
