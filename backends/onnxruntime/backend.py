@@ -146,13 +146,15 @@ class OnnxRuntimeBackend(Backend):
         specs: Sequence[GraphSpec],
     ) -> OnnxGraphs:
         from backends.onnxruntime.gpu.graphs import OnnxGraphs  # as `_load_on`
+        from backends.worker.devices.graph_specs import has_ignored_lower_bounds
 
+        def warn(text: str) -> None:
+            self.host.log("WARNING", f"model '{arguments.model_name}': {text}")
+
+        if has_ignored_lower_bounds(specs):
+            warn("graph_lower_bound is used for the batch size only: other dimensions must be those of the graph")
         graphs = OnnxGraphs(session, signature, device, lambda number: graph_run_options(arguments, number))
-        graphs.capture(
-            specs,
-            arguments.max_batch_size > 0,
-            lambda text: self.host.log("WARNING", f"model '{arguments.model_name}': {text}"),
-        )
+        graphs.capture(specs, arguments.max_batch_size > 0, warn)
         self.host.log("VERBOSE", f"captured {len(graphs)} CUDA graphs for {arguments.instance_name}")
         return graphs
 
