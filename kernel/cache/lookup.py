@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.cache.digest_in_helper import DigestTask
+from kernel.cache.digest_in_helper import digest_in_helper
 from kernel.cache.key import describe, digest, inputs_in_order
 from kernel.cache.storing_sink import StoringSink
 from kernel.errors import RequestCancelled, ServingError
@@ -143,7 +143,8 @@ class Lookup:
         inputs = inputs_in_order(self._request)
         if sum(each.byte_size for each in inputs) <= HASHED_AT_ONCE:
             return digest(self._description, [each.raw() for each in inputs])
-        return await DigestTask(self._description, inputs, peer_of_sink(self._request.sink)).run(self._access.helpers)
+        peer = peer_of_sink(self._request.sink)
+        return await digest_in_helper(self._access.helpers, self._description, inputs, peer)
 
     # ---- what was found ------------------------------------------------------------------------
 

@@ -216,12 +216,19 @@ def replay(
     rtol: Annotated[float, typer.Option(min=0, help="Allowed relative difference of numbers.")] = 0.0,
     atol: Annotated[float, typer.Option(min=0, help="Allowed absolute difference of numbers.")] = 0.0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 300.0,
-    show: Annotated[int, typer.Option(min=0, help="The most differences that are printed.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all differences.")] = False,
+    longest_pause: Annotated[
+        float, typer.Option(min=0, help="The most seconds between two requests, however long the recorded pause was.")
+    ] = 60.0,
+    show: Annotated[int, typer.Option(min=0, help="The most kinds of differences that are printed.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the single differences.")] = False,
 ) -> None:
     """Send recorded requests to a server, this one or Triton, and compare responses and latencies.
 
-    The exit code is 1 if a response differs.
+    It shows what a new version of a model, a new release or another server changes, with real requests:
+
+    [bold]naiad replay DIR --to 127.0.0.1:8001 --speed 0[/bold]
+
+    The exit code is 0 if no response differs, 1 if one differs or is missing, 2 if nothing could be found out.
     """
     from kernel.command.replay.command import replay_recording
     from kernel.command.replay.comparing import Tolerance
@@ -229,7 +236,7 @@ def replay(
 
     if protocol not in ("auto", "http", "grpc"):
         raise BadOption(f"--protocol is auto, http or grpc, not '{protocol}'")
-    settings = ReplaySettings(speed, concurrency, Tolerance(rtol, atol), timeout)
+    settings = ReplaySettings(speed, concurrency, Tolerance(rtol, atol), timeout, longest_pause)
     raise typer.Exit(
         replay_recording(folder, to, settings, models=model or [], protocol=protocol, as_json=as_json, shown=show)
     )

@@ -20,6 +20,8 @@ from kernel.observe.recent.recent_requests import LEAST_SLOW_NS, slow_ns
 from kernel.observe.reporting.instance_memory import InstanceMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.errors import ServingError
     from kernel.observe.recent.recent_requests import RecentOfModel
@@ -125,14 +127,16 @@ class ModelStatistics:
         #: From reception to the first response that is not an error; None if the settings do not enable it.
         self.first_responses: Histogram | None = None
         self.summaries: Summaries | None = None
-        #: Traced requests in `durations`; None before the first.
+        #: Traced requests in `durations` and in `first_responses`; None before the first.
         self.exemplars: Exemplars | None = None
+        self.first_exemplars: Exemplars | None = None
         #: The metrics that the model defines.
         self.custom = CustomMetrics()
         #: A request that takes longer is noted in `recent`, and so is one that fails; None if the dashboard is
         #: disabled.
         self.slow_ns = NEVER_NS
         self.recent: RecentOfModel | None = None
+        self._instance_of: Callable[[Request], str] = _no_instance
         self._version = 0
 
     def configure(self, metrics: MetricsConfig, config: ModelConfig) -> list[str]:
@@ -148,9 +152,15 @@ class ModelStatistics:
             self.summaries = Summaries()
         return complaints
 
-    def note_requests(self, recent: RecentOfModel, version: int) -> None:
-        """Note requests of this `version` that are slow or fail in `recent`."""
+    def note_requests(
+        self, recent: RecentOfModel, version: int, instance_of: Callable[[Request], str] | None = None
+    ) -> None:
+        """Note requests of this `version` that are slow or fail in `recent`.
+
+        `instance_of` returns the name of the instance that has a request without its final response; empty for none.
+        """
         self.recent = recent
+        self._instance_of = instance_of or _no_instance
         self._version = version
         self.slow_ns = LEAST_SLOW_NS
 
@@ -159,7 +169,8 @@ class ModelStatistics:
     ) -> None:
         """Note a request that has taken longer than `slow_ns`; see `RecentOfModel.note_slow`."""
         if self.recent is not None:
-            self.recent.note_slow(request, self._version, now_ns, batch, times)
+            instance = self._instance_of(request) if batch is None else batch.instance
+            self.recent.note_slow(request, self._version, now_ns, batch, times, instance)
             self.slow_ns = slow_ns(self.durations)
 
     def record_execution(self, batch: Batch, times: ExecutionTimes, now_ns: int, wall_ns: int) -> None:
@@ -261,6 +272,15 @@ class ModelStatistics:
         if self.exemplars is None:
             self.exemplars = Exemplars(self.durations)
         self.exemplars.note(duration_ns, trace_id, now_ns)
+        if not self.decoupled:
+            self._note_first(duration_ns, trace_id, now_ns)
+
+    def _note_first(self, duration_ns: int, trace_id: str, now_ns: int) -> None:
+        """Keep a traced request as the example of how long its first response took."""
+        if self.first_responses is not None:
+            if self.first_exemplars is None:
+                self.first_exemplars = Exemplars(self.first_responses)
+            self.first_exemplars.note(duration_ns // _NS_PER_MS, trace_id, now_ns)
 
     def record_cache_miss(self, took_ns: int, now_ns: int) -> None:
         """Count a request that the response cache did not find. `took_ns`: to look it up and to store its response."""
@@ -272,7 +292,10 @@ class ModelStatistics:
     def record_response(self, request: Request, response: Response, now_ns: int) -> None:
         """Observe a response of a decoupled model, which may respond at any time."""
         if self.first_responses is not None and request.response_count == 1 and response.outputs is not None:
-            self.first_responses.observe((now_ns - request.received_ns) // _NS_PER_MS)
+            first_ns, trace = now_ns - request.received_ns, request.trace
+            self.first_responses.observe(first_ns // _NS_PER_MS)
+            if trace is not None and trace.output is not None:  # it is written
+                self._note_first(first_ns, trace.record.trace_id, now_ns)
         if response.final and not request.failed:
             duration_ns = now_ns - request.received_ns
             self.durations.observe(duration_ns)
@@ -292,7 +315,7 @@ class ModelStatistics:
         reason = _reason(request, error)
         self.failures[reason] += 1
         if self.recent is not None:
-            self.recent.note_failure(request, self._version, error, reason, now_ns)
+            self.recent.note_failure(request, self._version, error, reason, now_ns, self._instance_of)
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True):
@@ -315,6 +338,11 @@ def summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: Exe
     summaries.compute_input.observe((times.input_end_ns - times.compute_start_ns) // 1000, now_ns)
     summaries.compute_infer.observe((times.output_start_ns - times.input_end_ns) // 1000, now_ns)
     summaries.compute_output.observe((times.compute_end_ns - times.output_start_ns) // 1000, now_ns)
+
+
+def _no_instance(request: Request) -> str:
+    """Return that the instance is not known."""
+    return ""
 
 
 def _reason(request: Request, error: ServingError) -> str:

@@ -1,4 +1,4 @@
-"""Captures the tensors of requests and responses for the recorder.
+"""Captures the tensors of requests and responses that are not all in messages.
 
 Inputs are copied, because models may change theirs. Outputs do not change: large ones stay where they are under leases
 of their own, and the writer reads them there. The kernel never reads regions of clients.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kernel.errors import ServingError
-from kernel.recording.format import RecordedOutput, RecordedTensor
+from kernel.recording.passed import TOO_LARGE, PassedOutput, PassedTensor
 from kernel.recording.settings import MOST_TENSOR_BYTE_SIZE
+from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -21,24 +20,10 @@ if TYPE_CHECKING:
     from shm.arena import Block
     from shm.tensor import RequestedOutput
 
-#: Larger inputs are copied for the writer into memory that it shares, not into the message to it.
-_INLINE_LIMIT = 4096
-
-TOO_LARGE = "larger than the recorder's limit"
 NO_MEMORY = "no memory was left for the recorder"
 
-
-class Captured(msgspec.Struct, eq=False):
-    """The tensors of one record, and what the writer reads for it. The holder releases the sources."""
-
-    tensors: list[RecordedTensor] = []
-    #: With leases of their own.
-    sources: list[Tensor] = []
-
-    def release(self) -> None:
-        """Release the sources."""
-        for source in self.sources:
-            source.release()
+#: Tensors of a message, and its sources, with leases of their own.
+Captured = tuple[list[PassedTensor], list[Tensor]]
 
 
 class InputCapture:
@@ -51,68 +36,59 @@ class InputCapture:
         self._memory = memory
 
     def capture(self, inputs: Sequence[Tensor]) -> Captured:
-        """Return copies of the inputs of a request. Of one request at most `MOST_TENSOR_BYTE_SIZE` are copied."""
-        found = Captured()
+        """Return copies of the inputs of a request. Of one request at most `MOST_TENSOR_BYTE_SIZE` are copied.
+
+        Those that are too large for a message are copied into memory that the writer shares.
+        """
+        tensors: list[PassedTensor] = []
+        sources: list[Tensor] = []
         left = MOST_TENSOR_BYTE_SIZE
         for tensor in inputs:
-            recorded = _described(tensor)
-            found.tensors.append(recorded)
-            byte_size = recorded.byte_size
-            if recorded.region or not byte_size:
+            passed = _described(tensor)
+            tensors.append(passed)
+            byte_size = passed.byte_size
+            if passed.region is not None or not byte_size:
                 continue
             if byte_size > left or (byte_size > self._limit and not self._digests):
-                recorded.missing = TOO_LARGE
+                passed.missing = TOO_LARGE
                 continue
             left -= byte_size
-            recorded.digest = self._digests
-            if byte_size <= _INLINE_LIMIT:
-                recorded.data = bytes(tensor.raw())
+            if byte_size <= INLINE_LIMIT:
+                passed.data = bytes(tensor.raw())
                 continue
             try:
                 block = self._memory(byte_size)
             except ServingError:
-                recorded.missing = NO_MEMORY
+                passed.missing = NO_MEMORY
                 continue
             block.view()[:byte_size] = tensor.raw()
-            found.sources.append(Tensor(tensor.name, "UINT8", [byte_size], None, block.span))
-            recorded.source = len(found.sources)
-        return found
+            passed.source = len(sources)
+            sources.append(Tensor(tensor.name, "UINT8", [byte_size], None, block.span))
+        return tensors, sources
 
 
-def capture_outputs(outputs: Sequence[Tensor], limit: int, digests: bool) -> Captured:
-    """Return the outputs of a response: those of more than `limit` bytes by their digest."""
-    found = Captured()
+def capture_outputs(outputs: Sequence[Tensor]) -> Captured:
+    """Return the outputs of a response."""
+    tensors: list[PassedTensor] = []
+    sources: list[Tensor] = []
     for tensor in outputs:
-        recorded = _described(tensor)
-        found.tensors.append(recorded)
-        if recorded.region or not recorded.byte_size:
-            continue
-        recorded.digest = digests or recorded.byte_size > limit
+        passed = _described(tensor)
+        tensors.append(passed)
         if tensor.data is not None:
-            recorded.data = bytes(tensor.data)
-        else:
+            passed.data = bytes(tensor.data)
+        elif passed.region is None and passed.byte_size:
             assert tensor.span is not None, f"output '{tensor.name}' has no place"
-            span = tensor.span.shared()
-            found.sources.append(Tensor(tensor.name, "UINT8", [recorded.byte_size], None, span))
-            recorded.source = len(found.sources)
-    return found
+            passed.source = len(sources)
+            sources.append(Tensor(tensor.name, "UINT8", [passed.byte_size], None, tensor.span.shared()))
+    return tensors, sources
 
 
-def capture_requested(outputs: Sequence[RequestedOutput]) -> list[RecordedOutput]:
+def capture_requested(outputs: Sequence[RequestedOutput]) -> list[PassedOutput]:
     """Return the requested outputs."""
-    found = []
-    for output in outputs:
-        recorded = RecordedOutput(output.name, output.classification)
-        region = output.region_of_client
-        if region is not None:
-            recorded.region, recorded.offset, recorded.byte_size = region.name, region.offset, region.byte_size
-        found.append(recorded)
-    return found
+    return [PassedOutput(output.name, output.classification, None, output.region_of_client) for output in outputs]
 
 
-def _described(tensor: Tensor) -> RecordedTensor:
-    recorded = RecordedTensor(tensor.name, tensor.datatype, list(tensor.shape), tensor.byte_size)
-    region = tensor.region_of_client
-    if region is not None:
-        recorded.region, recorded.offset = region.name, region.offset
-    return recorded
+def _described(tensor: Tensor) -> PassedTensor:
+    return PassedTensor(
+        tensor.name, tensor.datatype, tensor.shape, None, None, tensor.region_of_client, tensor.byte_size
+    )

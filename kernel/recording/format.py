@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 MAGIC = b"NAIADREC"
 
@@ -62,10 +62,6 @@ class RecordedTensor(msgspec.Struct, omit_defaults=True, gc=False):
     offset: int = 0
     #: Why the bytes are not recorded.
     missing: str = ""
-    #: Never in a file: which source of the helper's task has the bytes, from 1 on, and whether only their digest is
-    #: recorded.
-    source: int = 0
-    digest: bool = False
 
 
 class RecordedOutput(msgspec.Struct, omit_defaults=True, gc=False):
@@ -130,11 +126,6 @@ class ResponseRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="
 Recorded = RequestRecord | ResponseRecord
 
 
-def tensors_of(record: Recorded) -> Sequence[RecordedTensor]:
-    """Return the inputs of a request, or the outputs of a response."""
-    return record.inputs if isinstance(record, RequestRecord) else record.outputs or ()
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder[Recorded](Recorded).decode
 _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
@@ -173,7 +164,7 @@ class SegmentReader:
         """`title` is the segment's name in errors. Raises `BadRecording`."""
         self._data = data
         if len(data) < _PREFIX.size:
-            raise BadRecording(f"{title} has no header")
+            raise BadRecording(f"{title} has no header: it is empty, or cut")
         magic, version = _PREFIX.unpack_from(data)
         if magic != MAGIC:
             raise BadRecording(f"{title} is not a recording: it does not begin with {MAGIC.decode()}")
@@ -181,7 +172,7 @@ class SegmentReader:
             raise BadRecording(f"{title} has version {version} of the format; this program reads {FORMAT_VERSION}")
         found = self._content_at(_PREFIX.size)
         if found is None:
-            raise BadRecording(f"{title} has no header")
+            raise BadRecording(f"{title} has no header: it is cut, or damaged")
         try:
             self.header = _decode_header(found)
         except msgspec.MsgspecError as error:

@@ -6,20 +6,19 @@ send are not, because they come again with the client's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from kernel.recording.captured import Captured, InputCapture, capture_outputs, capture_requested
-from kernel.recording.format import RequestRecord, ResponseRecord
+from kernel.recording.captured import InputCapture, capture_outputs, capture_requested
+from kernel.recording.passed import REQUEST, RESPONSE
 from kernel.recording.sampling import RecordSampler
 from kernel.tracing.traced_sink import FRONT_DOORS, HTTP, TracedSink, is_front_door
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kernel.errors import ServingError
-    from kernel.recording.format import Recorded
     from kernel.recording.settings import RecordSettings
     from kernel.serving.model import Model
     from kernel.serving.request import Request
@@ -29,12 +28,13 @@ if TYPE_CHECKING:
 
 
 class RecordOutput(Protocol):
-    """Takes records."""
+    """Takes messages for the helper."""
 
-    def put(self, record: Recorded, sources: list[Tensor]) -> bool:
-        """Write `record` soon, with the bytes of its sources, whose leases are the output's from now on. Never waits.
+    def put(self, message: tuple[Any, ...], sources: Sequence[Tensor] = ()) -> bool:
+        """Write the record of `message` soon: the fields of a `PassedRequest` or `PassedResponse` behind its tag.
 
-        Returns whether there was room.
+        The leases of `sources`, which have the bytes of its tensors, are the output's from now on. Never waits. Returns
+        whether there was room.
         """
 
 
@@ -51,48 +51,46 @@ class Recorder:
         trace: Callable[[Request, Model], None],
     ) -> None:
         """`memory` returns a block that the output can read. `trace` sees each request first."""
-        self._settings = settings
-        self._output = output
+        self._put = output.put
         self._now_ns = now_ns
         self._trace = trace
         self._inputs = InputCapture(settings.tensor_limit, settings.input_digests, memory)
         self._sampler = RecordSampler(settings.rate, dict(settings.model_rates))
+        #: Whether each request is recorded, but for those of sequences.
+        self._all = settings.rate == 1 and not settings.model_rates
         self._last_number = 0
 
     def begin(self, request: Request, model: Model) -> None:
         """Record a checked request if it is its turn."""
         self._trace(request, model)
-        if request.parent is None and self._is_recorded(request, model):
-            number = self._record(request, model, request.received_ns)
-            if number:
-                request.sink = RecordedSink(request.sink, self, number, request)
+        if request.parent is not None:
+            return
+        if not (self._all and model.spec.sequence_batching is None) and not self._is_recorded(request, model):
+            return
+        if request.leased:
+            number = self._record_copy(request, model, request.received_ns)
+        else:
+            # The usual case, without further calls: all tensors are in messages.
+            spec, sink = model.spec, request.sink
+            self._last_number = number = self._last_number + 1
+            if not self._put((
+                REQUEST, number, request.received_ns, spec.name, model.version, request.inputs, request.model_version,
+                request.id, request.outputs, request.parameters, request.correlation_id, request.sequence_start,
+                request.sequence_end, spec.sequence_batching is not None, request.priority, request.timeout_us,
+                spec.decoupled, _PROTOCOLS.get(type(sink)) or _protocol_of(sink),
+            )):  # fmt: skip
+                return
+        if number:
+            request.sink = RecordedSink(request.sink, self._put, self._now_ns, number, request)
 
     def refused(self, request: Request, model: Model, error: ServingError) -> None:
         """Record a request that was decoded, and refused before it was queued, if it is its turn."""
         if request.parent is not None or not self._is_recorded(request, model):
             return
         now_ns = self._now_ns()
-        number = self._record(request, model, request.received_ns or now_ns)
+        number = self._record_copy(request, model, request.received_ns or now_ns)
         if number:
-            self._output.put(
-                ResponseRecord(number, now_ns, True, error=error.message, code=error.code.value), []
-            )  # fmt: skip
-
-    def responded(self, number: int, request: Request, response: Response) -> bool:
-        """Record a response before it is sent; returns whether there was room."""
-        settings = self._settings
-        record = ResponseRecord(number, self._now_ns(), response.final, response.model_version)
-        captured = Captured()
-        if response.outputs is not None:
-            captured = capture_outputs(response.outputs, settings.tensor_limit, settings.output_digests)
-            record.outputs = captured.tensors
-        if response.parameters:
-            record.parameters = dict(response.parameters)
-        if response.error is not None:
-            record.error, record.code = response.error.message, response.error.code.value
-        if response.final:
-            record.queued_ns = request.queue_start_ns
-        return self._output.put(record, captured.sources)
+            self._put((RESPONSE, number, now_ns, True, "", None, None, error.message, error.code.value, 0))
 
     def _is_recorded(self, request: Request, model: Model) -> bool:
         if model.spec.sequence_batching is None:
@@ -101,30 +99,18 @@ class Recorder:
             model.name, request.correlation_id, start=request.sequence_start, end=request.sequence_end
         )
 
-    def _record(self, request: Request, model: Model, at_ns: int) -> int:
-        """Record a request; returns its number, 0 if there was no room."""
+    def _record_copy(self, request: Request, model: Model, at_ns: int) -> int:
+        """Record a request whose tensors may be anywhere; returns its number, 0 if there was no room."""
         self._last_number = number = self._last_number + 1
-        captured = self._inputs.capture(request.inputs)
-        record = RequestRecord(
-            number=number,
-            at_ns=at_ns,
-            model=model.name,
-            version=model.version,
-            inputs=captured.tensors,
-            wanted_version=request.model_version,
-            id=request.id,
-            outputs=capture_requested(request.outputs),
-            parameters=dict(request.parameters),
-            sequence_id=request.correlation_id,
-            sequence_start=request.sequence_start,
-            sequence_end=request.sequence_end,
-            in_sequence=model.spec.sequence_batching is not None,
-            priority=request.priority,
-            timeout_us=request.timeout_us,
-            decoupled=model.spec.decoupled,
-            protocol=_protocol_of(request.sink),
-        )
-        return number if self._output.put(record, captured.sources) else 0
+        inputs, sources = self._inputs.capture(request.inputs)
+        spec, requested = model.spec, capture_requested(request.outputs)
+        recorded = self._put((
+            REQUEST, number, at_ns, spec.name, model.version, inputs, request.model_version, request.id, requested,
+            request.parameters, request.correlation_id, request.sequence_start, request.sequence_end,
+            spec.sequence_batching is not None, request.priority, request.timeout_us, spec.decoupled,
+            _protocol_of(request.sink),
+        ), sources)  # fmt: skip
+        return number if recorded else 0
 
 
 class RecordedSink(msgspec.Struct, eq=False):
@@ -132,12 +118,12 @@ class RecordedSink(msgspec.Struct, eq=False):
 
     #: The sink that the request had.
     inner: Sink
-    recorder: Recorder
+    #: As in `RecordOutput`; None after a response that found no room: then the later ones are not recorded.
+    put: Callable[..., bool] | None
+    now_ns: Callable[[], int]
     number: int
     #: None after the final response, so that the request and its sink are no cycle.
     request: Request | None
-    #: Whether a response found no room: then the later ones are not recorded.
-    incomplete: bool = False
 
     @property
     def peer(self) -> str:
@@ -148,18 +134,39 @@ class RecordedSink(msgspec.Struct, eq=False):
 
     def send(self, response: Response) -> None:
         """See `Sink`."""
-        request = self.request
+        request, put = self.request, self.put
         assert request is not None, "a response after the final one"
-        if not self.incomplete:
-            self.incomplete = not self.recorder.responded(self.number, request, response)
+        queued_ns = 0
         if response.final:
+            queued_ns = request.queue_start_ns
             self.request = None
+        if put is not None:
+            outputs: Sequence[Any] | None = response.outputs
+            sources: Sequence[Tensor] = ()
+            if response.leased:
+                outputs, sources = capture_outputs(response.outputs or ())
+            error = response.error
+            if not put((
+                RESPONSE, self.number, self.now_ns(), response.final, response.model_version, outputs,
+                response.parameters, "" if error is None else error.message, "" if error is None else error.code.value,
+                queued_ns,
+            ), sources):  # fmt: skip
+                self.put = None
         self.inner.send(response)
 
 
+#: `http` or `grpc`, by the class of the sink: to ask each sink would take a microsecond.
+_PROTOCOLS: dict[type, str] = {}
+
+
 def _protocol_of(sink: Sink) -> str:
+    """Return the protocol of a sink; empty if the request did not come over one."""
     inner = sink.inner if isinstance(sink, TracedSink) else sink
-    known = FRONT_DOORS.get(type(inner))
-    if known or (known is None and is_front_door(inner)):
-        return "http" if inner.reception()[0] is HTTP else "grpc"  # type: ignore[attr-defined]  # as is known
-    return ""
+    found = _PROTOCOLS.get(type(inner))
+    if found is None:
+        known = FRONT_DOORS.get(type(inner))
+        found = ""
+        if known or (known is None and is_front_door(inner)):
+            found = "http" if inner.reception()[0] is HTTP else "grpc"  # type: ignore[attr-defined]  # as is known
+        _PROTOCOLS[type(inner)] = found
+    return found

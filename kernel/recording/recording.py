@@ -42,9 +42,7 @@ class Recording:
             raise Unavailable(f"--record: '{folder}' cannot be written: {error.strerror}") from None
         self._kernel = kernel
         self._helpers = helpers
-        self._writer = RecordWriter(
-            helpers, folder, secrets.token_hex(8), settings.byte_size, position, kernel.stop_recording
-        )
+        self._writer = RecordWriter(helpers, folder, secrets.token_hex(8), settings, position, kernel.stop_recording)
         recorder = Recorder(
             settings,
             self._writer,

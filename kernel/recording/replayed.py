@@ -14,6 +14,10 @@ class ReplayFailed(Exception):
     """A request could not be sent, or its response could not be read. The message is one line."""
 
 
+class TargetLost(ReplayFailed):
+    """The connection to the target failed."""
+
+
 class ReplayedOutput(msgspec.Struct, frozen=True):
     """An output of a response, with its bytes in the form of the protocols."""
 
@@ -38,6 +42,9 @@ class ReplayTarget(Protocol):
 
     async def check(self) -> None:
         """Raise `ReplayFailed` if the server is not there."""
+
+    async def serves(self, model: str) -> bool:
+        """Return whether any version of a model is ready. Raises `ReplayFailed`."""
 
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         """Send a request whose inputs have their bytes, and return all responses. Raises `ReplayFailed`."""

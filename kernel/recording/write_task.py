@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import time
 from pathlib import Path
@@ -13,15 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel import __version__
-from kernel.recording.format import (
-    MAX_CONTENT,
-    SegmentHeader,
-    decode_record,
-    encode_record,
-    frame,
-    segment_start,
-    tensors_of,
-)
+from kernel.recording.format import MAX_CONTENT, SegmentHeader, encode_record, frame, segment_start
+from kernel.recording.passed import PassedRequest, PassedResponse, TensorRules, record_of
 from kernel.recording.ring import RingPosition, part_for, removed_for, segment_name, segment_number
 from kernel.serving.helper_tasks import TaskResult
 
@@ -34,14 +26,6 @@ if TYPE_CHECKING:
 WRITE_RECORDS = "records.write"
 
 
-class RecordEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record on its way to the helper."""
-
-    content: bytes
-    #: How many sources of the task stand before those of the record; -1 for a record that is written as it is.
-    first_source: int = -1
-
-
 class RecordArguments(msgspec.Struct, array_like=True):
     """Write these records into the segments of a folder."""
 
@@ -50,7 +34,8 @@ class RecordArguments(msgspec.Struct, array_like=True):
     #: The most bytes of all segments.
     limit: int
     position: RingPosition
-    entries: list[RecordEntry]
+    rules: TensorRules
+    passed: list[PassedRequest | PassedResponse]
 
 
 class RecordResult(msgspec.Struct, array_like=True):
@@ -70,26 +55,9 @@ def write_records_task(arguments: bytes, sources: Sequence[memoryview]) -> TaskS
     """Write records."""
     yield from ()  # a task function is a generator, and this one needs no memory
     wanted = _decode_arguments(arguments)
-    frames = [frame(_completed(entry, sources)) for entry in wanted.entries]
+    rules = wanted.rules
+    frames = [frame(encode_record(record_of(passed, sources, rules))) for passed in wanted.passed]
     return TaskResult(msgspec.msgpack.encode(write_frames(wanted, frames)))
-
-
-def _completed(entry: RecordEntry, sources: Sequence[memoryview]) -> bytes:
-    """Return the content with the bytes, or the digests, of its tensors."""
-    if entry.first_source < 0:
-        return entry.content
-    record = decode_record(entry.content)
-    for tensor in tensors_of(record):
-        data: bytes | memoryview | None = tensor.data
-        if tensor.source:
-            data = sources[entry.first_source + tensor.source - 1]
-        if data is not None:
-            if tensor.digest:
-                tensor.sha256, tensor.data = hashlib.sha256(data).digest(), None
-            else:
-                tensor.data = bytes(data)
-        tensor.source, tensor.digest = 0, False
-    return encode_record(record)
 
 
 def write_frames(wanted: RecordArguments, frames: Sequence[bytes]) -> RecordResult:

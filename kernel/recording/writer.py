@@ -6,151 +6,171 @@ nothing else, so that a slow disk delays no request. A disk that is full ends th
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import struct
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.errors import InternalError
-from kernel.recording.format import encode_record, tensors_of
-from kernel.recording.write_task import (
-    WRITE_RECORDS,
-    RecordArguments,
-    RecordEntry,
-    RecordResult,
-    decode_result,
-    encode_arguments,
-)
+from kernel.recording.passed import TensorRules
+from kernel.recording.write_task import WRITE_RECORDS, decode_result, encode_arguments
+from kernel.serving.helper_tasks import MessageTask
+from kernel.writing.write_turns import WriteTurns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kernel.errors import ServingError
-    from kernel.recording.format import Recorded
     from kernel.recording.ring import RingPosition
+    from kernel.recording.settings import RecordSettings
+    from kernel.recording.write_task import RecordResult
     from kernel.serving.helper_tasks import Helpers
-    from shm.tensor import Span, Tensor
+    from shm.tensor import Tensor
 
 logger = logging.getLogger(__name__)
 
 #: The most records that wait, and the most bytes of theirs, in messages and in memory that is shared with the helper.
-MAX_WAITING = 8192
+#: They are looked at when a group is begun, so that there may be one group more.
+MAX_WAITING = 32_768
 MAX_WAITING_BYTE_SIZE = 64 << 20
 
 #: How long records wait for others that are written with them, in seconds.
 FLUSH_S = 0.1
 
-#: The most records, and bytes of their messages, that are written at a time. To encode them takes about 1 ms.
+#: The most records of a group, and about the most bytes, that the helper gets at a time.
 _BATCH = 512
 _BATCH_BYTE_SIZE = 1 << 20
 
+_encode_into = msgspec.msgpack.Encoder().encode_into
+#: The beginning of a list in msgpack.
+_ARRAY_32 = struct.Struct(">BL")
 
-class _WaitingRecord(msgspec.Struct, eq=False):
-    content: bytes
+
+class _RecordGroup(msgspec.Struct, eq=False):
+    """Records that are written together."""
+
+    #: The beginning of a list, and one message after the other, in msgpack. They are encoded when they come: the kernel
+    #: keeps no object of them.
+    messages: bytearray
     sources: list[Tensor]
-    #: Of the message and of the sources.
-    byte_size: int
-    #: Whether the helper completes the record: it has sources or digests.
-    completed: bool
+    source_byte_size: int = 0
+    count: int = 0
+
+    @property
+    def byte_size(self) -> int:
+        return len(self.messages) + self.source_byte_size
+
+    def release(self) -> None:
+        """Release the sources."""
+        for source in self.sources:
+            source.release()
 
 
 class RecordWriter:
     """The queue of records before the helper. Use it only in the kernel's event loop."""
 
     def __init__(
-        self, helpers: Helpers, folder: str, run: str, limit: int, position: RingPosition, stop: Callable[[], object]
+        self,
+        helpers: Helpers,
+        folder: str,
+        run: str,
+        settings: RecordSettings,
+        position: RingPosition,
+        stop: Callable[[], object],
     ) -> None:
-        """Write into segments of `folder`, of at most `limit` bytes, from `position` on. `stop` ends the recording."""
-        self._helpers = helpers
-        self._folder, self._run, self._limit = folder, run, limit
+        """Write into segments of `folder` from `position` on. `stop` ends the recording."""
+        self._turns = WriteTurns(helpers, self._next_task)
+        self._folder, self._run, self._limit = folder, run, settings.byte_size
+        self._rules = TensorRules(settings.tensor_limit, settings.input_digests, settings.output_digests)
         self._position = position
         self._stop = stop
-        self._waiting: deque[_WaitingRecord] = deque()
-        #: Of what waits and of what the helper has.
+        #: The group that gets more records, and those that have all of theirs.
+        self._open: _RecordGroup | None = None
+        self._full: deque[_RecordGroup] = deque()
+        #: Records and bytes of the full groups, and bytes of what the helper has.
+        self._count = 0
         self._byte_size = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._running = False
         self._stopped = False
-        self._idle: asyncio.Event | None = None
         self._loss_logged = False
         #: Records that were written, and those that were lost.
         self.written_count = self.lost_count = 0
 
-    def put(self, record: Recorded, sources: list[Tensor]) -> bool:
+    def put(self, message: tuple[Any, ...], sources: Sequence[Tensor] = ()) -> bool:
         """See `kernel.recording.recorder.RecordOutput`."""
-        completed = bool(sources) or any(tensor.digest for tensor in tensors_of(record))
+        group = self._open
+        if group is None:
+            group = self._begin_group()
+            if group is None:
+                _release(sources)
+                return False
+        messages = group.messages
+        start = len(messages)
+        if sources:
+            message = (*message, len(group.sources))
         try:
-            content = encode_record(record)
-        except (ValueError, OverflowError) as error:
+            _encode_into(message, messages, -1)
+        except (ValueError, OverflowError, TypeError) as error:
+            del messages[start:]  # a part of a message would spoil all later ones
             _release(sources)
             self._lose(1, f"a text or number in them cannot be encoded: {error}")
             return False
-        byte_size = len(content) + sum(source.byte_size for source in sources)
-        # A single record may be larger than the limit, so that it is not lost on each occasion.
-        if self._stopped or len(self._waiting) >= MAX_WAITING or self._byte_size > MAX_WAITING_BYTE_SIZE:
-            _release(sources)
-            self._lose(1, "the recording has stopped" if self._stopped else "too many records wait to be written")
-            return False
-        self._byte_size += byte_size
-        self._waiting.append(_WaitingRecord(content, sources, byte_size, completed))
-        if not self._running:
-            if len(self._waiting) >= _BATCH or self._byte_size >= _BATCH_BYTE_SIZE:
-                self._start()
-            elif self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._start)
+        group.count = count = group.count + 1
+        if sources:
+            group.sources += sources
+            group.source_byte_size += sum(source.byte_size for source in sources)
+        turns = self._turns
+        if count >= _BATCH or len(messages) + group.source_byte_size >= _BATCH_BYTE_SIZE:
+            self._close_group(group)
+            turns.now()
+        elif turns.resting:
+            turns.soon(FLUSH_S)
         return True
+
+    def _begin_group(self) -> _RecordGroup | None:
+        """Return a new group; None if there is no room."""
+        # A single record may be larger than the limit, so that it is not lost on each occasion.
+        if self._stopped or self._count >= MAX_WAITING or self._byte_size > MAX_WAITING_BYTE_SIZE:
+            self._lose(1, "the recording has stopped" if self._stopped else "too many records wait to be written")
+            return None
+        self._open = group = _RecordGroup(bytearray(_ARRAY_32.size), [])
+        return group
+
+    def _close_group(self, group: _RecordGroup) -> None:
+        self._open = None
+        self._count += group.count
+        self._byte_size += group.byte_size
+        self._full.append(group)
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost. Nothing is taken any more."""
-        if self._waiting or self._running:
-            self._idle = asyncio.Event()
-            self._start()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                self._lose(self._drop_all(), "the server ends before they are written")
+        await self._turns.close(timeout_s)
         self._stopped = True
-        self._cancel_timer()
+        self._lose(self._drop_all(), "the server ends before they are written")
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _next_task(self) -> MessageTask | None:
+        """Return the task of the next records; None if none wait."""
+        if not self._full:
+            if self._open is None or not self._open.count:
+                return None
+            self._close_group(self._open)
+        group = self._full.popleft()
+        self._count -= group.count
+        _ARRAY_32.pack_into(group.messages, 0, 0xDD, group.count)
+        messages = msgspec.Raw(group.messages)
+        arguments = (self._folder, self._run, self._limit, self._position, self._rules, messages)  # `RecordArguments`
+        return MessageTask(
+            WRITE_RECORDS, encode_arguments(arguments), group.sources, ended=lambda result: self._ended(group, result)
+        )
 
-    def _start(self) -> None:
-        """Give the next records to the helper."""
-        self._cancel_timer()
-        if self._running or not self._waiting:
-            return
-        waiting = self._waiting
-        entries: list[RecordEntry] = []
-        sources: list[Tensor] = []
-        message_size = taken_size = 0
-        while waiting and len(entries) < _BATCH and message_size < _BATCH_BYTE_SIZE:
-            each = waiting.popleft()
-            entries.append(RecordEntry(each.content, len(sources) if each.completed else -1))
-            sources += each.sources
-            message_size += len(each.content)
-            taken_size += each.byte_size
-        arguments = RecordArguments(self._folder, self._run, self._limit, self._position, entries)
-        self._running = True
-        self._helpers.start(_RecordTask(self, encode_arguments(arguments), sources, len(entries), taken_size))
-
-    def ended(self, count: int, byte_size: int, result: bytes | ServingError) -> None:
-        """The helper has written, or failed to write, `count` records, which took `byte_size` bytes."""
-        self._running = False
-        self._byte_size -= byte_size
+    def _ended(self, group: _RecordGroup, result: bytes | ServingError) -> None:
+        """The helper has written, or failed to write, the records of `group`."""
+        self._byte_size -= group.byte_size
         if isinstance(result, bytes):
-            self._written(count, decode_result(result))
+            self._written(group.count, decode_result(result))
         else:
-            self._lose(count, result.message)
-        if self._waiting:
-            self._start()
-        elif self._idle is not None:
-            self._idle.set()
+            self._lose(group.count, result.message)
+        self._turns.ended(0 if self._full else FLUSH_S)
 
     def _written(self, count: int, result: RecordResult) -> None:
         self._position = result.position
@@ -168,11 +188,13 @@ class RecordWriter:
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many records."""
-        count = len(self._waiting)
-        for each in self._waiting:
-            self._byte_size -= each.byte_size
-            _release(each.sources)
-        self._waiting.clear()
+        if self._open is not None:
+            self._close_group(self._open)
+        count, self._count = self._count, 0
+        for group in self._full:
+            self._byte_size -= group.byte_size
+            group.release()
+        self._full.clear()
         return count
 
     def _lose(self, count: int, why: str) -> None:
@@ -187,34 +209,6 @@ class RecordWriter:
             )  # fmt: skip
 
 
-def _release(sources: list[Tensor]) -> None:
+def _release(sources: Sequence[Tensor]) -> None:
     for source in sources:
         source.release()
-
-
-class _RecordTask:
-    """What the helper does. A `kernel.serving.helper_tasks.HelperTask`."""
-
-    name = WRITE_RECORDS
-    peer = ""
-
-    def __init__(self, writer: RecordWriter, arguments: bytes, sources: list[Tensor], count: int, size: int) -> None:
-        self.arguments = arguments
-        self.sources = sources
-        self._writer = writer
-        self._count = count
-        self._byte_size = size
-
-    def needs_memory(self, message: bytes) -> Span:
-        """Refuse: the result is small."""
-        raise InternalError("writing records needs no memory of the server")
-
-    def done(self, result: bytes, output: Tensor | None) -> None:
-        """See `HelperTask`."""
-        _release(self.sources)
-        self._writer.ended(self._count, self._byte_size, result)
-
-    def failed(self, error: ServingError) -> None:
-        """See `HelperTask`."""
-        _release(self.sources)
-        self._writer.ended(self._count, self._byte_size, error)

@@ -38,6 +38,8 @@ class Batch(msgspec.Struct, eq=False):
     #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the
     #: instance.
     first_request_number: int = 0
+    #: The name of the instance that has executed the batch. Set by `InstanceSet.executed`.
+    instance: str = ""
     #: What the backend has reported about the batch; None if it is counted as the worker has measured it.
     reports: BatchReports | None = None
 

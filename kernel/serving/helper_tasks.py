@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.errors import InternalError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.errors import ServingError
     from shm.tensor import Buffer, Span, Tensor
 
@@ -47,6 +51,49 @@ class HelperTask(Protocol):
 
     def failed(self, error: ServingError) -> None:
         """The function has raised `error`, the task was cancelled, or the helper was lost. Never raises."""
+
+
+class MessageTask:
+    """A task whose result is a message. A `HelperTask`.
+
+    It releases the leases of its sources when it has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: bytes = b"",
+        sources: Sequence[Tensor] = (),
+        *,
+        peer: str = "",
+        ended: Callable[[bytes | ServingError], object] | None = None,
+    ) -> None:
+        """`ended` gets the result, or the error; None where the helper's caller gets both."""
+        self.name = name
+        self.arguments = arguments
+        self.sources = list(sources)
+        self.peer = peer
+        self._ended = ended
+
+    def needs_memory(self, message: bytes) -> Span:
+        """Refuse: the result is small."""
+        raise InternalError(f"task {self.name} needs no memory of the server")
+
+    def done(self, result: bytes, output: Tensor | None) -> None:
+        """See `HelperTask`."""
+        if output is not None:
+            output.release()
+        self._end(result)
+
+    def failed(self, error: ServingError) -> None:
+        """See `HelperTask`."""
+        self._end(error)
+
+    def _end(self, result: bytes | ServingError) -> None:
+        for source in self.sources:
+            source.release()
+        if self._ended is not None:
+            self._ended(result)
 
 
 class Helpers(Protocol):

@@ -298,6 +298,7 @@ class InstanceSet:
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""
+        batch.instance = instance.name
         if batch.reports is None:
             self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
         else:

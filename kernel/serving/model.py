@@ -162,6 +162,11 @@ class Model:
         live.queued += 1
         self.inbox.post(Submitted(request))
 
+    def instance_name(self, request: Request) -> str:
+        """Return the name of the instance that a live request was dispatched to; empty for none."""
+        instance = self.live.instance_of.get(request)
+        return "" if instance is None else instance.name
+
     # ---- kernel.serving.request.RequestOwner -------------------------------------------------
 
     def responded(self, request: Request, response: Response) -> None:

@@ -10,7 +10,7 @@ from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
 from grpclib.config import Configuration
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
+from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
 from protocols.grpc.generated import grpc_service_pb2 as messages
 from protocols.grpc.service import SERVICE
 
@@ -44,6 +44,9 @@ class GrpcReplayTarget:
         self._live: Any = UnaryUnaryMethod(
             self._channel, f"/{SERVICE}/ServerLive", messages.ServerLiveRequest, messages.ServerLiveResponse
         )
+        self._ready: Any = UnaryUnaryMethod(
+            self._channel, f"/{SERVICE}/ModelReady", messages.ModelReadyRequest, messages.ModelReadyResponse
+        )
         self._infer: Any = UnaryUnaryMethod(
             self._channel, f"/{SERVICE}/ModelInfer", messages.ModelInferRequest, messages.ModelInferResponse
         )
@@ -59,6 +62,15 @@ class GrpcReplayTarget:
         except (GRPCError, StreamTerminatedError, OSError) as error:
             raise ReplayFailed(f"no inference server responds to gRPC at {self._url}: {error}") from None
 
+    async def serves(self, model: str) -> bool:
+        """See `ReplayTarget`."""
+        try:
+            return bool((await self._ready(messages.ModelReadyRequest(name=model))).ready)
+        except GRPCError:  # an unknown model
+            return False
+        except (StreamTerminatedError, OSError) as error:
+            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
+
     async def close(self) -> None:
         """See `ReplayTarget`."""
         self._channel.close()
@@ -73,7 +85,7 @@ class GrpcReplayTarget:
         except GRPCError as error:
             return [ReplayedResponse(error=error.message or str(error.status))]
         except (StreamTerminatedError, OSError) as error:
-            raise ReplayFailed(f"the connection failed: {error or type(error).__name__}") from None
+            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
 
     async def _send_on_stream(self, message: messages.ModelInferRequest) -> list[ReplayedResponse]:
         found = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
 
-from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
+from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
 
 if TYPE_CHECKING:
     from kernel.recording.format import RequestRecord
@@ -42,12 +43,26 @@ class HttpReplayTarget:
         try:
             async with self._session.get(f"{self._url}/v2") as response:
                 msgspec.json.decode(await response.read())
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ReplayFailed(f"no inference server responds to HTTP at {self._url}: {error}") from None
+                status = response.status
+        except (aiohttp.ClientError, OSError) as error:
+            raise ReplayFailed(f"no inference server responds to HTTP at {self._url}: {_reason(error)}") from None
+        except ValueError:
+            status = 0
+        if status != 200:
+            raise ReplayFailed(f"what responds to HTTP at {self._url} is no inference server: GET /v2 is not there")
 
     async def close(self) -> None:
         """See `ReplayTarget`."""
         await self._session.close()
+
+    async def serves(self, model: str) -> bool:
+        """See `ReplayTarget`."""
+        url = f"{self._url}/v2/models/{urllib.parse.quote(model, safe='')}/ready"
+        try:
+            async with self._session.get(url) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError) as error:
+            raise TargetLost(f"the connection failed: {_reason(error)}") from None
 
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         """See `ReplayTarget`."""
@@ -59,8 +74,17 @@ class HttpReplayTarget:
                 body = await response.read()
                 length = response.headers.get(_HEADER_LENGTH)
         except (aiohttp.ClientError, OSError) as error:
-            raise ReplayFailed(f"the connection failed: {error or type(error).__name__}") from None
+            raise TargetLost(f"the connection failed: {_reason(error)}") from None
         return [decode_infer_response(body, len(body) if length is None else int(length))]
+
+
+def _reason(error: aiohttp.ClientError | OSError) -> str:
+    """Return why a connection failed, without the address."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    number = getattr(cause, "errno", None) or 0
+    if number > 0:
+        return os.strerror(number)
+    return getattr(cause, "strerror", None) or str(error) or type(error).__name__
 
 
 def infer_path(request: RequestRecord) -> str:

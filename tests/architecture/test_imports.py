@@ -73,8 +73,10 @@ ROOMS = {
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
-    "kernel/tracing": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings"},
-    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/tracing"},
+    "kernel/writing": _KERNEL_BASE | {"kernel/serving"},
+    "kernel/tracing": _KERNEL_BASE
+    | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings", "kernel/writing"},
+    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/tracing", "kernel/writing"},
     "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}

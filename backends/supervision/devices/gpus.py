@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import InternalError, ServingError
+from kernel.errors import ServingError
 from kernel.observe.reporting.device_messages import FIND_GPUS, READ_FIGURES, FoundGpus, ReadFigures
 from kernel.repository.gpus import check_room, usable_gpus
+from kernel.serving.helper_tasks import MessageTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,32 +21,11 @@ if TYPE_CHECKING:
     from kernel.observe.reporting.device_messages import FoundGpu
     from kernel.observe.reporting.gpu_figures import GpuFigures
     from kernel.repository.gpus import GpuSettings, UsableGpus
-    from shm.tensor import Span, Tensor
 
 logger = logging.getLogger(__name__)
 
 #: After this many failures in a row, figures are not read any more.
 _MAX_FAILURES = 3
-
-
-class _Task:
-    """A task without sources. Implements `kernel.serving.helper_tasks.HelperTask`."""
-
-    peer = ""
-
-    def __init__(self, name: str, arguments: bytes = b"") -> None:
-        self.name = name
-        self.arguments = arguments
-        self.sources: list[Tensor] = []
-
-    def needs_memory(self, message: bytes) -> Span:
-        raise InternalError(f"task {self.name} needs no memory")
-
-    def done(self, result: bytes, output: Tensor | None) -> None:
-        """Nothing is to be done: `Helper.run` returns the result."""
-
-    def failed(self, error: ServingError) -> None:
-        """As `done`: `Helper.run` raises the error."""
 
 
 class FoundDevices:
@@ -86,7 +66,7 @@ class FoundDevices:
             if self._gpus is not None:
                 return
             try:
-                found = msgspec.json.decode(await self._run(_Task(FIND_GPUS)), type=FoundGpus)
+                found = msgspec.json.decode(await self._run(MessageTask(FIND_GPUS)), type=FoundGpus)
             except ServingError as error:  # a driver that hangs, or that has ended the process
                 found = FoundGpus(unavailable=error.message)
             self._gpus = found.gpus
@@ -100,7 +80,7 @@ class FoundDevices:
                 "" if usable else ", which is too low",
             )  # fmt: skip
 
-    async def _run(self, task: _Task) -> bytes:
+    async def _run(self, task: MessageTask) -> bytes:
         result, output = await self._helper.run(task)
         if output is not None:
             output.release()
@@ -113,7 +93,7 @@ class FoundDevices:
         arguments = msgspec.json.encode([gpu.uuid for gpu in self.found])
         async with self._one_task:
             try:
-                read = msgspec.json.decode(await self._run(_Task(READ_FIGURES, arguments)), type=ReadFigures)
+                read = msgspec.json.decode(await self._run(MessageTask(READ_FIGURES, arguments)), type=ReadFigures)
             except ServingError as error:
                 read = ReadFigures(unavailable=error.message)
         if read.unavailable:

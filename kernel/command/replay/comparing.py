@@ -38,6 +38,8 @@ class Comparison(msgspec.Struct):
     not_compared: int = 0
     #: Whether one of the differences is an error, on either side.
     errors_differ: bool = False
+    #: How far a number is from the recorded one at most, where that is more than the tolerance.
+    largest_distance: float = 0.0
 
 
 def compare(recorded: Sequence[ResponseRecord], found: Sequence[ReplayedResponse], tolerance: Tolerance) -> Comparison:
@@ -84,13 +86,15 @@ def _compare_outputs(
             comparison.not_compared += 1
         else:
             comparison.compared += 1
-            if (text := _compare_values(tensor, output, tolerance)) is not None:
+            if (text := _compare_values(tensor, output, tolerance, comparison)) is not None:
                 yield f"output '{tensor.name}' {text}"
     for name in found:
         yield f"output '{name}' was not recorded"
 
 
-def _compare_values(tensor: RecordedTensor, output: ReplayedOutput, tolerance: Tolerance) -> str | None:
+def _compare_values(
+    tensor: RecordedTensor, output: ReplayedOutput, tolerance: Tolerance, comparison: Comparison
+) -> str | None:
     """Return how values differ; None if they do not."""
     if tensor.sha256 is not None:
         same = hashlib.sha256(output.data).digest() == tensor.sha256
@@ -106,7 +110,7 @@ def _compare_values(tensor: RecordedTensor, output: ReplayedOutput, tolerance: T
         return "has other bytes"
     if tensor.datatype == "BYTES":
         return _compare_texts(was, now)
-    return _compare_numbers(was, now, tensor.datatype in _FLOATS, tolerance)
+    return _compare_numbers(was, now, tensor.datatype in _FLOATS, tolerance, comparison)
 
 
 def _compare_texts(old: Any, new: Any) -> str:
@@ -118,7 +122,7 @@ def _compare_texts(old: Any, new: Any) -> str:
     )
 
 
-def _compare_numbers(old: Any, new: Any, floats: bool, tolerance: Tolerance) -> str | None:
+def _compare_numbers(old: Any, new: Any, floats: bool, tolerance: Tolerance, comparison: Comparison) -> str | None:
     import numpy as np  # only where outputs differ
 
     unequal = ~((old == new) | (np.isnan(old) & np.isnan(new))) if floats else old != new
@@ -131,6 +135,7 @@ def _compare_numbers(old: Any, new: Any, floats: bool, tolerance: Tolerance) -> 
     if not tolerance.exact and not beyond.any():
         return None
     worst = int(np.argmax(np.where(beyond, np.nan_to_num(distance, nan=np.inf, posinf=np.inf), -1.0)))
+    comparison.largest_distance = max(comparison.largest_distance, float(np.nan_to_num(distance[worst], nan=np.inf)))
     return (
         f"differs in {int(beyond.sum())} of {old.size} elements, by at most {distance[worst]:.6g}; element {worst} is "
         f"{new[worst]}, and recorded was {old[worst]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from kernel.command.replay.comparing import Tolerance, compare
 from kernel.command.replay.schedule import DueRequest, ReplaySchedule, due_times
 from kernel.recording.format import BadRecording
-from kernel.recording.replayed import ReplayFailed
+from kernel.recording.replayed import ReplayFailed, TargetLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 #: From here on the report says that requests were sent late.
 _LATE_NS = 100_000_000
+
+#: After this many requests in a row whose connections failed, the target is taken to be gone.
+MOST_LOST = 50
 
 CANCELLED = "cancelled"
 
@@ -44,6 +48,8 @@ class ReplaySettings(msgspec.Struct, frozen=True):
     tolerance: Tolerance = Tolerance()
     #: Seconds until a request counts as failed.
     timeout_s: float = 300.0
+    #: Seconds between two requests at most.
+    longest_pause_s: float = 60.0
 
 
 class Replay:
@@ -60,10 +66,40 @@ class Replay:
         self._exchanges = list(_with_starts(index.exchanges, report))
         #: How many requests will be sent, or are found not to be sendable, and how many of them have ended.
         self.total = len(self._exchanges)
+        self._ended = 0
+        #: How many connections have failed since the last response.
+        self._lost_in_row = 0
+
+    async def leave_out_missing(self) -> None:
+        """Ask the target for the models, and leave out requests to those that it has not. Raises `ReplayFailed`."""
+        missing = self._report.missing
+        for model, count in Counter(each.model for each in self._exchanges).items():
+            if not await self._target.serves(model):
+                missing[model] = count
+        self._exchanges = [each for each in self._exchanges if each.model not in missing]
+        self.total = len(self._exchanges)
+
+    def due_ns(self) -> list[int]:
+        """Return when the requests are sent, in nanoseconds from the first one."""
+        times = [each.at_ns for each in self._exchanges]
+        return due_times(times, self._settings.speed, round(self._settings.longest_pause_s * 1e9))
 
     async def run(self, progress: Callable[[], object]) -> None:
-        """Send all requests; `progress` is called for each that has ended."""
-        due = due_times([each.at_ns for each in self._exchanges], self._settings.speed)
+        """Send all requests; `progress` is called for each that has ended.
+
+        If it is cancelled, the report says how far it has come.
+        """
+        try:
+            await self._send_all(progress)
+        except asyncio.CancelledError:
+            self._stop("by the keyboard")
+            raise
+
+    def _stop(self, why: str) -> None:
+        self._report.stopped = f"{why}, after {self._ended} of {self.total} requests"
+
+    async def _send_all(self, progress: Callable[[], object]) -> None:
+        due = self.due_ns()
         requests = [DueRequest(at, each.sequence) for at, each in zip(due, self._exchanges, strict=True)]
         schedule = ReplaySchedule(requests, self._settings.concurrency)
         begin_ns = time.monotonic_ns()
@@ -74,11 +110,15 @@ class Replay:
                 await self._send(self._exchanges[number])
             finally:
                 schedule.ended(number)
+                self._ended += 1
                 progress()
                 changed.set()
 
         async with asyncio.TaskGroup() as tasks:
             while not schedule.ended_all:
+                if self._lost_in_row >= MOST_LOST:
+                    self._stop("the target does not respond any more")
+                    return
                 changed.clear()
                 while (number := schedule.take(time.monotonic_ns() - begin_ns)) is not None:
                     tasks.create_task(send(number))
@@ -90,7 +130,12 @@ class Replay:
                         await changed.wait()
                 except TimeoutError:
                     pass  # the next request is due
-        if self._settings.speed and schedule.latest_ns > _LATE_NS:
+        if not self._settings.speed:
+            self._report.notes.append(
+                f"requests were sent without pauses, {self._settings.concurrency} at a time: the latencies of now "
+                "are not those of the recorded load"
+            )
+        elif schedule.latest_ns > _LATE_NS:
             self._report.notes.append(
                 f"requests were sent up to {schedule.latest_ns / 1e9:.1f} s after their time: the target, this "
                 "program or --concurrency was too small for the recorded rate"
@@ -117,8 +162,10 @@ class Replay:
             report.fail(request.model, request.id, f"no response within {self._settings.timeout_s:g} s")
             return
         except ReplayFailed as error:
+            self._lost_in_row += isinstance(error, TargetLost)
             report.fail(request.model, request.id, str(error))
             return
+        self._lost_in_row = 0
         took_ns = time.monotonic_ns() - begin_ns
         if not exchange.complete:
             report.skipped[UNFINISHED] += 1

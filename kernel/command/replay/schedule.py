@@ -18,14 +18,21 @@ class DueRequest(msgspec.Struct, frozen=True):
     sequence: Hashable = None
 
 
-def due_times(at_ns: Sequence[int], speed: float) -> list[int]:
+def due_times(at_ns: Sequence[int], speed: float, longest_pause_ns: int) -> list[int]:
     """Return when requests are due that the server received at these times, in their order.
 
-    `speed` 2 takes half of the time, 0 sends without pauses.
+    `speed` 2 takes half of the time, 0 sends without pauses. No pause is longer than `longest_pause_ns`: between two
+    requests may be the night, or days without a server.
     """
     if not speed or not at_ns:
         return [0] * len(at_ns)
-    return [round((each - at_ns[0]) / speed) for each in at_ns]
+    due, found = 0.0, []
+    before_ns = at_ns[0]
+    for each_ns in at_ns:
+        due += min((each_ns - before_ns) / speed, longest_pause_ns)
+        before_ns = each_ns
+        found.append(round(due))
+    return found
 
 
 class ReplaySchedule:

@@ -14,6 +14,8 @@ import msgspec
 from kernel.texts import shown_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.errors import ServingError
     from kernel.observe.histogram import Histogram
     from kernel.observe.statistics import ExecutionTimes
@@ -61,6 +63,8 @@ class RecentRequest(msgspec.Struct):
     #: How many requests the batch had, and why it did not wait for more.
     batch_requests: int = 0
     closed_by: str = ""
+    #: The name of the instance that had it; empty where that is not known, or it was never dispatched.
+    instance: str = ""
     error: str = ""
     #: One of `FAILURE_REASONS`.
     reason: str = ""
@@ -89,23 +93,37 @@ class RecentOfModel:
         now_ns: int,
         batch: Batch | None = None,
         times: ExecutionTimes | None = None,
+        instance: str = "",
     ) -> None:
         """Note a request that has succeeded after a long time, unless another one was noted just before.
 
-        `batch` and `times` are left out where they are not known: for ensembles and decoupled models.
+        `batch` and `times` are left out where they are not known: for ensembles and decoupled models. `instance` is the
+        name of the one that had the request.
         """
         if now_ns - self._noted_ns < _PAUSE_NS:
             return
         self._noted_ns = now_ns
         found = self._entry(request, version, now_ns)
+        found.instance = instance
         if batch is not None and times is not None:
             _add_execution(found, request, batch, times)
         elif request.composed is not None:
             found.stages = _stages((PREPARE, 0), (STEPS, request.queue_start_ns - request.received_ns), found.total_ns)
         self.slow.append(found)
 
-    def note_failure(self, request: Request, version: int, error: ServingError, reason: str, now_ns: int) -> None:
-        """Note a request that failed. Equal failures shortly after one another are one entry."""
+    def note_failure(
+        self,
+        request: Request,
+        version: int,
+        error: ServingError,
+        reason: str,
+        now_ns: int,
+        instance_of: Callable[[Request], str],
+    ) -> None:
+        """Note a request that failed. Equal failures shortly after one another are one entry.
+
+        `instance_of` returns the name of the instance that has the request.
+        """
         self.change += 1
         text = shown_text(error.text, _MAX_ERROR)
         newest = self.failed[-1] if self.failed else None
@@ -115,7 +133,7 @@ class RecentOfModel:
         self._failed_ns = now_ns
         self._failed_received_ns = request.received_ns
         found = self._entry(request, version, now_ns)
-        found.error, found.reason = text, reason
+        found.error, found.reason, found.instance = text, reason, instance_of(request)
         if not request.dispatched and request.queue_start_ns:
             begin_ns = request.queue_start_ns - request.received_ns
             found.stages = _stages((PREPARE, 0), (QUEUE, begin_ns), found.total_ns)
@@ -146,7 +164,7 @@ class RecentRequests:
         self._models[model.name] = found  # the model that was loaded last comes last
         if len(self._models) > MOST_MODELS:
             self._models.pop(next(iter(self._models)))
-        model.statistics.note_requests(found, model.version)
+        model.statistics.note_requests(found, model.version, model.instance_name)
 
     def of(self, name: str) -> RecentOfModel | None:
         """Return the requests of the models called `name`."""
@@ -177,6 +195,7 @@ def _add_execution(found: RecentRequest, request: Request, batch: Batch, times: 
     found.batch_rows = batch.rescheduled_rows + sum(each.batch_size for each in requests)
     found.batch_requests = len(requests)
     found.closed_by = batch.closed_by
+    found.instance = batch.instance or found.instance
 
 
 def _stages(*parts: tuple[str, int] | int) -> list[tuple[str, int, int]]:

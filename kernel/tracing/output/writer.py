@@ -6,7 +6,6 @@ slow disk or a collector that does not respond delays no request.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import os
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from kernel.errors import InternalError
+from kernel.serving.helper_tasks import MessageTask
 from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
 from kernel.tracing.output.files import FileChoice, TraceFiles
+from kernel.writing.write_turns import WriteTurns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kernel.settings import TraceValues
     from kernel.tracing.output.files import TraceFile
     from kernel.tracing.trace import TraceOutput, TraceRecord
-    from shm.tensor import Span, Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -137,16 +136,13 @@ class TraceWriter:
 
     def __init__(self, helpers: Helpers, stop: Callable[[], object]) -> None:
         """`stop` ends tracing until the settings are changed: nothing can be written."""
-        self._helpers = helpers
+        self._turns = WriteTurns(helpers, self._next_task)
         self._stop = stop
         #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
         self._last: _Group | None = None
         #: How many traces wait.
         self._count = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._running = False
-        self._idle: asyncio.Event | None = None
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
         self._loss_reported_s = -_LOSS_REPORT_S
@@ -186,48 +182,34 @@ class TraceWriter:
         group.room -= 1
         if len(records) > _BATCH_BYTE_SIZE:
             group.room = 0
-        if self._running:
-            return
+        turns = self._turns
         if count == destination.batch:
-            self._cancel_timer()
-            self._start()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(destination.delay_s, self._start)
+            turns.now()
+        elif turns.resting:
+            turns.soon(destination.delay_s)
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
-        if self._waiting or self._running:
-            self._idle = asyncio.Event()
-            if not self._running:
-                self._cancel_timer()
-                self._start()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
-            except TimeoutError:
-                self._lose(self._drop_all(), "the server ends before they are written")
-        self._cancel_timer()
+        if not await self._turns.close(timeout_s):
+            self._lose(self._drop_all(), "the server ends before they are written")
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _start(self) -> None:
-        """Give the next traces to the helper."""
-        self._timer = None
-        if self._running or not self._waiting:
-            return
+    def _next_task(self) -> MessageTask | None:
+        """Return the task of the next traces; None if none wait."""
+        if not self._waiting:
+            return None
         group = self._waiting.popleft()
         if group is self._last:
             self._last = None
         self._count -= group.count
-        self._running = True
-        self._helpers.start(_WriteTask(self, group))
+        destination, begun_s = group.destination, time.monotonic()
+        return MessageTask(
+            destination.task,
+            destination.arguments(group.encoded()),
+            ended=lambda result: self._ended(destination, group.count, begun_s, result),
+        )
 
-    def ended(self, destination: Destination, count: int, took_s: float, result: bytes | ServingError) -> None:
-        """The helper has written, or failed to write, `count` traces."""
-        self._running = False
+    def _ended(self, destination: Destination, count: int, begun_s: float, result: bytes | ServingError) -> None:
+        """The helper has written, or failed to write, `count` traces that it got at `begun_s`."""
         outcome = destination.done(result) if isinstance(result, bytes) else WriteOutcome(count, result.message)
         self.written_count += count - outcome.lost
         if outcome.stops:
@@ -236,13 +218,9 @@ class TraceWriter:
             self._lose(outcome.lost + self._drop_all(), outcome.problem)
         elif outcome.lost:
             self._lose(outcome.lost, outcome.problem)
-        if self._waiting:
-            closing = self._idle is not None
-            full = self._count >= destination.batch
-            delay_s = 0.0 if closing else max(took_s * _REST_FACTOR, 0.0 if full else destination.delay_s)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._start)
-        elif self._idle is not None:
-            self._idle.set()
+        full = self._count >= destination.batch
+        rest_s = (time.monotonic() - begun_s) * _REST_FACTOR
+        self._turns.ended(max(rest_s, 0.0 if full else destination.delay_s))
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
@@ -284,30 +262,3 @@ class _IndexedOutput:
             destination = self._destination = self._writer.destination_of(file)
             self._file = file
         self._writer.put(destination, record)
-
-
-class _WriteTask:
-    """What a helper does. A `kernel.serving.helper_tasks.HelperTask`."""
-
-    peer = ""
-
-    def __init__(self, writer: TraceWriter, group: _Group) -> None:
-        self.name = group.destination.task
-        self.arguments = group.destination.arguments(group.encoded())
-        self.sources: list[Tensor] = []
-        self._writer = writer
-        self._destination = group.destination
-        self._count = group.count
-        self._begun_s = time.monotonic()
-
-    def needs_memory(self, message: bytes) -> Span:
-        """Refuse: the result is small."""
-        raise InternalError("writing traces needs no memory of the server")
-
-    def done(self, result: bytes, output: Tensor | None) -> None:
-        """See `HelperTask`."""
-        self._writer.ended(self._destination, self._count, time.monotonic() - self._begun_s, result)
-
-    def failed(self, error: ServingError) -> None:
-        """See `HelperTask`."""
-        self._writer.ended(self._destination, self._count, time.monotonic() - self._begun_s, error)

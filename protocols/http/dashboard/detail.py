@@ -50,6 +50,7 @@ class ShownRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     batch_rows: int = 0
     batch_requests: int = 0
     closed_by: str = ""
+    instance: str = ""
     error: str = ""
     reason: str = ""
     repeats: int = 0
@@ -151,6 +152,7 @@ def _shown(request: RecentRequest, now_ns: int) -> ShownRequest:
         request.batch_rows,
         request.batch_requests,
         request.closed_by,
+        shown_text(request.instance, _MAX_TEXT),
         request.error,
         request.reason,
         request.repeats,

@@ -20,6 +20,7 @@ from protocols.http.metrics.text import label_text, number, tag_label
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kernel.observe.histogram import Exemplars
     from kernel.observe.metrics_config import MetricsConfig
     from kernel.observe.quantiles import SlidingQuantiles
     from kernel.observe.statistics import Summaries
@@ -258,18 +259,16 @@ def render_models(
     _head(lines, REQUEST_DURATION, "Duration from request to final response in seconds", "histogram")
     for series in all_series:
         statistics = series.model.statistics
-        first_bucket = len(lines) + 2
         _render_histogram(lines, REQUEST_DURATION, series.labels, statistics.durations)
-        if exemplar_offset_ns is not None and statistics.exemplars is not None:
-            for index, exemplar in enumerate(statistics.exemplars.found):
-                if exemplar is not None:
-                    lines[first_bucket + index] += exemplar_text(exemplar, statistics.durations, exemplar_offset_ns)
+        _add_exemplars(lines, statistics.durations, statistics.exemplars, exemplar_offset_ns)
     _render_batch_sizes(lines, all_series)
     if config.histogram_latencies:
         _head(lines, FIRST_RESPONSE, "Duration from request to first response in milliseconds", "histogram")
         for series in all_series:
-            if series.model.statistics.first_responses is not None:
-                _render_histogram(lines, FIRST_RESPONSE, series.labels, series.model.statistics.first_responses)
+            statistics = series.model.statistics
+            if statistics.first_responses is not None:
+                _render_histogram(lines, FIRST_RESPONSE, series.labels, statistics.first_responses)
+                _add_exemplars(lines, statistics.first_responses, statistics.first_exemplars, exemplar_offset_ns)
     if config.summary_latencies:
         for summary in SUMMARIES:
             render_summary(lines, summary, all_series, config.quantiles, now_ns)
@@ -321,6 +320,14 @@ def _render_histogram(lines: list[str], name: str, labels: str, histogram: Histo
         f"{name}_bucket{{{labels},{bound}}} {count}"
         for bound, count in zip(_bound_labels(histogram.bounds), counts, strict=True)
     ]
+
+
+def _add_exemplars(lines: list[str], histogram: Histogram, exemplars: Exemplars | None, offset_ns: int | None) -> None:
+    """Add traced requests to the lines of the buckets, which are the last lines. None for no exemplars."""
+    if offset_ns is not None and exemplars is not None:
+        for index, exemplar in enumerate(exemplars.found, -len(exemplars.found)):
+            if exemplar is not None:
+                lines[index] += exemplar_text(exemplar, histogram, offset_ns)
 
 
 @functools.lru_cache(maxsize=128)

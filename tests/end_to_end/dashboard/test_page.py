@@ -10,6 +10,7 @@ import shutil
 import signal
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,6 @@ from tests.end_to_end.dashboard.browser import Browser, find_chromium
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
 
     from tests.end_to_end.conftest import WriteModel
 
@@ -58,6 +58,9 @@ class TritonPythonModel:
             found.append(pb_utils.InferenceResponse([pb_utils.Tensor("SIZE", text)]))
         return found
 """
+
+#: Checks pages for accessibility: `npm install --no-save axe-core` in this checkout.
+_AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
 
 #: Returns the text of an element, "" if there is none.
 _TEXT = "(document.querySelector({!r})?.innerText ?? '')"
@@ -125,7 +128,7 @@ def test_figures_move_and_failed_requests_show_up_as_text(server: ServerProcess)
         await browser.value(f"{model_button('strict')}.click()")
         failed = await browser.until(_TEXT.format("#failed .error"))
         assert "negative <img src=x onerror=alert(1)>" in failed
-        assert "bad one" in await browser.value(_TEXT.format("#failed"))
+        assert "bad one on strict_0" in " ".join((await browser.value(_TEXT.format("#failed"))).split())
         assert (
             await browser.value("document.querySelectorAll('#failed svg.waterfall rect.stage-inference').length") == 1
         )
@@ -185,7 +188,7 @@ def test_a_killed_worker_shows_up_and_its_instance_comes_back(server: ServerProc
         os.kill(pid, signal.SIGKILL)
         await browser.until(f"{_TEXT.format('#instances td:nth-child(7)')} == '1'")
         assert int(await browser.until(f"{process}.match(/^[0-9]+$/)?.[0]")) != pid
-        await browser.until(f"{_TEXT.format('#tiles')}.includes('1 restarts')")
+        await browser.until(f"{_TEXT.format('#tiles')}.includes('1 restart')")
         await browser.until(f"{_TEXT.format('#log')}.includes('was lost')")
 
     look(server, test, "/#model=strict&version=1")
@@ -249,3 +252,24 @@ def test_every_control_has_a_name_and_nothing_overflows_on_a_small_screen(server
         assert [role for role in nameless if role != "table"] == []
 
     look(server, test, "/#model=digits&version=1")
+
+
+@pytest.mark.skipif(not _AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core)")
+@pytest.mark.parametrize(("dark", "width"), [(False, 1400), (True, 1400), (False, 400), (True, 400)])
+def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: bool, width: int) -> None:
+    number = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [-1.0, 2.0]}
+    infer(server, "strict", {"id": "bad one", "inputs": [number]})
+
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#failed .error') && document.querySelector('#example textarea')")
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await browser.call("Emulation.setEmulatedMedia", features=[scheme])
+        await browser.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        await browser.value(f"{_AXE.read_text()}; 0")
+        found = await browser.value("""axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) =>
+            violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(' ')}`))""")
+        assert found == []
+
+    look(server, test, "/#model=strict&version=1")

@@ -10,19 +10,29 @@ import pytest
 
 from kernel.errors import Unavailable
 from kernel.recording import writer as module
-from kernel.recording.format import Recorded, RecordedTensor, ResponseRecord, SegmentReader, decode_record
+from kernel.recording.format import Recorded, ResponseRecord, SegmentReader, decode_record
+from kernel.recording.passed import RESPONSE, PassedTensor
 from kernel.recording.ring import RingPosition, segment_name
+from kernel.recording.settings import RecordSettings
 from kernel.recording.writer import RecordWriter
 from protocols.testing import DirectHelpers, LateHelpers
 from shm.arena import Arena
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from kernel.serving.helper_tasks import HelperTask
 
 pytestmark = pytest.mark.anyio
+
+
+def response(
+    number: int, outputs: Sequence[PassedTensor | Tensor] | None = None, error: str = ""
+) -> tuple[object, ...]:
+    """Return a message."""
+    return (RESPONSE, number, 0, True, "1", outputs, None, error, "", 0)
 
 
 class RefusingHelpers(DirectHelpers):
@@ -34,13 +44,15 @@ class WriterBench:
     def __init__(self, folder: Path, helpers: DirectHelpers) -> None:
         self.folder = folder
         self.stops = 0
-        self.writer = RecordWriter(helpers, str(folder), "run", 1 << 20, RingPosition(1), self._stop)
+        self.writer = RecordWriter(
+            helpers, str(folder), "run", RecordSettings(folder, 1 << 20), RingPosition(1), self._stop
+        )
 
     def _stop(self) -> None:
         self.stops += 1
 
     def put(self, *numbers: int) -> list[bool]:
-        return [self.writer.put(ResponseRecord(number, 0, True), []) for number in numbers]
+        return [self.writer.put(response(number)) for number in numbers]
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -73,7 +85,8 @@ async def test_a_full_batch_is_written_at_once_and_nothing_after_the_end(tmp_pat
 async def test_records_beyond_the_limit_are_lost_counted_and_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 1)
+    monkeypatch.setattr(module, "_BATCH", 1)
     helpers = LateHelpers()
     bench = WriterBench(tmp_path, helpers)
     with caplog.at_level(logging.WARNING):
@@ -85,7 +98,7 @@ async def test_records_beyond_the_limit_are_lost_counted_and_logged_once(
     ]
     await bench.writer.close(0)
     helpers.run_all()
-    assert bench.counts == (2, 2)
+    assert bench.counts == (1, 3), "the server did not wait for the second one"
 
 
 async def test_bytes_that_the_helper_has_count_until_it_has_written_them(
@@ -95,8 +108,7 @@ async def test_bytes_that_the_helper_has_count_until_it_has_written_them(
     monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1)
     helpers = LateHelpers()
     bench = WriterBench(tmp_path, helpers)
-    large = ResponseRecord(1, 0, False, outputs=[RecordedTensor("a", "UINT8", [2000], 2000, data=bytes(2000))])
-    assert bench.writer.put(large, [])
+    assert bench.writer.put(response(1, [Tensor("a", "UINT8", [2000], bytes(2000))]))
     assert bench.put(2) == [False]
     helpers.run_all()
     assert bench.put(3) == [True]
@@ -110,8 +122,8 @@ async def test_sources_are_read_and_released(tmp_path: Path) -> None:
         assert block is not None
         block.view()[:] = b"x" * 8192
         bench = WriterBench(tmp_path, DirectHelpers())
-        record = ResponseRecord(1, 0, True, outputs=[RecordedTensor("a", "UINT8", [8192], 8192, source=1)])
-        assert bench.writer.put(record, [Tensor("a", "UINT8", [8192], None, block.span)])
+        message = response(1, [PassedTensor("a", "UINT8", [8192], source=0)])
+        assert bench.writer.put(message, [Tensor("a", "UINT8", [8192], None, block.span)])
         assert arena.allocator.used_bytes
         await bench.writer.close(5)
         assert not arena.allocator.used_bytes
@@ -126,8 +138,8 @@ async def test_a_lost_helper_loses_its_records_and_no_memory(tmp_path: Path) -> 
         block = arena.take(8192)
         assert block is not None
         bench = WriterBench(tmp_path, RefusingHelpers())
-        record = ResponseRecord(1, 0, True, outputs=[RecordedTensor("a", "UINT8", [8192], 8192, source=1)])
-        bench.writer.put(record, [Tensor("a", "UINT8", [8192], None, block.span)])
+        message = response(1, [PassedTensor("a", "UINT8", [8192], source=0)])
+        bench.writer.put(message, [Tensor("a", "UINT8", [8192], None, block.span)])
         await bench.writer.close(5)
         assert not arena.allocator.used_bytes
     assert (bench.counts, bench.stops) == ((0, 1), 0)
@@ -154,7 +166,7 @@ async def test_a_full_disk_stops_the_recording_with_a_warning(
 
 async def test_a_text_that_is_no_unicode_loses_its_record_alone(tmp_path: Path) -> None:
     bench = WriterBench(tmp_path, DirectHelpers())
-    assert not bench.writer.put(ResponseRecord(1, 0, True, error="\ud800"), [])
+    assert not bench.writer.put(response(1, error="\ud800"))
     bench.put(2)
     await bench.writer.close(5)
     assert (bench.numbers(), bench.counts) == ([2], (1, 1))

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from kernel.recording.format import (
-    RecordedTensor,
-    ResponseRecord,
-    SegmentReader,
-    decode_record,
-    encode_record,
-    frame,
-)
+from kernel.recording.format import RecordedTensor, ResponseRecord, SegmentReader, decode_record, frame
+from kernel.recording.passed import PassedRequest, PassedResponse, PassedTensor, TensorRules
 from kernel.recording.ring import RingPosition, segment_byte_size, segment_name
 from kernel.recording.write_task import (
     RecordArguments,
-    RecordEntry,
     RecordResult,
     decode_result,
     encode_arguments,
@@ -35,7 +28,8 @@ LIMIT = 1 << 20
 
 
 def wanted(folder: Path, position: RingPosition | None = None) -> RecordArguments:
-    return RecordArguments(str(folder), "run", LIMIT, position or RingPosition(1), [])
+    rules = TensorRules(LIMIT, False, False)
+    return RecordArguments(str(folder), "run", LIMIT, position or RingPosition(1), rules, [])
 
 
 def contents(folder: Path, number: int = 1) -> list[bytes]:
@@ -134,30 +128,17 @@ def test_a_removed_folder_is_an_error_and_a_removed_segment_is_not(tmp_path: Pat
     assert write_frames(wanted(folder, second.position), [frame(b"c")]).error == "No such file or directory"
 
 
-def test_tensors_get_their_bytes_or_digests_from_the_sources(tmp_path: Path) -> None:
-    tensors = [
-        RecordedTensor("a", "UINT8", [3], 3, data=b"abc", digest=True),
-        RecordedTensor("b", "UINT8", [4], 4, source=1),
-        RecordedTensor("c", "UINT8", [5], 5, source=2, digest=True),
-        RecordedTensor("d", "UINT8", [1], 1, data=b"d"),
+def test_the_records_of_messages_are_written(tmp_path: Path) -> None:
+    passed: list[PassedRequest | PassedResponse] = [
+        PassedResponse(1, 1, True, "", None, None, "", "", 0),
+        PassedResponse(2, 2, True, "1", [PassedTensor("b", "UINT8", [4], source=0)], None, "", "", 0, first_source=1),
     ]
-    plain = encode_record(ResponseRecord(1, 1, True))
-    entries = [RecordEntry(plain), RecordEntry(encode_record(ResponseRecord(2, 2, True, outputs=tensors)), 1)]
-    arguments = RecordArguments(str(tmp_path), "run", LIMIT, RingPosition(1), entries)
-    steps = write_records_task(
-        encode_arguments(arguments), [memoryview(b"other"), memoryview(b"bbbb"), memoryview(b"ccccc")]
-    )
+    arguments = msgspec.structs.replace(wanted(tmp_path), passed=passed)
+    steps = write_records_task(encode_arguments(arguments), [memoryview(b"other"), memoryview(b"bbbb")])
     with pytest.raises(StopIteration) as stop:
         next(steps)
     assert decode_result(stop.value.value.message).error == ""
-    first, second = contents(tmp_path)
-    assert first == plain
-    assert decode_record(second) == ResponseRecord(
-        2, 2, True,
-        outputs=[
-            RecordedTensor("a", "UINT8", [3], 3, sha256=hashlib.sha256(b"abc").digest()),
-            RecordedTensor("b", "UINT8", [4], 4, data=b"bbbb"),
-            RecordedTensor("c", "UINT8", [5], 5, sha256=hashlib.sha256(b"ccccc").digest()),
-            RecordedTensor("d", "UINT8", [1], 1, data=b"d"),
-        ],
-    )  # fmt: skip
+    assert [decode_record(content) for content in contents(tmp_path)] == [
+        ResponseRecord(1, 1, True),
+        ResponseRecord(2, 2, True, "1", [RecordedTensor("b", "UINT8", [4], 4, data=b"bbbb")]),
+    ]

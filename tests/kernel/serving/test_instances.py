@@ -370,3 +370,13 @@ def test_nothing_is_given_to_an_instance_that_was_lost_while_it_was_apart() -> N
     case.instances.lost(new, [])
     with pytest.raises(Unavailable, match="model instance 'new' was lost"):
         case.instances.dispatch_apart(new, Batch([request()]))
+
+
+def test_an_executed_batch_has_the_name_of_its_instance() -> None:
+    lab = Lab(model_spec(), direct, instances=2)
+    lab.inbox.post(Submitted(lab.request("a")))
+    worker, batch = next((number, each.batches[0]) for number, each in enumerate(lab.workers) if each.batches)
+    assert batch.instance == ""
+    lab.finish(worker)
+    assert batch.instance == lab.workers[worker].name
+    lab.check()

@@ -10,6 +10,7 @@ from kernel import errors
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
+from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, ModelState
@@ -151,6 +152,20 @@ def test_a_traced_request_that_succeeds_is_an_example_of_its_latency(bench: Benc
     (exemplar,) = filter(None, exemplars[0].found)
     assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).record.id))
     assert exemplars[1] is None
+
+
+def test_the_first_response_of_a_traced_stream_is_an_example_of_its_latency(bench: Bench) -> None:
+    statistics = bench.models[0].statistics
+    statistics.decoupled = True
+    statistics.configure(MetricsConfig(histogram_latencies=True), ModelConfig())
+    request = bench.submit()
+    for _ in range(2):
+        bench.clock.advance(30_000_000)
+        request.respond(Response("m", "1", "r", outputs=[], final=False))
+    bench.clock.advance(30_000_000)
+    request.respond(Response("m", "1", "r"))
+    found = [each.found for each in (statistics.first_exemplars, statistics.exemplars) if each is not None]
+    assert [[each.value for each in filter(None, exemplars)] for exemplars in found] == [[30], [90_000_000]]
 
 
 def test_a_trace_waits_until_its_front_door_has_written_the_response(bench: Bench) -> None:

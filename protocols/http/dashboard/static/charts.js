@@ -1,6 +1,6 @@
 // Small charts in SVG, without a library.
 
-import { count, make, makeSvg, milliseconds } from "./page.js";
+import { count, counted, make, makeSvg, milliseconds } from "./page.js";
 
 const WIDTH = 300;
 export const POINTS = 120; // two minutes
@@ -89,14 +89,14 @@ export function bars(pairs) {
     groups.push([name, group.reduce((sum, [, number]) => sum + number, 0)]);
   }
   const most = Math.max(...groups.map(([, number]) => number));
-  const text = groups.map(([name, number]) => `${count(number)} with ${name} rows`).join(", ");
+  const text = groups.map(([name, number]) => `${count(number)} with ${name} row${name === "1" ? "" : "s"}`).join(", ");
   const svg = makeSvg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} 100`, role: "img", "aria-label": text });
   const step = Math.min(WIDTH / groups.length, 60);
   groups.forEach(([name, number], place) => {
     const height = Math.max((number / most) * 74, 1.5);
     const x = place * step;
     const title = makeSvg("title");
-    title.textContent = `${name} rows: ${count(number)} executions`;
+    title.textContent = `${name} row${name === "1" ? "" : "s"}: ${counted(number, "execution")}`;
     const rect = makeSvg("rect", {
       class: "bar-part", x: x + 2, y: 84 - height, width: Math.max(step - 4, 2), height, rx: 1.5,
     });
@@ -108,10 +108,14 @@ export function bars(pairs) {
   return [svg];
 }
 
-/** Return a bar of the stages of a request, [name, begin, end] in milliseconds of `total`, and what they took. */
-export function waterfall(stages, total) {
+/**
+ * Return a bar of the stages of a request, [name, begin, end] in milliseconds of `total`, and what they took.
+ * `instance` is the name of the one that executed it, if that is known.
+ */
+export function waterfall(stages, total, instance = "") {
   const known = stages.length ? stages : [["unknown", 0, total]];
-  const text = known.map(([name, begin, end]) => `${name} ${milliseconds(end - begin)}`).join(", ");
+  const parts = known.map(([name, begin, end]) => `${name} ${milliseconds(end - begin)}`).join(", ");
+  const text = instance ? `on ${instance}: ${parts}` : parts;
   const svg = makeSvg("svg", {
     class: "waterfall", viewBox: `0 0 1000 12`, preserveAspectRatio: "none", role: "img", "aria-label": text,
   });

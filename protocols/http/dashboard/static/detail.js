@@ -4,7 +4,7 @@ import { bars, History, lines, waterfall } from "./charts.js";
 import { showExample } from "./example.js";
 import { stateKind } from "./models.js";
 import {
-  byId, bytes, clockTime, count, duration, inPath, jsonOf, make, milliseconds, percent, put, putAttribute, rate, send,
+  byId, bytes, clockTime, count, counted, duration, inPath, jsonOf, make, milliseconds, percent, put, putAttribute, rate, send,
 } from "./page.js";
 
 const STAGES = ["queue", "input", "inference", "output"];
@@ -73,7 +73,7 @@ export class Detail {
 
   update(detail) {
     const facts = [detail.backend];
-    if (detail.max_batch_size) facts.push(`up to ${detail.max_batch_size} rows in a batch`);
+    if (detail.max_batch_size) facts.push(`up to ${counted(detail.max_batch_size, "row")} in a batch`);
     if (detail.decoupled) facts.push("streams responses");
     if (detail.sequences) facts.push("sequences");
     facts.push(`loaded in ${milliseconds(detail.load_ms)}`);
@@ -161,6 +161,7 @@ function requests(list) {
   if (!list.length) return [make("li", { class: "quiet" }, "none so far")];
   return list.map((each) => {
     const facts = [];
+    if (each.instance) facts.push(`on ${each.instance}`);
     if (each.batch_requests > 1) facts.push(`batch of ${each.batch_requests} requests, ${each.batch_rows} rows`);
     else if (each.rows > 1) facts.push(`${each.rows} rows`);
     if (each.batch_requests && each.closed_by !== "alone") facts.push(`batch closed: ${each.closed_by}`);
@@ -178,7 +179,7 @@ function requests(list) {
         each.id ? make("span", { class: "id" }, `id ${each.id}`) : null,
         make("span", { class: "quiet" }, facts.join(" · "))),
       each.error ? make("div", { class: "error" }, each.error) : null,
-      ...(each.stages.length || !each.error ? waterfall(each.stages, each.total_ms) : []),
+      ...(each.stages.length || !each.error ? waterfall(each.stages, each.total_ms, each.instance) : []),
     );
   });
 }

@@ -1,6 +1,6 @@
 // A form that sends an example request, made from the model's metadata, and shows the response.
 
-import { byId, bytes, jsonOf, make, milliseconds, modelPath, put, send } from "./page.js";
+import { byId, bytes, counted, jsonOf, make, milliseconds, modelPath, put, send } from "./page.js";
 import { encodeInputs, exampleText, parseValues } from "./tensors.js";
 import { picturePlan, readPicture } from "./pictures.js";
 
@@ -116,9 +116,9 @@ class ExampleForm {
         number += 1;
         if (number <= MOST_EVENTS) text.append(`${event.replace(/^data: /, "")}\n`);
       }
-      put(head, `${number} responses`);
+      put(head, counted(number, "response"));
     }
-    put(head, `${number} responses in ${milliseconds(performance.now() - begin)}` +
+    put(head, `${counted(number, "response")} in ${milliseconds(performance.now() - begin)}` +
       (number > MOST_EVENTS ? `; the first ${MOST_EVENTS} are shown` : ""));
   }
 }

@@ -3,7 +3,7 @@
 import { History, sparkline } from "./charts.js";
 import { Detail } from "./detail.js";
 import { Models } from "./models.js";
-import { byId, bytes, clockTime, count, keys, make, percent, put, putAttribute, rate } from "./page.js";
+import { byId, bytes, clockTime, count, counted, keys, make, percent, put, putAttribute, rate } from "./page.js";
 import { showSettings } from "./settings.js";
 import { Stream } from "./stream.js";
 
@@ -30,7 +30,7 @@ const TILES = [
     value: (server) => server.failure_rate, kind: (server) => (server.failure_rate > 0 ? "bad" : "") },
   { name: "queue", title: "Waiting requests", figure: (server) => count(server.queue), value: (server) => server.queue },
   { name: "models", title: "Models ready", figure: (server) => `${count(server.ready_models)}/${count(server.models)}`,
-    note: (server) => `${count(server.instances)} instances, ${count(server.restarts)} restarts` },
+    note: (server) => `${counted(server.instances, "instance")}, ${counted(server.restarts, "restart")}` },
   { name: "tensors", title: "Memory of tensors", figure: (server) => bytes(server.tensor_byte_size),
     value: (server) => server.tensor_byte_size, note: (server) => `of ${bytes(server.tensor_limit)}`,
     kind: (server) => (server.tensor_byte_size > 0.9 * server.tensor_limit ? "bad" : "") },
@@ -84,7 +84,7 @@ const handlers = {
     byId("log").hidden = !wantsLines;
     byId("regions-section").hidden = false;
     put(byId("regions-hint"), viewer.permissions.regions.allowed ? "" : viewer.permissions.regions.reason);
-    byId("regions-table").hidden = true;
+    byId("regions-box").hidden = true;
     byId("key-headers").replaceChildren(...viewer.headers.map((name) => make("option", { value: name })));
     byId("keys-open").hidden = !viewer.headers.length && !keys.size;
     if (viewer.headers.length && !byId("key-header").value) byId("key-header").value = viewer.headers[0];
@@ -107,7 +107,7 @@ const handlers = {
 };
 
 function showRegions(regions) {
-  byId("regions-table").hidden = !regions.length;
+  byId("regions-box").hidden = !regions.length;
   put(byId("regions-hint"), regions.length ? "" : "none");
   byId("regions").replaceChildren(
     ...regions.map((region) =>

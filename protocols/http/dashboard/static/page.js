@@ -41,6 +41,11 @@ export function count(value) {
   return whole.format(Math.round(value));
 }
 
+/** Return a number of things, such as "1 instance" and "2 instances". */
+export function counted(number, thing) {
+  return `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+}
+
 export function rate(value) {
   if (value === 0) return "0";
   if (value < 10) return value.toFixed(1);

@@ -73,7 +73,8 @@ def test_a_cut_record_is_skipped_and_its_bytes_are_counted(tmp_path: Path) -> No
     write(tmp_path, 2, request(2), response(2), run="b")
     index = RecordingIndex(tmp_path)
     assert [each.complete for each in index.exchanges] == [False, True]
-    assert index.cut_byte_size == len(frame(encode_record(response(1)))) - 3
+    (cut,) = index.cuts
+    assert f"no complete record in its last {len(frame(encode_record(response(1)))) - 3} bytes" in cut
 
 
 def test_a_segment_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_segment_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) 
     write(tmp_path, 2, request(2), response(2))
     index = RecordingIndex(tmp_path)
     assert len(index.exchanges) == 1
-    assert index.problems == [f"'{tmp_path / segment_name(1)}' has no header"]
+    assert index.problems == [f"'{tmp_path / segment_name(1)}' has no header: it is empty, or cut"]
 
 
 def test_a_folder_without_a_recording_is_refused(tmp_path: Path) -> None:

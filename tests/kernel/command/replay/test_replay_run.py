@@ -12,7 +12,7 @@ from kernel.command.replay.reading import RecordingIndex
 from kernel.command.replay.report import ReplayReport
 from kernel.command.replay.run import Replay, ReplaySettings
 from kernel.recording.format import RecordedTensor, RequestRecord, ResponseRecord
-from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed
+from kernel.recording.replayed import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
 from tests.kernel.command.replay.test_replay_reading import write
 
 if TYPE_CHECKING:
@@ -33,12 +33,16 @@ class EchoTarget:
 
     takes_decoupled = False
 
-    def __init__(self, respond: Callable[[RequestRecord], list[ReplayedResponse]]) -> None:
+    def __init__(self, respond: Callable[[RequestRecord], list[ReplayedResponse]], missing: str = "") -> None:
         self._respond = respond
+        self._missing = missing
         self.sent: list[int] = []
 
     async def check(self) -> None:
         """Do nothing."""
+
+    async def serves(self, model: str) -> bool:
+        return model != self._missing
 
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         self.sent.append(request.number)
@@ -54,10 +58,13 @@ def good(request: RequestRecord) -> list[ReplayedResponse]:
 
 
 async def replayed(
-    folder: Path, records: list[Recorded], respond: Callable[[RequestRecord], list[ReplayedResponse]] = good
+    folder: Path,
+    records: list[Recorded],
+    respond: Callable[[RequestRecord], list[ReplayedResponse]] = good,
+    missing: str = "",
 ) -> tuple[ReplayReport, list[int]]:
     write(folder, 1, *records)
-    report, target = ReplayReport("t"), EchoTarget(respond)
+    report, target = ReplayReport("t"), EchoTarget(respond, missing)
     ended = 0
 
     def progress() -> None:
@@ -65,8 +72,9 @@ async def replayed(
         ended += 1
 
     replay = Replay(RecordingIndex(folder), target, ReplaySettings(speed=0, concurrency=2), report)
+    await replay.leave_out_missing()
     await replay.run(progress)
-    assert ended == replay.total
+    assert ended == replay.total or report.stopped
     return report, target.sent
 
 
@@ -103,7 +111,52 @@ async def test_what_cannot_be_sent_or_compared_is_counted_with_the_reason(tmp_pa
     assert report.skipped == {
         module.DECOUPLED: 1, module.NO_VALUES: 1, module.NO_START: 1, module.UNFINISHED: 1, module.WAS_CANCELLED: 1,
     }  # fmt: skip
-    assert not report.differs
+    assert (report.differs, report.exit_code, report.verdict) == (False, 2, "Nothing was compared.")
+
+
+async def test_outputs_that_cannot_be_compared_are_no_success(tmp_path: Path) -> None:
+    unknown = [RecordedTensor("o", "UINT8", [1], 1, region="r")]
+    records: list[Recorded] = [RequestRecord(1, 1, "m", 1, IN), ResponseRecord(1, 2, True, outputs=unknown)]
+    report, sent = await replayed(tmp_path, records)
+    assert (sent, report.differs, report.exit_code) == ([1], False, 2)
+
+
+async def test_requests_to_models_that_the_target_has_not_are_counted_and_not_sent(tmp_path: Path) -> None:
+    records: list[Recorded] = []
+    for number, model in enumerate(("m", "gone", "gone")):
+        records += (RequestRecord(number, number, model, 1, IN), ResponseRecord(number, number, True, outputs=OUT))
+    report, sent = await replayed(tmp_path, records, missing="gone")
+    assert (sent, report.missing, report.differs, report.exit_code) == ([0], {"gone": 2}, True, 1)
+    assert report.verdict == "Responses are missing."
+    assert "model 'gone' is not ready at the target: 2 requests not sent\n" in report.as_text(20)
+
+
+async def test_a_target_that_is_gone_ends_the_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(request: RequestRecord) -> list[ReplayedResponse]:
+        if request.number < 3:
+            return GOOD
+        raise TargetLost("the connection failed: refused")
+
+    monkeypatch.setattr(module, "MOST_LOST", 5)
+    records: list[Recorded] = []
+    for number in range(100):
+        records += (RequestRecord(number, number, "m", 1, IN), ResponseRecord(number, number, True, outputs=OUT))
+    report, sent = await replayed(tmp_path, records, lost)
+    assert 8 <= len(sent) < 15
+    assert report.stopped.startswith("the target does not respond any more, after ")
+    assert report.exit_code == 1
+
+
+async def test_a_replay_that_a_person_stops_says_how_far_it_has_come(tmp_path: Path) -> None:
+    write(tmp_path, 1, *(RequestRecord(number, number * 10**12, "m", 1, IN) for number in range(3)))
+    report, ended = ReplayReport("t"), asyncio.Event()
+    replay = Replay(RecordingIndex(tmp_path), EchoTarget(good), ReplaySettings(), report)
+    run = asyncio.ensure_future(replay.run(ended.set))
+    await ended.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert (report.stopped, report.exit_code) == ("by the keyboard, after 1 of 3 requests", 130)
 
 
 async def test_a_request_without_a_response_makes_the_replay_fail(tmp_path: Path) -> None:
@@ -116,19 +169,20 @@ async def test_a_request_without_a_response_makes_the_replay_fail(tmp_path: Path
     assert report.lines == [("m", "x", "the connection failed: reset")]
 
 
-async def test_differences_are_shown_up_to_a_number_and_all_are_in_the_json(tmp_path: Path) -> None:
+async def test_equal_differences_are_shown_once_and_all_are_in_the_json(tmp_path: Path) -> None:
     records: list[Recorded] = []
     for number in range(3):
         records += (
-            RequestRecord(number, number, "m", 1, IN, id=str(number)),
-            ResponseRecord(number, number, True, error="bad", code="internal"),
+            RequestRecord(number, number, "m", 1, IN, id=f"r{number}"),
+            ResponseRecord(number, number, True, error=f"[request id: r{number}] bad", code="internal"),
         )
     report, _ = await replayed(tmp_path, records)
-    text = report.as_text(2)
-    assert "m request 1: no error, and recorded was: bad\n… and 1 more (--show N, or --json)\n" in text
+    text = report.as_text(20)
+    assert "m: 3 times, first: request r0: no error, and recorded was: [request id: r0] bad\n" in text
     assert text.endswith("Responses differ.\n")
     found = report.as_json()
     assert (found["differs"], len(found["differences"]), found["models"][0]["errors_differing"]) == (True, 3, 3)
+    assert [each["count"] for each in found["kinds_of_differences"]] == [3]
 
 
 async def test_requests_of_a_sequence_are_sent_one_after_the_other(tmp_path: Path) -> None:

@@ -13,10 +13,15 @@ def taken(schedule: ReplaySchedule, now_ns: int) -> list[int]:
 
 
 def test_the_recorded_spacing_is_divided_by_the_speed() -> None:
-    assert due_times([1000, 1010, 1400], 1) == [0, 10, 400]
-    assert due_times([1000, 1010, 1400], 2) == [0, 5, 200]
-    assert due_times([1000, 1010, 1400], 0) == [0, 0, 0]
-    assert due_times([], 1) == []
+    assert due_times([1000, 1010, 1400], 1, 1000) == [0, 10, 400]
+    assert due_times([1000, 1010, 1400], 2, 1000) == [0, 5, 200]
+    assert due_times([1000, 1010, 1400], 0, 1000) == [0, 0, 0]
+    assert due_times([], 1, 1000) == []
+
+
+def test_long_pauses_are_shortened() -> None:
+    assert due_times([1000, 1010, 9000, 9010], 1, 50) == [0, 10, 60, 70]
+    assert due_times([1000, 1010, 9000], 100, 1000) == [0, 0, 80], "the pause is short at that speed"
 
 
 def test_requests_are_taken_when_they_are_due() -> None:

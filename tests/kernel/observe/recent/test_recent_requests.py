@@ -17,6 +17,7 @@ from kernel.observe.recent.recent_requests import (
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.request import NO_SINK, Request
+from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -30,9 +31,13 @@ def request_at(received_ns: int, request_id: str = "r", *, dispatched: bool = Tr
     return request
 
 
+def on_first(request: Request) -> str:
+    return "m_0" if request.dispatched else ""
+
+
 def watched() -> tuple[ModelStatistics, RecentOfModel]:
     statistics, recent = ModelStatistics(), RecentOfModel()
-    statistics.note_requests(recent, 3)
+    statistics.note_requests(recent, 3, on_first)
     return statistics, recent
 
 
@@ -40,9 +45,10 @@ def test_a_slow_request_is_remembered_with_its_stages() -> None:
     statistics, recent = watched()
     request = request_at(100 * MS)
     times = ExecutionTimes(104 * MS, 105 * MS, 185 * MS, 190 * MS)
-    statistics.record_execution(Batch([request], closed_by="delay"), times, 200 * MS, 0)
+    statistics.record_execution(Batch([request], closed_by="delay", instance="m_0"), times, 200 * MS, 0)
     (found,) = recent.slow
     assert (found.version, found.request_id, found.total_ns, found.closed_by) == (3, "r", 100 * MS, "delay")
+    assert found.instance == "m_0"
     assert [(name, begin // MS, end // MS) for name, begin, end in found.stages] == [
         ("prepare", 0, 1), ("queue", 1, 4), ("input", 4, 5), ("inference", 5, 85), ("output", 85, 90),
         ("respond", 90, 100),
@@ -93,6 +99,7 @@ def test_a_failed_request_gets_its_stages_when_its_batch_ends() -> None:
     statistics.record_failure(request, InternalError("broken\x1b[0m \ud800"), 9 * MS)
     (found,) = recent.failed
     assert (found.error, found.reason, found.stages) == ("broken\\u001b[0m ?", "BACKEND", [])
+    assert found.instance == "m_0"
     batch = Batch([request, request_at(2 * MS)])
     statistics.record_execution(batch, ExecutionTimes(3 * MS, 3 * MS, 8 * MS, 8 * MS), 10 * MS, 0)
     assert [(name, begin // MS, end // MS) for name, begin, end in found.stages] == [
@@ -101,31 +108,42 @@ def test_a_failed_request_gets_its_stages_when_its_batch_ends() -> None:
     assert found.batch_requests == 2
 
 
+def test_a_slow_request_of_a_stream_names_the_instance_that_has_it() -> None:
+    statistics, recent = ModelStatistics(decoupled=True), RecentOfModel()
+    statistics.note_requests(recent, 3, on_first)
+    request = request_at(0)
+    statistics.record_response(request, Response("m", "3", "r", outputs=[]), 50 * MS)
+    assert [each.instance for each in recent.slow] == ["m_0"]
+
+
 def test_a_request_that_was_never_executed_has_waited() -> None:
     recent = RecentOfModel()
-    recent.note_failure(request_at(0, dispatched=False), 1, InternalError("late"), "REJECTED", 5 * MS)
+    recent.note_failure(request_at(0, dispatched=False), 1, InternalError("late"), "REJECTED", 5 * MS, on_first)
     assert recent.failed[0].stages == [("prepare", 0, 1 * MS), ("queue", 1 * MS, 5 * MS)]
+    assert recent.failed[0].instance == ""
 
 
 def test_equal_failures_in_a_row_are_one_entry() -> None:
     recent = RecentOfModel()
     for now_ns in (0, 10 * MS, 20 * MS, 3000 * MS):
-        recent.note_failure(request_at(0), 1, InternalError("same"), "BACKEND", now_ns)
-    recent.note_failure(request_at(0), 1, InternalError("other"), "BACKEND", 3001 * MS)
+        recent.note_failure(request_at(0), 1, InternalError("same"), "BACKEND", now_ns, on_first)
+    recent.note_failure(request_at(0), 1, InternalError("other"), "BACKEND", 3001 * MS, on_first)
     assert [(each.error, each.repeats) for each in recent.failed] == [("same", 2), ("same", 0), ("other", 0)]
 
 
 def test_memory_is_bounded_by_requests_models_and_lengths() -> None:
     recent = RecentOfModel()
     for number in range(100):
-        recent.note_failure(request_at(0, "x" * 10_000), 1, InternalError(f"{number} " * 10_000), "OTHER", number)
+        recent.note_failure(
+            request_at(0, "x" * 10_000), 1, InternalError(f"{number} " * 10_000), "OTHER", number, on_first
+        )
         recent.note_slow(request_at(0), 1, number * 1000 * MS)
     assert (len(recent.slow), len(recent.failed)) == (MOST_OF_MODEL, MOST_OF_MODEL)
     assert max(len(each.error) + len(each.request_id) for each in recent.failed) < 600
 
     class Named:
         def __init__(self, name: str) -> None:
-            self.name, self.version, self.statistics = name, 1, ModelStatistics()
+            self.name, self.version, self.statistics, self.instance_name = name, 1, ModelStatistics(), on_first
 
     requests = RecentRequests()
     models: list[Model] = [Named(str(number)) for number in range(MOST_MODELS + 1)]  # type: ignore[misc]

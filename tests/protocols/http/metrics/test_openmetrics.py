@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.histogram import STAY_NS
-from kernel.observe.metrics_config import REQUEST_DURATION, MetricsConfig
+from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
 from protocols.http.metrics.families import render_models
@@ -97,6 +97,20 @@ def test_the_bucket_of_a_traced_request_has_its_trace() -> None:
         ("+Inf", {"trace_id": "0af7651916cd43dd8448eb211c80319c"}, 90, 1_000_000_003),
     ]
     assert not any("trace_id" in line for line in render_models([served], ALL, 0)), "in the text format"
+
+
+def test_the_bucket_of_a_first_response_has_its_trace() -> None:
+    served = model()
+    assert served.statistics.first_responses is not None
+    served.statistics.first_responses.observe(90)
+    served.statistics.record_traced(90_000_000, "17", 2 * 10**9)
+    lines = render_models([served], ALL, 0, 10**18)
+    read = read_openmetrics(to_openmetrics("\n".join(lines).encode()).decode())
+    (family,) = (family for family in read if family.name == FIRST_RESPONSE)
+    found = [(s.labels["le"], s.exemplar) for s in family.samples if s.exemplar]
+    assert [(le, each.labels, each.value, float(each.timestamp or 0)) for le, each in found] == [
+        ("100", {"trace_id": "17"}, 90, 1_000_000_002)
+    ]
 
 
 def test_an_example_stays_for_a_second() -> None:

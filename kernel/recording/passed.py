@@ -1,0 +1,154 @@
+"""What the kernel passes to the helper of the recorder, and the records that the helper makes of it. Pure.
+
+The kernel does as little as possible: a message is the tensors as they are, between a few values, and is encoded where
+it arises. Digests, limits and the form of the files are the helper's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.recording.format import RecordedOutput, RecordedTensor, RequestRecord, ResponseRecord
+from shm.tensor import ClientSpan  # noqa: TC001 - msgspec reads it
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel.recording.format import Recorded
+
+#: The first values of messages.
+REQUEST, RESPONSE = 0, 1
+
+TOO_LARGE = "larger than the recorder's limit"
+
+
+class PassedTensor(msgspec.Struct, array_like=True, gc=False):
+    """A tensor. A `shm.tensor.Tensor` without a span is encoded alike."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: bytes | None = None
+    #: In place of `data`: which of the message's sources has the bytes, from 0 on.
+    source: int | None = None
+    #: In place of `data`: the region of the client that has the bytes.
+    region: ClientSpan | None = None
+    #: Only where the bytes are not passed: how many there are, and why.
+    byte_size: int = 0
+    missing: str = ""
+
+
+class PassedOutput(msgspec.Struct, array_like=True, gc=False):
+    """An output that a request asks for. A `shm.tensor.RequestedOutput` without a span is encoded alike."""
+
+    name: str
+    classification: int = 0
+    span: None = None
+    region: ClientSpan | None = None
+
+
+class PassedRequest(msgspec.Struct, array_like=True, tag=REQUEST, gc=False):
+    """A request. The fields are those of `RequestRecord`, in the order in which `Recorder` puts them."""
+
+    number: int
+    at_ns: int
+    model: str
+    version: int
+    inputs: list[PassedTensor]
+    wanted_version: str
+    id: str
+    outputs: list[PassedOutput]
+    parameters: dict[str, str | int | bool | float]
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+    in_sequence: bool
+    priority: int
+    timeout_us: int
+    decoupled: bool
+    protocol: str
+    #: How many sources of the task stand before those of the message.
+    first_source: int = 0
+
+
+class PassedResponse(msgspec.Struct, array_like=True, tag=RESPONSE, gc=False):
+    """A response. The fields are those of `ResponseRecord`, in the order in which `RecordedSink` puts them."""
+
+    number: int
+    at_ns: int
+    final: bool
+    version: str
+    outputs: list[PassedTensor] | None
+    parameters: dict[str, str | int | bool | float] | None
+    error: str
+    code: str
+    queued_ns: int
+    first_source: int = 0
+
+
+class TensorRules(msgspec.Struct, array_like=True, frozen=True):
+    """How tensors are recorded; see `RecordSettings`."""
+
+    limit: int
+    input_digests: bool
+    output_digests: bool
+
+
+def record_of(passed: PassedRequest | PassedResponse, sources: Sequence[memoryview], rules: TensorRules) -> Recorded:
+    """Return the record of a message; `sources` are those of the whole task."""
+    if isinstance(passed, PassedResponse):
+        outputs = None
+        if passed.outputs is not None:
+            digests = rules.output_digests
+            outputs = [_recorded(output, passed, sources, rules.limit, digests, True) for output in passed.outputs]
+        return ResponseRecord(
+            passed.number, passed.at_ns, passed.final, passed.version, outputs, passed.parameters or {}, passed.error,
+            passed.code, passed.queued_ns,
+        )  # fmt: skip
+    digests = rules.input_digests
+    inputs = [_recorded(tensor, passed, sources, rules.limit, digests, digests) for tensor in passed.inputs]
+    return RequestRecord(
+        passed.number, passed.at_ns, passed.model, passed.version, inputs, passed.wanted_version, passed.id,
+        [_requested(output) for output in passed.outputs], passed.parameters, passed.sequence_id, passed.sequence_start,
+        passed.sequence_end, passed.in_sequence, passed.priority, passed.timeout_us, passed.decoupled, passed.protocol,
+    )  # fmt: skip
+
+
+def _recorded(
+    tensor: PassedTensor,
+    passed: PassedRequest | PassedResponse,
+    sources: Sequence[memoryview],
+    limit: int,
+    digests: bool,
+    large_by_digest: bool,
+) -> RecordedTensor:
+    """Return the record of a tensor. One of more than `limit` bytes has a digest or nothing in place of its bytes."""
+    inline = tensor.data
+    if inline and len(inline) <= limit and not digests:  # usual
+        return RecordedTensor(tensor.name, tensor.datatype, tensor.shape, len(inline), inline)
+    found = RecordedTensor(tensor.name, tensor.datatype, tensor.shape, tensor.byte_size, missing=tensor.missing)
+    region = tensor.region
+    if region is not None:
+        found.byte_size, found.region, found.offset = region.byte_size, region.name, region.offset
+        return found
+    data = inline if tensor.source is None else sources[passed.first_source + tensor.source]
+    if not data:
+        return found
+    found.byte_size = len(data)
+    if digests or (large_by_digest and len(data) > limit):
+        found.sha256 = hashlib.sha256(data).digest()
+    elif len(data) > limit:
+        found.missing = TOO_LARGE
+    else:
+        found.data = bytes(data)
+    return found
+
+
+def _requested(output: PassedOutput) -> RecordedOutput:
+    found, region = RecordedOutput(output.name, output.classification), output.region
+    if region is not None:
+        found.region, found.offset, found.byte_size = region.name, region.offset, region.byte_size
+    return found
