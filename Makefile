@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-onnx test-torch test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
+.PHONY: run gpu gpu-names test test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -51,6 +51,16 @@ test-torch: .venv-torch/installed
 	.venv-torch/bin/pip install -q '$(TORCH)'
 	.venv-torch/bin/pip install -q -e . --group torch-tests
 	touch $@
+
+# Spans through a real collector of OpenTelemetry, whose program a wheel brings (10 MiB).
+test-collector: $(VENV)/installed-dev
+	$(BIN)/pip install -q rotel
+	$(BIN)/python -m pytest tests/end_to_end/test_real_collector.py $(ARGS)
+
+# The dashboard against Grafana's schema, with npm.
+test-grafana: $(VENV)/installed-dev
+	npm install --silent --no-save --ignore-scripts --prefix build/grafana typescript@5 @grafana/schema
+	$(BIN)/python -m pytest tests/docs/test_grafana_types.py $(ARGS)
 
 # The tests with the lowest versions of our dependencies that pyproject.toml allows (for which Python 3.11 has wheels),
 # and on every CPython from 3.11 on that is here. Several minutes each, so that .ci/run leaves them out: before a release,

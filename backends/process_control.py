@@ -27,6 +27,21 @@ def die_with_parent(parent: int) -> None:
         sys.exit("the kernel is gone")
 
 
+#: How much sooner than its parent a process is ended when memory runs out: as if it had a tenth more of all memory.
+_SOONER = 100
+_MOST = 1000
+
+
+def end_sooner_without_memory() -> None:
+    """Let the system end this process rather than its parent when memory runs out (proc(5), oom_score_adj)."""
+    path = "/proc/self/oom_score_adj"
+    with contextlib.suppress(OSError, ValueError):
+        with open(path, encoding="ascii") as file:
+            score = int(file.read())
+        with open(path, "w", encoding="ascii") as file:
+            file.write(str(min(score + _SOONER, _MOST)))
+
+
 def set_process_name(name: str) -> None:
     """Show the first 15 bytes of `name` as the name of this process (prctl(2)), as far as they are ASCII."""
     _LIBC.prctl(_PR_SET_NAME, name.encode("ascii", "replace")[:15])

@@ -43,6 +43,8 @@ def send_outputs(request: WorkerRequest, outputs: Sequence[OutputValue], send: C
 def _beginning(output: OutputValue) -> tuple[bytes, int]:
     """Return the first bytes of an output, in the form of the protocols, and how many it has."""
     array: Any = output.array
+    if array.dtype is None:  # it is on a device, and perhaps not computed yet
+        return b"", int(array.nbytes)
     if output.datatype != "BYTES":
         flat = array.reshape(-1)[:TRACED_BYTE_SIZE]  # of each element at least one byte
         return np.ascontiguousarray(flat).tobytes()[:TRACED_BYTE_SIZE], int(array.nbytes)

@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, start, restart, tracing, recording, micro, draw."""
+"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, start, restart, tracing, recording, page, micro..."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def restart_command() -> None:
 
 @cli.command("tracing")
 def tracing_command() -> None:
-    """What traces cost the kernel: CPU time of a small request without, with one in 1000, with all. 1 minute.
+    """What traces cost the kernel: CPU time of a small request without, with one in 1000, with all. 2 minutes.
 
     The exit code is 1 where one in 1000 costs more than 1 %, or all more than 15 %.
     """
@@ -152,6 +152,17 @@ def recording_command() -> None:
     from bench import recording  # as below
 
     raise typer.Exit(recording.run())
+
+
+@cli.command("page")
+def page_command() -> None:
+    """What an open page costs the kernel: CPU time with 40 models, idle and under load. 2 minutes.
+
+    The exit code is 1 where it costs more than 1 % of a processor.
+    """
+    from bench import page  # as below
+
+    raise typer.Exit(page.run())
 
 
 @cli.command("micro")

@@ -1,7 +1,7 @@
 """`python -m bench tracing`: what traces of timestamps cost the kernel process for each small request.
 
-One server, whose settings are changed between samples. Paired: each round measures all settings, one directly after the
-other, in an order that changes. The helper, which formats and writes, is measured apart.
+One server with the usual flags, whose trace settings change between slices of load (`bench.slices`). The helper, which
+formats and writes, is measured apart.
 """
 
 from __future__ import annotations
@@ -9,35 +9,63 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench.load import Spec, run_apart
+import msgspec
+
+from bench.load import Spec
 from bench.models import PYTHON_MODELS, write_python_model
 from bench.server import ServerProcess
+from bench.slices import CONFIDENCE, OpenConnections, alternate, process_cpu_ns
 from kernel.tracing.output.file_task import WriteArguments, write_traces
-from kernel.tracing.trace import TraceRecord
+from kernel.tracing.trace import UsualTrace
 
-_ROUNDS, _SECONDS, _CONNECTIONS = 7, 1.0, 8
+if TYPE_CHECKING:
+    from bench.slices import Estimate, SliceComparison
+
+_CONNECTIONS = 8
 _MODEL = "add_sub"
 
-#: Setting → its change of the server's settings, and the most that it may cost, as a part of the CPU time without
-#: traces.
-_SETTINGS: dict[str, tuple[dict[str, object], float]] = {
-    "off": ({"trace_level": ["OFF"]}, 0.0),
-    "one in 1000": ({"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"}, 0.01),
-    "all": ({"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, 0.15),
-}
+#: Requests before the first slice: see `WARM_UP_REQUESTS` of `bench.load`.
+_WARM_UP = 3000
+
+#: Requests of a slice, and those before it that are not counted. With the rate of 1000 each slice has one trace.
+_REQUESTS, _SETTLING = 1000, 50
+
+#: What the kernel spends to give traces to the helper is measured apart, because it comes later: after so many traces,
+#: for a time that is longer than they wait, so often.
+_HANDED_OVER, _HANDING_OVER_S, _HANDOVERS = 3000, 0.4, 6
+
+_OFF: dict[str, object] = {"trace_level": ["OFF"]}
 
 #: Traces that the helper writes at a time.
-_WRITTEN = 512
+_WRITTEN = 4096
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A setting that is compared with no traces."""
+
+    name: str
+    setting: dict[str, object]
+    #: The most that it may cost, as a part of the CPU time without traces.
+    limit: float
+    #: For how long it is measured with each protocol.
+    seconds: float
+
+
+_ROWS = (
+    _Row("one in 1000", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1000"}, 0.01, 28.0),
+    _Row("all", {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}, 0.15, 15.0),
+)
 
 
 def run() -> int:
-    """Measure and print. Returns 1 if a setting costs too much. Raises `ServerFailed`, `LoadNotRun`."""
+    """Measure and print. Returns 1 if a setting costs too much. Raises `ServerFailed`, `BadResponse`."""
     failed = False
+    order = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="naiad-bench-") as folder:
         repository = Path(folder, "models")
         write_python_model(repository / _MODEL, *PYTHON_MODELS[_MODEL])
@@ -45,31 +73,67 @@ def run() -> int:
         flags = [f"--trace-config=triton,file={folder}/t", "--trace-config=triton,log-frequency=20000"]
         with ServerProcess(repository, *flags) as server:
             for protocol, port in (("http", server.http_port), ("grpc", server.grpc_port)):
-                failed = _protocol(server, protocol, port) or failed
+                with OpenConnections(Spec(protocol, port, _CONNECTIONS, [_MODEL], 0.0, server.pid)) as connections:
+                    connections.exchange(_WARM_UP)
+                    handover_us = _handover_us(server, connections, order)
+                    for row in _ROWS:
+                        found = _compare(server, connections, row, order)
+                        failed = _report(protocol, row, found, handover_us) or failed
+            lost = _metric(server, "naiad_traces_lost_total")
+    if lost:
+        print(f"{lost:.0f} traces were lost, which cost less than those that are written: a busy machine")
     print(f"the helper takes {_helper_us():.1f} µs for a trace")
     return int(failed)
 
 
-def _protocol(server: ServerProcess, protocol: str, port: int) -> bool:
-    """Measure and print one protocol. Returns whether a setting costs too much."""
-    order = random.Random(0)
-    names = list(_SETTINGS)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(_ROUNDS):
-        order.shuffle(names)
-        for name in names:
-            _change(server, _SETTINGS[name][0])
-            spec = Spec(protocol, port, _CONNECTIONS, [_MODEL], _SECONDS, server.pid)
-            times[name].append(run_apart(spec).server_cpu_us)
-    print(f"{protocol}: {statistics.median(times['off']):.1f} µs of the kernel's CPU time for a request without traces")
-    failed = False
-    for name, (_, limit) in _SETTINGS.items():
-        if limit:
-            ratios = sorted(now / before - 1 for now, before in zip(times[name], times["off"], strict=True))
-            median = statistics.median(ratios)
-            failed = failed or median > limit
-            print(f"  {name}: {median:+.1%} (rounds {ratios[0]:+.1%} to {ratios[-1]:+.1%}), limit {limit:.0%}")
-    return failed
+def _compare(server: ServerProcess, connections: OpenConnections, row: _Row, order: random.Random) -> SliceComparison:
+    def measure(traces: bool) -> float:
+        _change(server, row.setting if traces else _OFF)
+        connections.exchange(_SETTLING)
+        begin_ns = process_cpu_ns(server.pid)
+        connections.exchange(_REQUESTS)
+        return (process_cpu_ns(server.pid) - begin_ns) / _REQUESTS / 1000
+
+    found = alternate(measure, row.seconds, order)
+    _change(server, _OFF)
+    return found
+
+
+def _handover_us(server: ServerProcess, connections: OpenConnections, order: random.Random) -> float:
+    """Return the kernel's CPU time for a trace between its end and the end of its writing, in microseconds."""
+
+    def measure(traces: bool) -> float:
+        _change(server, _ROWS[-1].setting if traces else _OFF)
+        connections.exchange(_HANDED_OVER)
+        begin_ns = process_cpu_ns(server.pid)
+        time.sleep(_HANDING_OVER_S)
+        return (process_cpu_ns(server.pid) - begin_ns) / _HANDED_OVER / 1000
+
+    time.sleep(_HANDING_OVER_S)
+    found = alternate(measure, 0.0, order, _HANDOVERS // 2)
+    _change(server, _OFF)
+    return max(0.0, found.difference().value)
+
+
+def _report(protocol: str, row: _Row, found: SliceComparison, handover_us: float) -> bool:
+    """Print what was found. Returns whether it costs too much."""
+    share = 1 / float(str(row.setting["trace_rate"]))
+    excess = found.excess(handover_us * share)
+    print(
+        f"{protocol}, {row.name}: {excess.value:+.1%} ({excess.low:+.1%} to {excess.high:+.1%} with {CONFIDENCE:.0%}"
+        f" confidence, {4 * len(found.groups)} slices) of {found.before:.1f} µs; limit {row.limit:.0%}:"
+        f" {_verdict(excess, row.limit)}",
+        flush=True,
+    )
+    return excess.value > row.limit
+
+
+def _verdict(excess: Estimate, limit: float) -> str:
+    if excess.high <= limit:
+        return "met"
+    if excess.low > limit:
+        return "not met"
+    return "probably met" if excess.value <= limit else "probably not met"
 
 
 def _change(server: ServerProcess, settings: dict[str, object]) -> None:
@@ -81,13 +145,14 @@ def _change(server: ServerProcess, settings: dict[str, object]) -> None:
         connection.close()
 
 
+def _metric(server: ServerProcess, name: str) -> float:
+    _, page = server.get("/metrics", server.metrics_port)
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
+
+
 def _helper_us() -> float:
-    names = ("HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END",
-             "COMPUTE_OUTPUT_START", "COMPUTE_END", "INFER_RESPONSE_COMPLETE", "REQUEST_END", "HTTP_SEND_START",
-             "HTTP_SEND_END")  # fmt: skip
-    times = [part for position, name in enumerate(names) for part in (name, 10**13 + position)]
-    records = [TraceRecord(id, 0, "add_sub", 1, "", times) for id in range(_WRITTEN)]
+    traces = [UsualTrace(0, id, "add_sub", 1, "", *(10**13 + number for number in range(10))) for id in range(_WRITTEN)]
     with tempfile.TemporaryDirectory() as folder:
         begin_ns = time.process_time_ns()
-        write_traces(WriteArguments(str(Path(folder, "traces")), 0, records))
+        write_traces(WriteArguments(str(Path(folder, "traces")), 0, [*traces]))
         return (time.process_time_ns() - begin_ns) / _WRITTEN / 1000

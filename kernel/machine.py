@@ -13,6 +13,7 @@ from pathlib import Path
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MEMORY = Path("/proc/meminfo")
+_MACHINE_EVENTS = Path("/proc/vmstat")
 _M_ARENA_MAX = -8  # malloc.h of the GNU C library
 
 
@@ -60,6 +61,17 @@ def available_memory_byte_size() -> int:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) * 1024)
     return max(0, int(min(found)))
+
+
+def memory_kill_count() -> int:
+    """Return how many processes the system has ended because memory had run out: those of this process' control group,
+    or of the machine where that is not known."""
+    for file in (*_files("memory.events")[:1], _MACHINE_EVENTS):
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
 
 
 def _files(name: str) -> list[Path]:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
-from kernel.tracing.traced_sink import HTTP, Reception, at_iteration_end
+from kernel.tracing.front_doors import HTTP, Reception, at_iteration_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ class StreamPort:
         self.begin_ns = 0
 
     def reception(self) -> Reception:
-        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        """See `kernel.tracing.front_doors.FrontDoorSink`."""
         return HTTP, self.begin_ns, 0, at_iteration_end
 
     def send(self, response: Response) -> None:

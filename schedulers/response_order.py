@@ -2,12 +2,18 @@
 
 A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept, with
 their leases, until those were passed on. A request that is never dispatched has no place: its error is sent at once.
+
+A request that a model has made, by a call or as a step of an ensemble that it has called, has no place either: its
+response is sent at once. Otherwise an earlier request whose model waits for that call would wait for itself. So no
+execution ever waits for a response that is kept.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
+
+from kernel.serving.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,9 +32,9 @@ class ResponseOrder:
         return len(self._places)
 
     def reserve(self, requests: Iterable[Request]) -> None:
-        """Give each request the next place. One that was dispatched before keeps its place."""
+        """Give each request the next place, but for those of models. One that was dispatched before keeps its place."""
         for request in requests:
-            if not isinstance(request.sink, _Place):
+            if not isinstance(request.sink, _Place) and (request.parent is None or not _is_for_a_call(request)):
                 place = _Place(self, request.sink)
                 request.sink = place
                 self._places.append(place)
@@ -41,6 +47,15 @@ class ResponseOrder:
         self._places.popleft()
         while self._places and self._places[0].pass_on():
             self._places.popleft()
+
+
+def _is_for_a_call(request: Request) -> bool:
+    """Whether a model has made the request, or called the ensemble that has made it."""
+    while (parent := request.parent) is not None:
+        if not isinstance(parent.owner, Model) or parent.owner.spec.ensemble is None:
+            return True
+        request = parent
+    return False
 
 
 class _Place:

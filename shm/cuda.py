@@ -9,6 +9,7 @@ each process and device. What is copied is complete when the function returns.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shm.tensor import Buffer
 
 #: The bytes of a `cudaIpcMemHandle_t`.
@@ -103,6 +106,9 @@ class Cuda:
             raise CudaUnavailable(_no_device(int(code)))
         #: Devices are 0 to `device_count` - 1.
         self.device_count: int = count
+        #: Whether threads keep their current device when memory of another one is opened, closed, read or freed: models
+        #: and libraries rely on it. Not where nothing is computed: to go back to a device would make a context of it.
+        self.keeps_current = False
 
     # ---- memory of other processes ---------------------------------------------------------------
 
@@ -111,22 +117,22 @@ class Cuda:
         if len(raw) != HANDLE_BYTE_SIZE:
             raise ValueError(f"a handle of {len(raw)} bytes, expected {HANDLE_BYTE_SIZE}")
         runtime = self._runtime
-        self._use(device_id)
         handle = runtime.cudaIpcMemHandle_t()
         ctypes.memmove(int(handle.getPtr()), raw, HANDLE_BYTE_SIZE)
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        address = int(self._call("cudaIpcOpenMemHandle", handle, flags))
-        try:
-            base, byte_size = self._checked("cuMemGetAddressRange", self._driver.cuMemGetAddressRange(address))
-        except CudaError:
-            self.close_handle(DeviceMemory(address, 0, device_id))
-            raise
+        with self._on(device_id):
+            address = int(self._call("cudaIpcOpenMemHandle", handle, flags))
+            try:
+                base, byte_size = self._checked("cuMemGetAddressRange", self._driver.cuMemGetAddressRange(address))
+            except CudaError:
+                self.close_handle(DeviceMemory(address, 0, device_id))
+                raise
         return DeviceMemory(address, int(byte_size) - (address - int(base)), device_id)
 
     def close_handle(self, memory: DeviceMemory) -> None:
         """Close what `open_handle` has returned. Raises `CudaError`."""
-        self._use(memory.device_id)
-        self._call("cudaIpcCloseMemHandle", memory.address)
+        with self._on(memory.device_id):
+            self._call("cudaIpcCloseMemHandle", memory.address)
 
     # ---- copies ----------------------------------------------------------------------------------
 
@@ -147,10 +153,10 @@ class Cuda:
             self._copy(memory, memory.address + offset, address_of(source), len(source), kind)
 
     def _copy(self, memory: DeviceMemory, target: int, source: int, byte_size: int, kind: Any) -> None:
-        self._use(memory.device_id)
-        stream = self._stream(memory.device_id)
-        self._call("cudaMemcpyAsync", target, source, byte_size, kind, stream)
-        self._call("cudaStreamSynchronize", stream)
+        with self._on(memory.device_id):
+            stream = self._stream(memory.device_id)
+            self._call("cudaMemcpyAsync", target, source, byte_size, kind, stream)
+            self._call("cudaStreamSynchronize", stream)
 
     def _stream(self, device_id: int) -> Any:
         """Return a stream of this thread, so that its copies do not wait for other threads or for the model."""
@@ -204,8 +210,8 @@ class Cuda:
 
     def free(self, address: int, device_id: int) -> None:
         """Free what `allocate` has returned. Waits for the device. Raises `CudaError`."""
-        self._use(device_id)
-        self._call("cudaFree", address)
+        with self._on(device_id):
+            self._call("cudaFree", address)
 
     def allocate_pinned(self, byte_size: int) -> int:
         """Return the address of pinned memory of the host, from which devices copy directly. Raises `CudaError`."""
@@ -299,6 +305,17 @@ class Cuda:
 
     def _use(self, device_id: int) -> None:
         self._call("cudaSetDevice", device_id)
+
+    @contextlib.contextmanager
+    def _on(self, device_id: int) -> Iterator[None]:
+        """Make a device the current one of this thread for a `with` block, see `keeps_current`."""
+        before = self._call("cudaGetDevice") if self.keeps_current else device_id
+        self._use(device_id)
+        try:
+            yield
+        finally:
+            if before != device_id:
+                self._use(before)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._checked(name, getattr(self._runtime, name)(*arguments))

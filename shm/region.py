@@ -34,6 +34,7 @@ class RegionKind(enum.Enum):
     SYSTEM = "system"  # POSIX shared memory that a client registered
     CUDA = "cuda"  # device memory that a client registered by an IPC handle
     ARENA = "arena"  # a memfd of ours
+    DEVICE = "device"  # device memory that a worker has allocated
 
 
 class FileHandle(msgspec.Struct):
@@ -82,12 +83,14 @@ class Region:
         self.name = name
         self.kind = kind
         #: Whether a client registered the region. The client may change its bytes at any time.
-        self.of_client = kind is not RegionKind.ARENA
+        self.of_client = kind is RegionKind.SYSTEM or kind is RegionKind.CUDA
         self.handle = handle
         self.byte_size = byte_size
         self.key = key
         self.offset = offset
         self.dropped = False
+        #: Whether the process that has allocated memory of a device is gone: nobody can open it any more.
+        self.lost = False
         #: Whether processes copy the bytes with pread and pwrite and do not map them. Only for regions of clients.
         self.copied = False
         #: For an arena: the pages of so many first bytes are not given back to the system, so that a worker may pin
@@ -102,6 +105,7 @@ class Region:
         self._on_closed: list[Callable[[Region], None]] = []
         self._on_unused: list[Callable[[Region], None]] = []
         self._on_copied: list[Callable[[Region], None]] = []
+        self._on_lost: list[Callable[[Region], None]] = []
 
     @property
     def fd(self) -> int:
@@ -154,6 +158,18 @@ class Region:
         """Refuse new leases, and close the handle when the last lease is released."""
         self.dropped = True
         self._close_if_unused()
+
+    def lose(self) -> None:
+        """The process that has allocated the memory is gone. Only for memory of a device, which goes with it."""
+        self.lost = True
+        callbacks, self._on_lost = self._on_lost, []
+        for callback in callbacks:
+            callback(self)
+        self.drop()
+
+    def on_lost(self, callback: Callable[[Region], None]) -> None:
+        """Call `callback` when the process that has allocated the memory is gone."""
+        self._on_lost.append(callback)
 
     def on_closed(self, callback: Callable[[Region], None]) -> None:
         """Call `callback` once the region is dropped and has no lease, before its handle is closed."""

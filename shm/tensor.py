@@ -145,6 +145,8 @@ class RequestedOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
     #: output is one of an ensemble.
     labels: list[str] | None = None
     batched: bool | None = None
+    #: Whether the output may stay on a device: all who read it can do so there. Only without a span and classes.
+    on_device: bool = False
 
     @property
     def region_of_client(self) -> ClientSpan | None:

@@ -14,7 +14,7 @@ from backends.python import triton_python_backend_utils
 from backends.python.calls import ExecutedRequests, executed
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
-from backends.python.failures import describe, model_code
+from backends.python.failures import describe, model_code, model_failure
 from backends.python.health import check_health
 from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
@@ -239,10 +239,10 @@ class PythonBackend(Backend):
             raise self._failure(f"Python model {self._model_path} does not implement `execute` method.")
         try:
             returned = execute(list(batch))
-        except BaseException as error:
-            # `model_code` only for an error: entering the context would take longer than the call.
-            with model_code(self._instance.failure_prefix):
-                raise error
+        except ServingError:
+            raise
+        except BaseException as error:  # not in `model_code`: entering the context would take longer than the call
+            raise model_failure(error, self._instance.failure_prefix) from error
         if not isinstance(returned, types.CoroutineType):
             return returned
         loop = self._event_loop()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from backends.python.failures import TritonModelException
 from backends.python.instance import current_instance
 from backends.python.responses import InferenceResponse, TritonError, TritonErrorCode
-from backends.python.tensors import Tensor
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from backends.python.instance import PythonInstance
+    from backends.python.request_arguments import PreferredMemory
     from backends.worker.calls.interface import CallRequest, CallResponse, ModelCall
     from backends.worker.request import WorkerRequest
 
@@ -48,8 +48,11 @@ def calling_instance() -> PythonInstance:
     return instance
 
 
-def execute(request: CallRequest) -> InferenceResponse | ResponseIterator:
-    """Send `request` and wait for its response, or for the first one if it is streaming."""
+def execute(request: CallRequest, preferred: PreferredMemory | None = None) -> InferenceResponse | ResponseIterator:
+    """Send `request` and wait for its response, or for the first one if it is streaming.
+
+    `preferred` is where the model wants the results; None for where the other model makes them.
+    """
     instance = calling_instance()
     _add_context(request)
     calls = instance.host.calls
@@ -58,14 +61,16 @@ def execute(request: CallRequest) -> InferenceResponse | ResponseIterator:
     except ServingError as error:
         return _failed(error, request)
     if request.streaming:
-        return ResponseIterator(instance, call, None)
+        return ResponseIterator(instance, call, None, preferred)
     response = last = calls.wait(call)
     while not last.final:  # the end of the responses comes alone
         last = calls.wait(call)
-    return _response(response, instance)
+    return _response(response, instance, preferred)
 
 
-async def execute_async(request: CallRequest) -> InferenceResponse | ResponseIterator:
+async def execute_async(
+    request: CallRequest, preferred: PreferredMemory | None = None
+) -> InferenceResponse | ResponseIterator:
     """As `execute`, while other tasks of the event loop run. A cancelled task cancels the call."""
     instance = calling_instance()
     _add_context(request)
@@ -75,7 +80,7 @@ async def execute_async(request: CallRequest) -> InferenceResponse | ResponseIte
     except ServingError as error:
         return _failed(error, request)
     if request.streaming:
-        return ResponseIterator(instance, call, None)
+        return ResponseIterator(instance, call, None, preferred)
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def on_response() -> None:
@@ -91,7 +96,7 @@ async def execute_async(request: CallRequest) -> InferenceResponse | ResponseIte
         raise
     response = calls.take(call)
     assert response is not None
-    return _response(response, instance)
+    return _response(response, instance, preferred)
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
@@ -117,13 +122,17 @@ def _triton_error(error: ServingError) -> TritonError:
     return TritonError(error.message, TritonErrorCode[error.code.name])
 
 
-def _response(response: CallResponse, instance: PythonInstance) -> InferenceResponse:
+def _response(response: CallResponse, instance: PythonInstance, preferred: PreferredMemory | None) -> InferenceResponse:
     """Return the response for the model. Its tensors use the memory of the other model's outputs."""
     if response.error is not None:
         return InferenceResponse(error=_triton_error(response.error))
     if response.empty:
         return InferenceResponse(error=_triton_error(InternalError("Unexpected empty response.")))
-    return InferenceResponse.received(Tensor.received(response.outputs, instance.writable_inputs), response.parameters)
+    try:
+        tensors = instance.results(response.outputs, instance.writable_inputs, preferred)
+    except ServingError as error:  # no memory is left where the model prefers them
+        return InferenceResponse(error=_triton_error(error))
+    return InferenceResponse.received(tensors, response.parameters)
 
 
 class ResponseIterator:
@@ -134,9 +143,14 @@ class ResponseIterator:
     """
 
     def __init__(
-        self, instance: PythonInstance | None, call: ModelCall | None, failed: InferenceResponse | None
+        self,
+        instance: PythonInstance | None,
+        call: ModelCall | None,
+        failed: InferenceResponse | None,
+        preferred: PreferredMemory | None = None,
     ) -> None:
-        """With `failed` that is the only response."""
+        """With `failed` that is the only response; `preferred` is as in `execute`."""
+        self._preferred = preferred
         self._instance = instance
         self._call = call
         self._finished = call is None
@@ -193,7 +207,7 @@ class ResponseIterator:
 
     def _received(self, received: CallResponse) -> InferenceResponse:
         assert self._instance is not None
-        response = InferenceResponse([]) if received.empty else _response(received, self._instance)
+        response = InferenceResponse([]) if received.empty else _response(received, self._instance, self._preferred)
         self._finished = received.final
         self._kept_byte_size += sum(tensor.byte_size for tensor in received.outputs)
         if self._complete and self._kept_byte_size <= MAX_KEPT_BYTE_SIZE:

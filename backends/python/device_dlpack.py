@@ -97,6 +97,9 @@ def to_capsule(array: DeviceArray, device: InstanceDevice, stream: int | None) -
     """
     if stream != _NO_WAIT:
         device.before(_LEGACY if stream is None else stream)
+    readers = getattr(array.owner, "readers", None)
+    if readers is not None:  # memory of another worker, see `LeasedMemory`
+        readers.add(_LEGACY if stream is None else stream)
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     code, bits = _CODES[array.datatype]
     tensor = _DlTensor(array.address, CUDA, array.device_id, array.ndim, code, bits, 1, shape, None, 0)

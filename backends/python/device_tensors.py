@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from backends.python import device_dlpack, dlpack
 from backends.python.failures import TritonModelException
 from backends.python.tensors import Tensor
-from backends.worker.devices.tensors import DeviceInput
+from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.request import OutputValue
+from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.python.instance import PythonInstance
+    from backends.python.request_arguments import PreferredMemory
     from backends.worker.devices.instance_device import InstanceDevice
-    from backends.worker.devices.tensors import DeviceArray
     from shm.arrays import Array
     from shm.tensor import Tensor as ReceivedTensor
 
@@ -66,6 +67,23 @@ class GpuTensor(Tensor):
         raise TritonModelException(_IN_GPU)
 
 
+def _moved(view: ReceivedTensor, device: InstanceDevice) -> Any:
+    """Return a result on the device of the instance. BYTES and what has no elements stay on the host."""
+    if isinstance(view, DeviceInput):
+        if view.device_id == device.device_id or not view.byte_size:
+            return view
+        block = device.allocate(view.byte_size)
+        device.enqueue(block.address, view.address, view.byte_size, (view.array.owner, block))
+        array = DeviceArray(block.address, view.datatype, view.shape, device.device_id, block)
+    elif view.datatype == "BYTES" or not view.byte_size:
+        return view
+    else:
+        assert view.data is not None, "a result without bytes"
+        array = device.upload(view.data, view.datatype, view.shape)
+    device.synchronize()  # the result may be released, and its memory be written, as soon as nothing refers to it
+    return DeviceInput(view.name, array, lambda: device.to_host(array).reshape(-1).view("u1").data)
+
+
 # What models and their logs see is Triton's class.
 GpuTensor.__name__ = GpuTensor.__qualname__ = "Tensor"
 
@@ -83,5 +101,16 @@ def use_gpu(instance: PythonInstance, device: InstanceDevice) -> None:
         array = device_dlpack.from_source(source, device)
         return None if array is None else GpuTensor.of(name, array, device)
 
+    def results(views: Sequence[ReceivedTensor], writable: bool, preferred: PreferredMemory | None) -> list[Tensor]:
+        wanted = None if preferred is None else preferred.device_id
+        if wanted is None:
+            return received(views, writable)
+        if not 0 <= wanted < device.cuda.device_count:
+            raise InvalidArgument(f"preferred memory is on GPU {wanted}, and the server has {device.cuda.device_count}")
+        if wanted == device.device_id:
+            views = [_moved(view, device) for view in views]
+        return received(views, writable)
+
     instance.received = received
+    instance.results = results
     dlpack.from_gpu.append(from_gpu)

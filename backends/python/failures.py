@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from asyncio import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,17 +57,23 @@ def describe(error: BaseException) -> str:
 def model_code(prefix: str = "") -> Iterator[None]:
     """Raise exceptions of the model's code in this block as `InternalError`, with `prefix` before the description.
 
-    This includes `SystemExit`: as in Triton, `sys.exit` in a model fails its requests. `__cause__` is the model's
-    exception.
+    This includes `SystemExit` and whatever else is no `Exception`: as in Triton, `sys.exit` in a model fails its
+    requests, and so does a panic of a library in Rust (`pyo3_runtime.PanicException`). `__cause__` is the model's
+    exception. What ends a coroutine of the model is raised as it is.
     """
     try:
         yield
-    except ServingError:
+    except (ServingError, CancelledError, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
-        if _show is not None:
-            _show(error)
-        raise InternalError(prefix + describe(error)) from error
+    except BaseException as error:
+        raise model_failure(error, prefix) from error
+
+
+def model_failure(error: BaseException, prefix: str) -> InternalError:
+    """Return the error for an exception of the model's code, which is shown to the model's author."""
+    if _show is not None:
+        _show(error)
+    return InternalError(prefix + describe(error))
 
 
 def incompatible_arguments(call: str, signature: str, *arguments: object) -> TypeError:

@@ -20,7 +20,7 @@ def check_health(model: Any, instance_name: str, loop: Callable[[], EventLoop], 
     """
     try:
         returned = model.is_ready()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         done(_failed(instance_name, error))
         return
     if isinstance(returned, types.CoroutineType):

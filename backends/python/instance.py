@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.base import Host, ModelArguments
+    from backends.python.request_arguments import PreferredMemory
     from backends.reshape import TensorShapes
     from backends.worker.calls.interface import ModelCall
     from backends.worker.request import OutputValue, WorkerRequest
@@ -41,6 +42,7 @@ class PythonInstance:
         "received",
         "reshaped_inputs",
         "reshaped_outputs",
+        "results",
         "version_dir",
         "writable_inputs",
     )
@@ -72,6 +74,8 @@ class PythonInstance:
         self.inputs_stay = not _flag(arguments, "FORCE_CPU_ONLY_INPUT_TENSORS", default=True)
         #: Makes the tensors of inputs; another function in an instance on a GPU.
         self.received: Callable[[Sequence[ReceivedTensor], bool], list[Tensor]] = Tensor.received
+        #: Makes the tensors of results of calls, where the model prefers them; as above.
+        self.results: Callable[[Sequence[ReceivedTensor], bool, PreferredMemory | None], list[Tensor]] = _on_host
 
     def reshape_inputs(self, request: WorkerRequest) -> None:
         """Change the shapes of the request's inputs from the client's to the model's."""
@@ -106,6 +110,10 @@ def _flag(arguments: ModelArguments, key: str, *, default: bool) -> bool:
     if value not in ("yes", "no"):
         raise Unsupported(f"Incorrect value for {key}: {value}'")
     return value == "yes"
+
+
+def _on_host(views: Sequence[ReceivedTensor], writable: bool, preferred: PreferredMemory | None) -> list[Tensor]:
+    return Tensor.received(views, writable)
 
 
 _current: PythonInstance | None = None

@@ -41,6 +41,11 @@ class PreferredMemory:
         self._memory_type = preferred_memory_type
         self._device_id = preferred_device_id
 
+    @property
+    def device_id(self) -> int | None:
+        """The GPU; None for memory of the host."""
+        return self._device_id if self._memory_type is MemoryType.TRITONSERVER_MEMORY_GPU else None
+
 
 class InferenceTrace:
     """The trace of a request."""

@@ -347,7 +347,7 @@ class InferenceRequest:
         With `decoupled` return an iterator of the responses; a decoupled model needs it. Errors are in the response.
         Raises `TritonModelException` before the model's `initialize` has returned, and from its `finalize` on.
         """
-        return execute(self._call_request(decoupled, "exec"))
+        return execute(self._call_request(decoupled, "exec"), self._preferred_memory)
 
     @overload
     def async_exec(self, decoupled: Literal[False] = False) -> Awaitable[InferenceResponse]: ...
@@ -355,14 +355,15 @@ class InferenceRequest:
     def async_exec(self, decoupled: Literal[True]) -> Awaitable[ResponseIterator]: ...
     def async_exec(self, decoupled: bool = False) -> Awaitable[InferenceResponse | ResponseIterator]:
         """As `exec`, for `await` in a coroutine. The request is sent also if nobody awaits it."""
-        return asyncio.get_running_loop().create_task(execute_async(self._call_request(decoupled, "async_exec")))
+        loop = asyncio.get_running_loop()
+        return loop.create_task(execute_async(self._call_request(decoupled, "async_exec"), self._preferred_memory))
 
     def _call_request(self, decoupled: bool, call: str) -> CallRequest:
         if not is_truth(decoupled):
             raise incompatible_arguments(
                 call, f"{call}(self: InferenceRequest, decoupled: bool = False)", self, decoupled
             )
-        trace, received = self._trace, self._request
+        trace, received, preferred = self._trace, self._request, self._preferred_memory
         # A request that the model has received goes to the model itself, as in Triton.
         if received is None:
             name, version = self._model_name, self._model_version
@@ -381,6 +382,7 @@ class InferenceRequest:
             self._parameters,
             bool(decoupled),
             trace_parent=0 if trace is None else trace.request_number,
+            on_device=preferred is None or preferred.device_id is not None,
         )
 
 

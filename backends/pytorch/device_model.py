@@ -89,8 +89,6 @@ class DeviceTorchModel(TorchModel):
         self._has_strings = any(spec.datatype == "BYTES" for spec in self._inputs.values())
         #: The worker keeps implicit state on the host.
         self._states = {spec.name for spec in state_outputs(config)}
-        #: The inputs of the last call: the stream may still read them.
-        self._read: dict[str, DeviceArray] = {}
 
     def _infer(self, requests: Sequence[WorkerRequest], timings: Any) -> dict[str, Any]:
         with self._on_device.current_stream():
@@ -101,7 +99,7 @@ class DeviceTorchModel(TorchModel):
         if self._batch_inputs:
             for name, array in batch_input_arrays(self._batch_inputs, requests).items():
                 arrays[name] = self._device.upload(array, self._datatypes[name], array.shape)
-        self._read = arrays
+        self._device.keep(arrays)
         values = {name: self._on_device.tensor(array) for name, array in arrays.items()}
         if self._has_strings:
             for name, array in gather(requests, self._inputs).items():

@@ -23,7 +23,7 @@ from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES
-from kernel.errors import ErrorCode, RequestCancelled, WorkerLost, file_error, worker_error
+from kernel.errors import ErrorCode, RequestCancelled, ServingError, WorkerLost, file_error, worker_error
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from backends.supervision.session import WorkerSession
-    from kernel.errors import ServingError
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
     from kernel.serving.calls.calls import Calls
@@ -162,11 +161,14 @@ class WorkerHandle:
             self._schedule_outbox_check()
 
     def _try_attach(self, request: Request) -> ServingError | None:
-        """Attach the regions of a request, or return the error that it gets because no file descriptor is left."""
+        """Attach the regions of a request, or return the error that it gets: no file descriptor is left, or memory of a
+        device is gone."""
         try:
             self._attach(request)
         except OSError as error:
             return file_error(f"a tensor could not be given to the worker of '{self.name}': {error}", error)
+        except ServingError as error:
+            return error
         return None
 
     def _attach(self, request: Request) -> None:
@@ -259,6 +261,8 @@ class WorkerHandle:
                 self._memory.add_chunk(number, offset, data)
             case wire.ArenaCreated(byte_size=byte_size):
                 self._memory.take_output_arena(byte_size)
+            case wire.DeviceArenaCreated():
+                self._memory.take_device_arena(message)
             case wire.InputsHeld(requests=numbers):
                 self._hold_inputs(numbers)
             case wire.InputsFreed(requests=numbers):
@@ -473,6 +477,10 @@ class WorkerHandle:
             self._drained = asyncio.Event()
             self._session.on_message = self._on_message_while_draining
             await self._drained.wait()
+
+    async def released(self) -> None:
+        """Wait until no block of the worker on a device is leased, or the worker is lost."""
+        await self._memory.released()
 
     def _on_message_while_draining(self, message: wire.ToKernel) -> None:
         """Handle a message while `drain` waits."""

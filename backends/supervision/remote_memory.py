@@ -17,7 +17,7 @@ from backends.transport import wire
 from kernel.errors import InternalError, ServingError
 from shm.arena import INLINE_LIMIT
 from shm.lease import RegionNumber
-from shm.region import new_region_number
+from shm.region import CudaIpcHandle, new_region_number
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ class RemoteMemory:
 
     #: Responses go through `deliver`.
     defers = True
+
+    #: Memory of devices is opened on the machine where it is, by processes that share memory.
+    opens_devices = False
 
     def __init__(self, session: WorkerSession, helper: RegionAccess, byte_size_limit: int,
                  not_sent: Callable[[int, int, ServingError], None]) -> None:  # fmt: skip
@@ -129,7 +132,7 @@ class RemoteMemory:
 
     async def _send_span(self, request: int, span: Span) -> Span:
         copy: Span | None = None
-        if span.lease.region.of_client:
+        if isinstance(span.lease.region.handle, CudaIpcHandle) or span.lease.region.of_client:
             span = copy = await self._helper.read(span)
         try:
             number = new_region_number()
@@ -258,6 +261,13 @@ class RemoteMemory:
     def take_output_arena(self, byte_size: int) -> None:
         """Refuse: there is no descriptor to take."""
         raise ValueError("an arena in a session without shared memory")
+
+    async def released(self) -> None:
+        """Return: the worker leaves nothing on a device for others."""
+
+    def take_device_arena(self, message: wire.DeviceArenaCreated) -> None:
+        """Refuse: others could not open it."""
+        raise ValueError("an arena on a device in a session without shared memory")
 
     def report_fault(self, requests: Collection[Request]) -> None:
         """Do nothing: the worker has no region of a client."""

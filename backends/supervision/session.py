@@ -30,6 +30,9 @@ _Expected = TypeVar("_Expected", bound=wire.Message)
 #: minutes on a machine without memory or processors left.
 HELLO_TIMEOUT_S = 30.0
 
+#: How long a worker that has closed its connection may take to end by itself, in seconds.
+END_WAIT_S = 0.25
+
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR, "VERBOSE": logging.DEBUG}
 
 
@@ -47,6 +50,7 @@ class WorkerSession:
         self._response: asyncio.Future[wire.ToKernel] | None = None
         self._lost_cause: str | None = None
         self._protocol_error: str | None = None
+        self._stopping = False
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
         #: Whether the model has a health check.
@@ -173,6 +177,7 @@ class WorkerSession:
         if self._launched is None or self._lost_cause is not None:
             return
         self.on_lost = None
+        self._stopping = True
         if grace_s and not self.stopped:
             self.send(wire.Stop())
         else:
@@ -216,6 +221,7 @@ class WorkerSession:
                     | wire.Responded()
                     | wire.Submit()
                     | wire.ArenaCreated()
+                    | wire.DeviceArenaCreated()
                     | wire.MetricsChanged()
                     | wire.Reported()
                     | wire.MemoryUsed()
@@ -267,9 +273,19 @@ class WorkerSession:
         raise ValueError(f"unexpected message {type(message).__name__}")
 
     def _channel_closed(self, problem: str | None) -> None:
-        """The connection has ended: kill the process, if it has not ended itself."""
+        """The connection has ended: kill the process, if it does not end itself. Without a `problem` it usually does,
+        and then the cause is how it ended. One that was asked to end has finalized its model, and nobody asks how it
+        ends."""
         self._protocol_error = problem
-        self.kill()
+        if problem is None and not self._stopping:
+            asyncio.get_running_loop().call_later(END_WAIT_S, self._kill_unconnected)
+        else:
+            self.kill()
+
+    def _kill_unconnected(self) -> None:
+        if self._lost_cause is None:
+            self._protocol_error = "it had closed its connection"
+            self.kill()
 
     def _process_lost(self, cause: str) -> None:
         assert self._channel is not None

@@ -207,7 +207,8 @@ class InstanceSupervisor:
                 return await work
         except TimeoutError:
             session.kill()
-            raise InternalError(f"the model was still {doing} after {limit_s:g} s, and its worker was killed") from None
+            limit = f"{limit_s:g} s (--model-load-timeout-secs)"
+            raise InternalError(f"the model was still {doing} after {limit}, and its worker was killed") from None
 
     def demanded_ns(self) -> int | None:
         """See `InstanceKeeper`. It is not known of a worker of another host, nor before the worker has begun."""
@@ -255,6 +256,19 @@ class InstanceSupervisor:
             if self._session is not None:
                 self._session.kill()
             await handle.drain()
+
+    async def released(self, limit_s: float) -> None:
+        """See `InstanceKeeper`."""
+        handle = self._handle
+        if handle is None:
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await handle.released()
+        except TimeoutError:
+            logger.warning(
+                "model instance '%s' ends, and other models still use tensors that it has left on its GPU", handle.name
+            )
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Finalize the model and end the worker. With `at_once`, or if no model is loaded, only kill the worker.

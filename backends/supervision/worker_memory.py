@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from kernel.errors import file_error
+from kernel.errors import ServingError, Unavailable, file_error
 from kernel.loop.iteration_end import IterationEnd
+from shm.cuda import HANDLE_BYTE_SIZE
 from shm.lease import LeasedBlock
 from shm.memfd import check_sealed, read_only_fd
 from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
@@ -34,21 +36,17 @@ class OutputArena:
     workers.
 
     The worker allocates blocks. The kernel counts the leases of each block, and frees a block when its last lease is
-    released. If the worker is gone, its blocks stay readable as long as they are leased.
+    released. If the worker is gone, its blocks on the host stay readable as long as they are leased.
     """
 
     def __init__(
-        self, fd: int, byte_size: int, title: str, memory: WorkerMemory, budget: ByteBudget | None = None
+        self, region: Region, memory: WorkerMemory, budget: ByteBudget | None = None, number: int = wire.OUTPUT_ARENA
     ) -> None:
-        """The arena owns `fd` from now on. Raises `NotSealedMemory`, a ValueError, if `fd` is not sealed memory."""
-        try:
-            check_sealed(fd, byte_size)
-        except BaseException:
-            os.close(fd)
-            raise
-        self.region = Region(f"outputs of {title}", RegionKind.ARENA, FileHandle(fd), byte_size)
+        """`number` is that of the arena in messages to and from its worker."""
+        self.region = region
         self._memory = memory
         self._budget = budget
+        self.number = number
         self._blocks: dict[int, LeasedBlock] = {}
         #: The byte sizes of the leased blocks, as the budget counts them.
         self._charged: dict[int, int] = {}
@@ -73,11 +71,14 @@ class OutputArena:
         del self._blocks[offset]
         if self._budget is not None:
             self._budget.remove(self._charged.pop(offset))
-        self._memory.free_blocks([offset])
+        self._memory.free_blocks([offset], self.number)
 
     def close(self) -> None:
-        """The worker is gone: free the arena when all leases are released."""
-        self.region.drop()
+        """The worker is gone: free the arena when all leases are released. Memory of a device has gone with it."""
+        if self.region.kind is RegionKind.DEVICE:
+            self.region.lose()
+        else:
+            self.region.drop()
 
 
 class WorkerMemory:
@@ -88,6 +89,9 @@ class WorkerMemory:
 
     #: Whether responses must be sent by `deliver`, because their outputs may not be in their places yet.
     defers = False
+
+    #: Whether the worker can open memory of devices that other workers have allocated.
+    opens_devices = True
 
     #: The number of the last batch that was sent: each one is, as soon as it is dispatched.
     last_sent = sys.maxsize
@@ -105,8 +109,14 @@ class WorkerMemory:
         self.steady_byte_size = 0
         #: None before the worker's first large output.
         self.output_arena: OutputArena | None = None
-        #: Its blocks that were freed in this event-loop iteration, by offset.
-        self._freed: list[int] = []
+        #: The worker's arenas on a device, by their numbers, which are below 0.
+        self.device_arenas: dict[int, OutputArena] = {}
+        #: Blocks of arenas that were freed in this event-loop iteration: arena → offsets.
+        self._freed: dict[int, list[int]] = {}
+        #: Attached regions on a device whose workers are gone, by number.
+        self._gone: set[int] = set()
+        #: Set when no block on a device is leased any more; None while nobody waits for that.
+        self._released: asyncio.Event | None = None
         #: Held inputs, by request number.
         self._held: dict[int, list[Span]] = {}
         self._closed = False
@@ -114,11 +124,16 @@ class WorkerMemory:
     # ---- tensors of requests -----------------------------------------------------------------
 
     def attach(self, region: Region, *, writable: bool) -> None:
-        """Announce a region to the worker, before a message names a span of it. Raises `OSError`."""
+        """Announce a region to the worker, before a message names a span of it.
+
+        Raises `OSError`, and `Unavailable` for memory of a device whose worker is gone.
+        """
         if region.number in self.attached:
             return
         if self.output_arena is not None and region is self.output_arena.region:
             self._session.send(wire.OwnArena(region.number))
+        elif region.kind is RegionKind.DEVICE:
+            self._attach_device(region)
         else:
             self._send_region(region, writable=writable)
         self.attached.add(region.number)
@@ -129,10 +144,31 @@ class WorkerMemory:
             self.mapped_client_regions[region.number] = region
             region.on_copied(self._attach_copied)
 
+    def _attach_device(self, region: Region) -> None:
+        """Announce an arena on a device, perhaps one of the worker itself. Raises `Unavailable`."""
+        if region.lost:
+            raise Unavailable(f"a tensor on GPU {region.device_id} is gone with the worker that had it: {region.name}")
+        own = next((number for number, arena in self.device_arenas.items() if arena.region is region), None)
+        if own is not None:
+            self._session.send(wire.OwnArena(region.number, own))
+        else:
+            self._send_region(region, writable=True)
+        region.on_lost(self._forget)
+
+    def _forget(self, region: Region) -> None:
+        """The worker that has an arena on a device is gone: `attach` refuses the arena from now on."""
+        if region.number in self.attached:
+            self.attached.discard(region.number)
+            self._gone.add(region.number)
+
     def _send_region(self, region: Region, *, writable: bool) -> None:
         if isinstance(region.handle, CudaIpcHandle):
             handle = region.handle
-            self._session.send(wire.AttachDevice(region.number, region.byte_size, handle.device_id, handle.raw))
+            self._session.send(
+                wire.AttachDevice(
+                    region.number, region.byte_size, handle.device_id, handle.raw, region.kind is RegionKind.DEVICE
+                )
+            )
             return
         message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client, region.copied)
         if self.steady_byte_size and writable and region.kind is RegionKind.ARENA:
@@ -149,9 +185,10 @@ class WorkerMemory:
             os.close(fd)
 
     def _detach(self, region: Region) -> None:
-        mapped = self.mapped_client_regions.pop(region.number, None) is not None
-        if (mapped or region.number in self.attached) and not self._closed:
+        known = self.mapped_client_regions.pop(region.number, None) is not None or region.number in self._gone
+        if (known or region.number in self.attached) and not self._closed:
             self.attached.discard(region.number)
+            self._gone.discard(region.number)
             self._session.send(wire.Detach(region.number))
 
     def _attach_copied(self, region: Region) -> None:
@@ -198,24 +235,47 @@ class WorkerMemory:
     def take_output_arena(self, byte_size: int) -> None:
         """Open the worker's output arena with the received descriptor. Raises ValueError."""
         fd = self._session.take_fd()
-        if self.output_arena is not None:
+        try:
+            if self.output_arena is not None:
+                raise ValueError("a second output arena")
+            check_sealed(fd, byte_size)
+        except BaseException:
             os.close(fd)
-            raise ValueError("a second output arena")
-        self.output_arena = OutputArena(fd, byte_size, self._title, self, self._budget)
+            raise
+        region = Region(f"outputs of {self._title}", RegionKind.ARENA, FileHandle(fd), byte_size)
+        self.output_arena = OutputArena(region, self, self._budget)
+
+    def take_device_arena(self, message: wire.DeviceArenaCreated) -> None:
+        """Note an arena of the worker on a device. Raises ValueError."""
+        number = message.arena
+        if number >= wire.OUTPUT_ARENA or number in self.device_arenas or len(message.handle) != HANDLE_BYTE_SIZE:
+            raise ValueError(f"an arena {number} on a device")
+        handle = CudaIpcHandle(message.handle, message.device_id)
+        region = Region(f"outputs of {self._title}", RegionKind.DEVICE, handle, message.byte_size)
+        # Without the budget, which is of memory of the host: the worker limits what it allocates.
+        self.device_arenas[number] = OutputArena(region, self, number=number)
 
     def own_span(self, span: Span) -> Span:
-        """Return a place in the worker's arena, which the worker named, with a lease. Raises ValueError."""
-        if self.output_arena is None or span.lease.region_number != wire.OUTPUT_ARENA:
+        """Return a place in an arena of the worker, which the worker named, with a lease. Raises ValueError."""
+        number = span.lease.region_number
+        arena = self.output_arena if number == wire.OUTPUT_ARENA else self.device_arenas.get(number)
+        if arena is None:
             raise ValueError("a span in an output arena that was not created")
-        return Span(self.output_arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
+        return Span(arena.lease(span.offset, span.byte_size), span.offset, span.byte_size)
 
     def take_output(self, request: Request, tensor: Tensor, span: Span, *, final: bool) -> None:
         """Give an output, which the worker left in `span`, its place with a lease for the response.
 
         It lies in the worker's arena, in the client's region that the request named for it, or, in a final response, in
-        an input of the request: the model may change inputs until then. Raises ValueError for any other place.
+        an input of the request: the model may change inputs until then. It is on a device only if the request allows
+        that. Raises ValueError for any other place.
         """
-        if span.lease.region_number == wire.OUTPUT_ARENA:
+        number = span.lease.region_number
+        if number == wire.OUTPUT_ARENA:
+            tensor.span = self.own_span(span)
+        elif number < wire.OUTPUT_ARENA:
+            if not any(asked.on_device and asked.name == tensor.name for asked in request.outputs):
+                raise ValueError(f"output '{tensor.name}' on a device, where it was not asked for")
             tensor.span = self.own_span(span)
         else:
             tensor.span = self._span_of_request(request, tensor.name, span, final=final)
@@ -240,11 +300,11 @@ class WorkerMemory:
     ) -> None:
         """Give an input of a call, which the worker named by `span`, its place with a lease.
 
-        It lies in the worker's arena, in an input of one of its `requests`, in a held input, or in one of its
+        It lies in an arena of the worker, in an input of one of its `requests`, in a held input, or in one of its
         `results`. Raises ValueError for any other place.
         """
         number = span.lease.region_number
-        if number == wire.OUTPUT_ARENA:
+        if number <= wire.OUTPUT_ARENA:
             tensor.span = self.own_span(span)
             return
         inputs = (each.span for request in requests.values() for each in request.inputs)
@@ -262,10 +322,11 @@ class WorkerMemory:
             for tensor in response.outputs or () if response.leased else ():
                 if tensor.span is not None and tensor.span.lease.region.number not in self.attached:
                     self.attach(tensor.span.lease.region, writable=False)
-        except OSError as error:
+        except (OSError, ServingError) as error:
             response.release()
             response.outputs = None
-            response.error = file_error(f"a result could not be given to the worker of '{self._title}': {error}", error)
+            text = f"a result could not be given to the worker of '{self._title}': {error}"
+            response.error = file_error(text, error) if isinstance(error, OSError) else error
         deliver(call, response)
 
     # ---- responses ---------------------------------------------------------------------------
@@ -285,18 +346,27 @@ class WorkerMemory:
         """Refuse, see `begin_transfer`."""
         raise ValueError("a chunk in a session with shared memory")
 
-    def free_blocks(self, offsets: Sequence[int]) -> None:
-        """Free blocks of the worker's arena. The worker gets one message for each event-loop iteration."""
+    def free_blocks(self, offsets: Sequence[int], arena: int = wire.OUTPUT_ARENA) -> None:
+        """Free blocks of an arena of the worker, which gets one message for each arena and event-loop iteration."""
         if self._closed:
             return
+        if self._released is not None and not any(each.leased_block_count for each in self.device_arenas.values()):
+            self._released.set()
         if not self._freed:
             IterationEnd.current().add_decision(self._send_freed)
-        self._freed += offsets
+        self._freed.setdefault(arena, []).extend(offsets)
+
+    async def released(self) -> None:
+        """Wait until no block of the worker on a device is leased, or the worker is gone."""
+        if not self._closed and any(arena.leased_block_count for arena in self.device_arenas.values()):
+            self._released = self._released or asyncio.Event()
+            await self._released.wait()
 
     def _send_freed(self) -> None:
-        offsets, self._freed = self._freed, []
-        if offsets and not self._closed:
-            self._session.send(wire.FreeBlocks(offsets))
+        freed, self._freed = self._freed, {}
+        if not self._closed:
+            for arena, offsets in freed.items():
+                self._session.send(wire.FreeBlocks(offsets, arena))
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -306,3 +376,7 @@ class WorkerMemory:
         self.free_held(list(self._held))
         if self.output_arena is not None:
             self.output_arena.close()
+        for arena in self.device_arenas.values():
+            arena.close()
+        if self._released is not None:
+            self._released.set()

@@ -9,6 +9,7 @@ worker what its model was given, and of a busy one what it is busy with.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import platform
@@ -66,7 +67,8 @@ class Outbox:
 
     def close(self) -> None:
         """Close the descriptor: the connection has ended. The memory stays until nobody refers to it."""
-        os.close(self.fd)
+        with contextlib.suppress(OSError):  # a model may have closed it
+            os.close(self.fd)
 
     def add(self, data: bytes) -> bool:
         """Append `data`; returns False if there is no space for it."""

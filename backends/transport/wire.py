@@ -7,9 +7,10 @@ Kernel and worker have the same version, so there is no negotiation beyond `Hell
                       Attach*, AttachDevice, OwnArena*, Detach, Transfer, Chunk
                       ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
                       AddMember*                                                   (processes of several models)
-                      CallResponded, ModelControlled, Recall                       (calls)
+                      CallResponded, CallOnHost, OnDeviceAgain, ModelControlled, Recall  (calls)
     worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
-                      ArenaCreated*, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged, Transfer, Chunk
+                      ArenaCreated*, DeviceArenaCreated, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged,
+                      Transfer, Chunk
                       SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
                       MemberEnded                                                  (processes of several models)
                       Started, HealthChecked, Rescheduled, Reported, MemoryUsed, TensorsTraced
@@ -21,7 +22,8 @@ region, `Chunk` messages carry its bytes, and tensors name spans of it as they n
 ends both kinds of region at the worker. The kernel frees a region that a worker transferred itself.
 
 Places. A tensor is inline, or in a span; a message has the number of the span's region (`shm.tensor.encode_lease`). The
-kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions.
+kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions, and numbers below 0
+are its arenas on a device.
 
 Order. With a concurrency of 1 a worker handles `Execute` messages in order, each with any number of `Responded` and one
 `Executed`. It starts a batch only when the previous `Executed` is sent or in its outbox
@@ -46,7 +48,7 @@ from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 12
+PROTOCOL = 13
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0
@@ -245,7 +247,7 @@ class Load(Message):
     cpus: tuple[int, ...] = ()
     #: For GPU: the most pinned bytes of the host that copies of inputs may go through.
     pinned_byte_size: int = 0
-    #: For GPU: the memory for gathered inputs that is kept between batches, in bytes.
+    #: For GPU: the memory for gathered inputs and for tensors to other models that is kept, in bytes.
     device_pool_byte_size: int = 0
 
 
@@ -281,20 +283,25 @@ class Attach(Message):
 
 
 class AttachDevice(Message):
-    """Memory of a CUDA device that later messages name by `number`: a client's region. The worker opens the handle when
-    it first uses the region, and closes it at `Detach`."""
+    """Memory of a CUDA device that later messages name by `number`: a client's region, or an arena of another worker.
+    The worker opens the handle when it first uses the region, and closes it after `Detach`."""
 
     number: int
     byte_size: int
     device_id: int
     #: The 64 bytes of a `cudaIpcMemHandle_t`.
     handle: bytes
+    #: Whether another worker has allocated it. What the model holds of it is reported (`InputsHeld`).
+    of_worker: bool = False
 
 
 class OwnArena(Message):
-    """Region `number` is the worker's own output arena. Sent in place of `Attach`: the worker has its memory."""
+    """Region `number` is an arena of the worker itself. Sent in place of `Attach` and `AttachDevice`: the worker has
+    its memory."""
 
     number: int
+    #: `OUTPUT_ARENA`, or the number of an arena on a device.
+    arena: int = OUTPUT_ARENA
 
 
 class Transfer(Message):
@@ -319,9 +326,11 @@ class Detach(Message):
 
 
 class FreeBlocks(Message):
-    """These blocks of the worker's output arena are no longer in use."""
+    """These blocks of an arena of the worker are no longer in use."""
 
     offsets: list[int]
+    #: `OUTPUT_ARENA`, or the number of an arena on a device.
+    arena: int = OUTPUT_ARENA
 
 
 # ---- kernel to worker: execution ------------------------------------------------------------
@@ -380,6 +389,18 @@ class CallResponded(Message):
     final: bool
     response: ResponseMessage | None = None
     lease: int = 0
+
+
+class CallOnHost(Message):
+    """This call was not sent to its model, because it has inputs on a device, and the model takes none there: the
+    worker sends the call again, under another number, with inputs on the host. So it sends all calls of this model,
+    until `OnDeviceAgain`."""
+
+    call: int
+
+
+class OnDeviceAgain(Message):
+    """A model of which calls came back takes inputs on a device now: another version was loaded."""
 
 
 class ModelControlled(Message):
@@ -523,6 +544,17 @@ class ArenaCreated(Message):
     byte_size: int
 
 
+class DeviceArenaCreated(Message):
+    """Memory of a CUDA device in which the worker leaves tensors for other workers. It stays until the worker ends."""
+
+    #: Below 0, unique for the worker's lifetime.
+    arena: int
+    byte_size: int
+    device_id: int
+    #: The 64 bytes of a `cudaIpcMemHandle_t`.
+    handle: bytes
+
+
 class OutboxCreated(Message):
     """The worker's outbox. Sent with its file descriptor, after `Hello`. It also has the number of the batch that the
     worker has begun last (`backends.transport.outbox.Progress`)."""
@@ -610,7 +642,8 @@ class TensorsTraced(Message):
 class Submit(Message):
     """Send a request to another model. `call` is larger than in all earlier ones; `CallResponded` names it.
 
-    Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arena. Outputs have no place.
+    Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arenas. Outputs have no
+    place.
     """
 
     call: int
@@ -628,6 +661,8 @@ class Submit(Message):
     streaming: bool = False
     #: The number of the worker's request whose trace the model passes on; 0 for none.
     trace_parent: int = 0
+    #: Whether the results may be in memory of a device, if the called model leaves them there.
+    on_device: bool = False
 
 
 class CancelCall(Message):
@@ -736,6 +771,8 @@ ToWorker = (
     | EndSequence
     | CheckHealth
     | CallResponded
+    | CallOnHost
+    | OnDeviceAgain
     | ModelControlled
     | ReadSpan
     | WriteSpan
@@ -753,6 +790,7 @@ ToKernel = (
     | MemoryUsed
     | Reported
     | ArenaCreated
+    | DeviceArenaCreated
     | OutboxCreated
     | InputsHeld
     | InputsFreed

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class _Watched:
+class WatchedInput:
     """An input in shared memory, with a weak reference to the array from which all its other arrays are made."""
 
     __slots__ = ("array", "byte_size", "offset", "region")
 
-    def __init__(self, region: WorkerRegion, offset: int, byte_size: int, array: Array) -> None:
+    def __init__(self, region: WorkerRegion, offset: int, byte_size: int, array: Any) -> None:
+        """`array` may be another object that owns the use of the memory."""
         self.region = region
         self.offset = offset
         self.byte_size = byte_size
-        self.array = weakref.ref(array)
+        self.array: weakref.ref[Any] = weakref.ref(array)
 
     @property
     def alive(self) -> bool:
@@ -60,14 +61,14 @@ class HeldInputs:
         self._late_release = LateRelease(self.report_freed)
         self._on_volatile_held = on_volatile_held
         #: Inputs of requests without a final response, by request number. Read-only for other objects.
-        self.watched: dict[int, list[_Watched]] = {}
+        self.watched: dict[int, list[WatchedInput]] = {}
         #: Held inputs that were reported to the kernel, and numbers of requests of which an input may be free now.
         #: Results of calls have the numbers of their leases below 0.
-        self._held: dict[int, list[_Watched]] = {}
+        self._held: dict[int, list[WatchedInput]] = {}
         self._maybe_free: deque[int] = deque()
         #: Results of calls by the identity of the array over their memory, to find those that are given to a call; and
         #: that identity by the number of the lease.
-        self._results: dict[int, _Watched] = {}
+        self._results: dict[int, WatchedInput] = {}
         self._identities: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -81,8 +82,12 @@ class HeldInputs:
             return view
         # An array refers to the exporter of its memory, not to the memoryview from which it was made.
         exporter = np.asarray(view)
-        self.watched.setdefault(number, []).append(_Watched(region, offset, byte_size, exporter))
+        self.watched.setdefault(number, []).append(WatchedInput(region, offset, byte_size, exporter))
         return exporter.data
+
+    def watch_memory(self, number: int, watched: WatchedInput) -> None:
+        """Watch an input of request `number` that is not read by this object: it is on a device."""
+        self.watched.setdefault(number, []).append(watched)
 
     def ended(self, numbers: Sequence[int], *, backend_returned: bool = True) -> list[int]:
         """Report held inputs of these requests to the kernel, before their final responses are sent.
@@ -95,7 +100,7 @@ class HeldInputs:
         volatile_held = False
         with self._lock:
             for number in numbers:
-                living: list[_Watched] = []
+                living: list[WatchedInput] = []
                 for each in self.watched.pop(number, ()):
                     if not each.alive:
                         each.end()
@@ -112,7 +117,7 @@ class HeldInputs:
             self._on_volatile_held()
         return held
 
-    def _hold(self, number: int, inputs: list[_Watched]) -> None:
+    def _hold(self, number: int, inputs: list[WatchedInput]) -> None:
         """Notice when the arrays of each of `inputs` are freed."""
 
         def on_array_freed(_: weakref.ref[Array]) -> None:
@@ -140,12 +145,18 @@ class HeldInputs:
             self.drop_result(lease)
             return view
         exporter = np.asarray(view)
-        watched = _Watched(region, offset, byte_size, exporter)
+        watched = WatchedInput(region, offset, byte_size, exporter)
         with self._lock:
             self._identities[lease] = id(exporter)
             self._results[id(exporter)] = watched
             self._hold(-lease, [watched])
         return exporter.data
+
+    def hold_memory(self, lease: int, watched: WatchedInput) -> None:
+        """As `hold_result`, for a result that is not read by this object: it is on a device."""
+        self._late_release.start()
+        with self._lock:
+            self._hold(-lease, [watched])
 
     def drop_result(self, lease: int) -> None:
         """Report soon that a result of a call is no longer needed."""
@@ -163,7 +174,7 @@ class HeldInputs:
         base: object = array
         while isinstance(base, np.ndarray):
             base = base.base
-        exporter: object = base.obj if isinstance(base, memoryview) else None
+        exporter: Any = base.obj if isinstance(base, memoryview) else None
         if not isinstance(exporter, np.ndarray):
             return None
         watched = self._results.get(id(exporter))
@@ -201,7 +212,7 @@ class HeldInputs:
             if freed:
                 self._send(wire.InputsFreed(freed))
 
-    def _forget_result(self, lease: int, watched: _Watched) -> None:
-        identity = self._identities.pop(lease)
-        if self._results.get(identity) is watched:  # else a newer result has an array at the same address
-            del self._results[identity]
+    def _forget_result(self, lease: int, watched: WatchedInput) -> None:
+        identity = self._identities.pop(lease, None)  # None for a result on a device
+        if identity is not None and self._results.get(identity) is watched:
+            del self._results[identity]  # else a newer result has an array at the same address

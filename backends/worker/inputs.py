@@ -31,7 +31,7 @@ class InputReader:
         #: Whether inputs in a client's region are copied, because the model has held such an input.
         self.copies_volatile = False
         #: Makes inputs on a device of those in regions there; only for a backend that takes them (`device_inputs`).
-        self.on_device: Callable[[Tensor, Span, WorkerRegion], Tensor | None] | None = None
+        self.on_device: Callable[[Tensor, Span, WorkerRegion, int], Tensor | None] | None = None
         #: How many inputs were copied to be read, and their bytes.
         self.copies = self.copied_byte_size = 0
 
@@ -57,7 +57,8 @@ class InputReader:
         if data is None:
             assert tensor.span is not None, f"input '{tensor.name}' has no place"
             if self.on_device is not None:
-                found = self.on_device(tensor, tensor.span, self._regions.get(tensor.span.lease.region_number))
+                region = self._regions.get(tensor.span.lease.region_number)
+                found = self.on_device(tensor, tensor.span, region, request.ref.number)
                 if found is not None:
                     return found
             data = self._view(tensor, tensor.span, request)

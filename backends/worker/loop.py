@@ -105,7 +105,7 @@ class Worker:
             self._calls.turn = (turn, self)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
         # Only models change their inputs: helpers have none.
-        memory = RegionMessages(channel, self._regions, self._output_arena, private_writes=not task_module)
+        self._memory = RegionMessages(channel, self._regions, self._output_arena, private_writes=not task_module)
         tasks = TaskRunner(self._regions, self._outputs.memory, self._send, task_module)
         self._members = Members(self._send, lambda channel, turn: Worker(channel, local=local, turn=turn))
         self._backend: Backend | None = None
@@ -126,18 +126,20 @@ class Worker:
             wire.Execute: self._execute,
             wire.CheckHealth: self._check_health,
         }
-        self._urgent_handlers = self._handled_at_once(memory)
+        self._urgent_handlers = self._handled_at_once()
 
-    def _handled_at_once(self, memory: RegionMessages) -> dict[type, Callable[..., None]]:
+    def _handled_at_once(self) -> dict[type, Callable[..., None]]:
         """Return the handlers of messages that any thread may read."""
         return {
             wire.Cancel: lambda message: self._responder.cancel(message.requests),
             wire.Credit: lambda message: self._responder.grant(message.request, message.count),
-            wire.FreeBlocks: lambda message: self._outputs.memory.free(message.offsets),
+            wire.FreeBlocks: self._free_blocks,
             wire.Recall: self._give_back,
             wire.CallResponded: self._calls.responded,
+            wire.CallOnHost: self._calls.on_host,
+            wire.OnDeviceAgain: self._calls.on_device_again,
             wire.ModelControlled: self._calls.controlled,
-            **memory.handlers,
+            **self._memory.handlers,
         }
 
     def run(self) -> None:
@@ -259,6 +261,13 @@ class Worker:
         finally:
             os.close(fd)
 
+    def _free_blocks(self, message: wire.FreeBlocks) -> None:
+        if message.arena == wire.OUTPUT_ARENA:
+            self._outputs.memory.free(message.offsets)
+        else:
+            assert self._memory.device_arenas is not None, "blocks of an arena that was not created"
+            self._memory.device_arenas.free(message.arena, message.offsets)
+
     def _urgent(self, message: wire.ToWorker) -> None:
         self._urgent_handlers[type(message)](message)
 
@@ -329,12 +338,23 @@ class Worker:
         self._device = instance_device(message, self._regions)
 
     def _tensors_on_device(self, device: InstanceDevice, backend: Backend) -> None:
-        from backends.worker.devices.using import use_device  # as above
+        from backends.worker.devices.using import DeviceTensors  # as above
 
-        at_once = not self._local or backend.concurrency > 1
-        self._outputs.on_device = use_device(
-            device, self._regions, self._inputs, backend, self._outputs.memory, waits_at_once=at_once
+        tensors = DeviceTensors(
+            device,
+            self._regions,
+            self._held,
+            self._outputs.memory,
+            waits_at_once=not self._local or backend.concurrency > 1,
+            announce=self._send if self._local else None,
+            count_memory=self._reports.own_memory,
         )
+        self._outputs.on_device = tensors.outputs
+        self._memory.device_arenas = tensors.arenas
+        if backend.device_inputs:
+            self._inputs.on_device = tensors.inputs.of_request
+        if tensors.arenas is not None:
+            self._calls.result_on_device = tensors.inputs.of_result
 
     def _joined(self, _: wire.Joined) -> None:
         self._reporter.start()

@@ -29,6 +29,8 @@ _URGENT = frozenset(
         wire.FreeBlocks,
         wire.Recall,
         wire.CallResponded,
+        wire.CallOnHost,
+        wire.OnDeviceAgain,
         wire.ModelControlled,
         wire.Attach,
         wire.AttachDevice,

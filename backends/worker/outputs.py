@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.transport import wire
 from backends.worker.classification import classify
 from kernel.errors import InternalError, ServingError
 from shm.arena import INLINE_LIMIT
@@ -101,13 +102,18 @@ class OutputWriter:
         self.memory.publish(tensors)
         return tensors
 
-    def write_inputs(self, values: Sequence[OutputValue | Tensor], *, in_place: bool, executing: bool) -> list[Tensor]:
+    def write_inputs(
+        self, values: Sequence[OutputValue | Tensor], *, in_place: bool, executing: bool, on_device: bool = False
+    ) -> list[Tensor]:
         """Write the inputs of a call of another model, and return their tensors. Those that are inline stay so.
 
         With `in_place` what is in an input or a result already stays there; `executing`: see `HeldInputs.place_of`.
-        Raises `ServingError`; then all blocks are freed.
+        With `on_device` what is on the device stays there, where it can. Raises `ServingError`; then all blocks are
+        freed.
         """
         tensors: list[Tensor] = []
+        device = self.on_device
+        waits = False
         try:
             for value in values:
                 if isinstance(value, Tensor):
@@ -117,9 +123,14 @@ class OutputWriter:
                 if array.nbytes <= INLINE_LIMIT and array.dtype in RAW_TYPES:  # usual: saves the calls
                     tensors.append(Tensor(value.name, value.datatype, list(array.shape), array.tobytes()))
                     continue
-                if array.dtype is None:  # it is on a device: other models get a copy on the host
-                    assert self.on_device is not None, "an input on a device, of an instance without one"
-                    array = self.on_device.to_host(array)
+                if array.dtype is None:  # it is on a device
+                    assert device is not None, "an input on a device, of an instance without one"
+                    left = device.leave(value.name, value.datatype, array) if on_device else None
+                    if left is not None:
+                        waits = True
+                        tensors.append(left)
+                        continue
+                    array = device.to_host(array)
                 span = None
                 if in_place and array.dtype in RAW_TYPES:
                     span = self._held.place_of(array, executing=executing)
@@ -127,6 +138,8 @@ class OutputWriter:
                     tensors.append(Tensor(value.name, value.datatype, list(array.shape), None, span))
                 else:
                     tensors.append(self._write_new(value.name, value.datatype, array, _ANY_OUTPUT))
+            if waits and device is not None:  # inputs are complete before the call leaves
+                device.wait()
         except ServingError:
             self.free(tensors)
             raise
@@ -145,6 +158,13 @@ class OutputWriter:
         name, datatype, array = output.name, output.datatype, output.array
         if array.dtype is None:  # it is on a device
             assert self.on_device is not None, "an output on a device, of an instance without one"
+            if requested.on_device and request.reserved and name in request.reserved:
+                place, tensor = request.reserved[name]
+                if place.address == array.address and place.nbytes == array.nbytes:
+                    del request.reserved[name]
+                    tensor.shape = list(array.shape)
+                    self.on_device.computed()
+                    return tensor
             if not requested.classification:
                 return self.on_device.write(self, name, datatype, array, requested)
             array = self.on_device.to_host(array)
@@ -215,7 +235,7 @@ class OutputWriter:
         copies: list[Tensor] = []
         for tensor in tensors:
             span = tensor.span
-            if span is None or self.memory.owns(span) or not self._regions.get(span.lease.region_number).shared:
+            if span is None or self._owns(span) or not self._regions.get(span.lease.region_number).shared:
                 copies.append(tensor)
                 continue
             copy, view = self.place(tensor.name, tensor.datatype, tensor.shape, span.byte_size, _ANY_OUTPUT)
@@ -244,8 +264,18 @@ class OutputWriter:
             self._free_tensor(reserved[1])
 
     def _free_tensor(self, tensor: Tensor) -> None:
-        if tensor.span is not None and self.memory.owns(tensor.span):
-            self.memory.drop(tensor.span)
+        span = tensor.span
+        if span is None:
+            return
+        if self.memory.owns(span):
+            self.memory.drop(span)
+        elif self._owns(span):
+            assert self.on_device is not None, "an output on a device, of an instance without one"
+            self.on_device.drop(span)
+
+    def _owns(self, span: Span) -> bool:
+        """Whether a tensor is in an arena of this worker, on the host or on a device."""
+        return self.memory.owns(span) or span.lease.region_number < wire.OUTPUT_ARENA
 
 
 def check_fits(name: str, byte_size: int, requested: RequestedOutput) -> None:

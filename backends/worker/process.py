@@ -11,8 +11,9 @@ import sys
 
 from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
-from backends.process_control import die_with_parent, set_process_name
+from backends.process_control import die_with_parent, end_sooner_without_memory, set_process_name
 from backends.transport.channel import BlockingChannel
+from backends.transport.forked_children import leave_to_parent
 from backends.worker.loop import Worker
 from shm.tensor import import_arrays
 
@@ -26,6 +27,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     the kernel. With a `task_module` it is a helper. Raises `SystemExit` if the worker fails.
     """
     die_with_parent(kernel)
+    end_sooner_without_memory()
     set_process_name(title)
     prepare_environment()
     # On Ctrl-C only the kernel acts: it drains and then stops its workers.
@@ -33,6 +35,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     set_up_logging()
     import_arrays()
     channel = BlockingChannel(socket.socket(fileno=fd))
+    leave_to_parent(channel)
     if task_module:
         lower_priority()
         limit_memory(task_module)

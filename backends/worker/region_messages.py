@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.transport.channel import BlockingChannel
+    from backends.worker.devices.device_arenas import DeviceArenas
     from backends.worker.memory import AttachedRegions
     from backends.worker.output_memory import ArenaOutputs
 
@@ -32,6 +33,8 @@ class RegionMessages:
         self._arena = arena
         self._private_writes = private_writes
         self._copy_buffers = CopyBuffers()
+        #: Arenas of the worker on its device; None if it has none.
+        self.device_arenas: DeviceArenas | None = None
 
     @property
     def handlers(self) -> dict[type, Callable[..., None]]:
@@ -65,10 +68,15 @@ class RegionMessages:
     def _attach_device(self, message: wire.AttachDevice) -> None:
         from backends.worker.devices.device_memory import DeviceRegion  # few servers have such regions
 
-        region = DeviceRegion(message.handle, message.byte_size, message.device_id, self._copy_buffers)
+        region = DeviceRegion(
+            message.handle, message.byte_size, message.device_id, self._copy_buffers, of_worker=message.of_worker
+        )
         self._regions.attach(message.number, region)
 
     def _own_arena(self, message: wire.OwnArena) -> None:
+        if message.arena != wire.OUTPUT_ARENA:
+            self._own_device_arena(message)
+            return
         # Mapped again, privately: these outputs are inputs now, and other processes may read them too.
         arena = self._arena.arena
         assert arena is not None, "OwnArena before the arena was created"
@@ -77,6 +85,10 @@ class RegionMessages:
             fd, arena.region.byte_size, 0, writable=False, volatile=False, private_writes=self._private_writes
         )
         self._regions.attach(message.number, region)
+
+    def _own_device_arena(self, message: wire.OwnArena) -> None:
+        assert self.device_arenas is not None, "OwnArena before the arena was created"
+        self._regions.attach(message.number, self.device_arenas.region_of(message.arena, self._copy_buffers))
 
     def _transfer(self, message: wire.Transfer) -> None:
         self._regions.attach(message.number, CopiedRegion(message.byte_size))

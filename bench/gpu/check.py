@@ -470,6 +470,39 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", %s)]))
         return responses
 """
+#: Gives its input to another model, and gives back the result.
+_CALLS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="copies", requested_output_names=["OUT"],
+                inputs=[pb_utils.get_input_tensor_by_name(request, "IN")],
+            )
+            response = call.exec()
+            assert not response.has_error(), response.error().message()
+            (result,) = response.output_tensors()
+            assert not result.is_cpu()
+            responses.append(pb_utils.InferenceResponse([result]))
+        return responses
+"""
+
+#: Two steps.
+_CHAIN = """
+platform: "ensemble"
+max_batch_size: 32
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [
+  { model_name: "copies" model_version: -1 input_map { key: "IN" value: "IN" }
+    output_map { key: "OUT" value: "between" } },
+  { model_name: "dlpack" model_version: -1 input_map { key: "IN" value: "between" }
+    output_map { key: "OUT" value: "OUT" } }
+] }
+"""
 _LIBRARIES = {
     "dlpack": ("", "given"),
     "torch": ("import torch", "torch.from_dlpack(given) * 1"),
@@ -484,6 +517,8 @@ def write_models(folder: Path) -> list[str]:
         if name == "dlpack" or importlib.util.find_spec(name):
             source = _PYTHON % (imports, result)
             models[name] = (_CONFIG % 'backend: "python"', "1/model.py", source)
+    models["calls"] = (_CONFIG % 'backend: "python"', "1/model.py", _CALLS)
+    models["chain"] = (_CHAIN, "1/none", "")
     for name, (config, file, source) in models.items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
@@ -564,6 +599,8 @@ def served(check: GpuCheck) -> list[GpuRow]:
                 rows.append(GpuRow("server", f"{model}: the output is the input", "yes" if right else "no", ok=right))
                 copies = copied_tensors(server, model)
                 rows.append(GpuRow("server", f"{model}: copies between host and device", copies, ok=copies == 0))
+            copies = sum(copied_tensors(server, model) for model in models)
+            rows.append(GpuRow("server", "copies of all, after calls and steps", copies, ok=copies == 0))
             rows += latencies(check, client)
             rows += figures(server)
             rows += killed_in_flight(server, client)
@@ -589,6 +626,12 @@ def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
         took_us = timed_us(lambda body=body: client.call("/v2/models/copies/infer", body), check.requests)  # type: ignore[misc]  # a default binds it
         rows.append(GpuRow("latency", f"request of {count} rows over HTTP", round(took_us, 1), "µs"))
         rows.append(GpuRow("latency", f"over the bare copy, {count} rows", round(took_us - bare_us, 1), "µs"))
+    alone, body = "/v2/models/copies/infer", client.body(1)
+    alone_us = timed_us(lambda: client.call(alone, body), check.requests)
+    for model, what in (("calls", "a call of another model"), ("chain", "another step of an ensemble")):
+        path = f"/v2/models/{model}/infer"
+        took_us = timed_us(lambda path=path: client.call(path, body), check.requests)  # type: ignore[misc]  # as above
+        rows.append(GpuRow("latency", f"{what}, over one request", round(took_us - alone_us, 1), "µs"))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -46,28 +47,73 @@ class StreamTarget:
         return written
 
 
-class FileTarget:
-    """A log file. Lines are appended with one write, so that other processes may append to the file as well."""
+_STDERR = 2
 
-    def __init__(self, path: str) -> None:
+#: How often it is looked whether the log file was moved away, in seconds.
+_LOOK_S = 1.0
+
+
+class FileTarget:
+    """A log file. Lines are appended with one write, so that other processes may append to the file as well.
+
+    If it is moved away or removed, as logrotate does, a new one is begun at its path.
+    """
+
+    def __init__(self, path: str, look_s: float = _LOOK_S) -> None:
         """Open or create the file at `path`. Raises `BadOption`."""
+        self._path = os.path.abspath(path)
+        self._look_s = look_s
+        self._next_look_s = 0.0
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = self._open()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise BadOption(f"--log-file '{path}' cannot be written: {reason}") from None
+        #: Whether the last write has failed, and standard error says so.
+        self._reported = False
         #: The last line was written only in part, because the disk was full.
         self._torn = False
 
     def write(self, lines: bytes) -> int:
         """See `LogTarget`."""
+        if (now_s := time.monotonic()) >= self._next_look_s:
+            self._next_look_s = now_s + self._look_s
+            self._follow()
         end_of_torn = b"\n" if self._torn else b""
         try:
             written = os.write(self._fd, end_of_torn + lines)
-        except OSError:  # a full disk
+        except OSError as error:  # a full disk
+            self._report(error)
             return 0
+        self._reported = False
         self._torn = written < len(end_of_torn) + len(lines)
         return max(written - len(end_of_torn), 0)
+
+    def _report(self, error: OSError) -> None:
+        """Say once on standard error that the file cannot be written, if somebody reads it."""
+        if self._reported:
+            return
+        self._reported = True
+        room = select.poll()
+        room.register(_STDERR, select.POLLOUT)
+        if room.poll(0):
+            with contextlib.suppress(OSError):
+                os.write(_STDERR, f"the log file '{self._path}' cannot be written: {error.strerror}\n".encode())
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def _follow(self) -> None:
+        """Begin a new file if that at the path is no longer the open one. Where none can be made, the old one stays."""
+        with contextlib.suppress(OSError):
+            try:
+                if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                    return
+            except FileNotFoundError:
+                pass
+            new = self._open()
+            os.close(self._fd)
+            self._fd, self._torn = new, False
 
 
 #: Erases the line that the cursor of a terminal is in.

@@ -295,7 +295,7 @@ class ModelStatistics:
             first_ns, trace = now_ns - request.received_ns, request.trace
             self.first_responses.observe(first_ns // _NS_PER_MS)
             if trace is not None and trace.output is not None:  # it is written
-                self._note_first(first_ns, trace.record.trace_id, now_ns)
+                self._note_first(first_ns, trace.trace_id, now_ns)
         if response.final and not request.failed:
             duration_ns = now_ns - request.received_ns
             self.durations.observe(duration_ns)

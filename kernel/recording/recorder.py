@@ -13,7 +13,8 @@ import msgspec
 from kernel.recording.captured import InputCapture, capture_outputs, capture_requested
 from kernel.recording.passed import REQUEST, RESPONSE
 from kernel.recording.sampling import RecordSampler
-from kernel.tracing.traced_sink import FRONT_DOORS, HTTP, TracedSink, is_front_door
+from kernel.tracing.front_doors import FRONT_DOORS, HTTP, is_front_door
+from kernel.tracing.traced_sink import TracedSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,13 +23,13 @@ class GpuSettings(msgspec.Struct, frozen=True):
     least_capability: float = LEAST_CAPABILITY
     #: Pinned memory of the host for copies of inputs, of all instances on GPUs together, in bytes.
     pinned_byte_size: int = 256 << 20
-    #: By GPU: memory for gathered inputs that an instance keeps between batches, in bytes.
+    #: By GPU: memory for gathered inputs and for tensors to other models that an instance keeps, in bytes.
     pool_byte_sizes: Mapping[int, int] = {}
     #: By GPU: the fraction of its memory that may be in use when an instance is loaded.
     load_limits: Mapping[int, float] = {}
 
     def pool_byte_size(self, device_id: int) -> int:
-        """Return what an instance on this GPU keeps for gathered inputs."""
+        """Return what an instance on this GPU keeps."""
         return self.pool_byte_sizes.get(device_id, 64 << 20)
 
 

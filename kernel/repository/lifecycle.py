@@ -23,6 +23,7 @@ from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoad
 from kernel.repository.local import list_repository
 from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
+from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
 from kernel.serving.catalog import UNLOADED, ModelState
 
@@ -62,6 +63,7 @@ class Lifecycle:
         self._listing = RepositoryListing(catalog, settings)
         self._composition = Composition(catalog, self, self._listing)
         self._ensembles = self._composition.ensembles
+        self._loads = RepositoryLoads(self, self._composition, self._progress, settings, clock, self._serving)
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
         #: Identifier → the folder that the model was loaded from; None if a client gave its files. A configuration that
@@ -95,7 +97,7 @@ class Lifecycle:
             log_not_found(name, found)
         self._ensembles.requested |= {folder.name for folder in folders}
         self._progress.begin(len(folders), self._clock.now_ns())
-        failed += await self._load_all(folders, with_parts=wanted != ["*"])
+        failed += await self._loads.load_all(folders, with_parts=wanted != ["*"])
         self._progress.close()
         if self._settings.poll_s:
             self._background.start(self._poll_forever())
@@ -116,35 +118,15 @@ class Lifecycle:
         for identifier in self._loaded.keys() - found.models.keys():
             await self._composition.forget(identifier)
             await self.unload_model(identifier)
-        await self._load_all(found.models.values())
+        await self._loads.load_changed(found.models.values())
 
     async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(self._settings.poll_s)
             await self.poll()
 
-    async def _load_all(self, folders: Iterable[ModelFolder], *, with_parts: bool = False) -> list[str]:
-        """Load models at the same time, then ensembles, and return the names of those that failed.
-
-        Without `with_parts` the models of all steps are among `folders`.
-        """
-        failed: list[str] = []
-
-        async def load(folder: ModelFolder) -> None:
-            try:
-                await self.load_model(folder, LoadRequest(with_parts=with_parts))
-                self._progress.ended(folder.identifier, self._clock.now_ns())
-            except ServingError:
-                failed.append(folder.name)
-                self._progress.ended(folder.identifier, self._clock.now_ns(), failed=True)
-
-        models, ensembles = await self._composition.split(folders, self._settings.config_name)
-        async with asyncio.TaskGroup() as tasks:
-            for folder in models:
-                tasks.create_task(load(folder))
-        for folder in ensembles:
-            await load(folder)
-        return failed
+    def _serving(self, identifier: str) -> list[Model]:
+        return [loaded.model for loaded in self._loaded.get(identifier, {}).values()]
 
     async def close(self, *, at_once: bool = False) -> None:
         """End every worker; `at_once` does not finalize models. Unfinished requests fail with `ServerStopping`."""
@@ -230,7 +212,7 @@ class Lifecycle:
     async def load_model(self, folder: ModelFolder, request: LoadRequest) -> None:
         """Load every version that the version policy selects, then the ensembles that use the model. Raises as they."""
         identifier, ensembles = folder.identifier, self._ensembles
-        before = _models_of(self._loaded.get(identifier, {}))
+        before = self._serving(identifier)
         self._identifiers.setdefault(folder.name, set()).add(identifier)
         async with self._lock(identifier):
             try:
@@ -245,7 +227,7 @@ class Lifecycle:
         if outdated and (ensemble := ensembles.find(identifier)) is not None:
             again = LoadRequest(ensemble.config_override, ensemble.files, with_parts=False, again=True)
             await self.load_model(ensemble.folder, again)
-        if _models_of(self._loaded.get(identifier, {})) != before:
+        if self._serving(identifier) != before:
             await self._composition.changed(folder.name)
 
     async def _load(self, folder: ModelFolder, request: LoadRequest) -> None:
@@ -394,7 +376,3 @@ class Lifecycle:
 
     def _lock(self, identifier: str) -> asyncio.Lock:
         return self._locks.setdefault(identifier, asyncio.Lock())
-
-
-def _models_of(versions: dict[int, LoadedVersion]) -> list[Model]:
-    return [loaded.model for loaded in versions.values()]

@@ -75,6 +75,10 @@ class LoadedVersion(msgspec.Struct):
         """How many instances are not passive."""
         return sum(not each.plan.passive for each in self.instances)
 
+    async def released(self, limit_s: float) -> None:
+        """Wait until no other model uses a tensor on a device of an instance, at most `limit_s` seconds."""
+        await asyncio.gather(*(each.keeper.released(limit_s) for each in self.instances))
+
     async def stop(self, *, at_once: bool = False) -> None:
         """End the workers; `at_once` does not finalize the model. It can be called again if it was cancelled."""
         await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))

@@ -28,7 +28,7 @@ class InstancePlan(msgspec.Struct, frozen=True):
     host_policy: str = ""
     #: The CPUs that the host policy allows; empty for all.
     cpus: tuple[int, ...] = ()
-    #: For GPU: the memory for gathered inputs that the instance keeps between batches, in bytes.
+    #: For GPU: the memory for gathered inputs and for tensors to other models that the instance keeps, in bytes.
     device_pool_byte_size: int = 0
     #: The instance is loaded, but never executes.
     passive: bool = False
@@ -73,6 +73,12 @@ class InstanceKeeper(Protocol):
         """Take no more batches, and wait until the dispatched ones have ended. A worker that dies is not replaced.
 
         After `limit_s` seconds the worker is killed, and its requests fail.
+        """
+
+    async def released(self, limit_s: float) -> None:
+        """Wait until no other model uses a tensor on the instance's device, which goes with its worker.
+
+        At most `limit_s` seconds. To be called after the last request.
         """
 
     async def stop(self, *, at_once: bool = False) -> None:

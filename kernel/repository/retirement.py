@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 FINALIZED_WAIT_S = 5.0
 
 
+#: How long a worker stays for tensors on its device that other models use, in seconds: callers that still execute use
+#: results of their calls. A model may keep a result for ever.
+RELEASED_WAIT_S = 30.0
+
+
 async def finalized(ends: Collection[asyncio.Task[None]]) -> None:
     """Wait until removed instances have been finalized, as Triton does, but no longer than `FINALIZED_WAIT_S`."""
     if ends:
@@ -57,6 +62,8 @@ class Retirement:
                 model.name, model.version, model.unfinished, self._limit_s,
             )  # fmt: skip
         model.close(NotFinishedInTime(f"model '{model.name}'", self._limit_s))
+        if in_time:
+            await version.released(RELEASED_WAIT_S)
         await version.stop(at_once=not in_time)
         self._ended(model)
 
@@ -64,6 +71,7 @@ class Retirement:
         """Let an instance of a serving version finish its batches, then end its worker. As `end_version`."""
         self._keepers.add(keeper)
         await keeper.retire(self._limit_s)
+        await keeper.released(RELEASED_WAIT_S)
         await keeper.stop()
         self._keepers.discard(keeper)
 

@@ -65,6 +65,8 @@ class FakeKeeper:
         self.stopping: asyncio.Event | None = None
         #: The limit that `retire` got, in seconds.
         self.retired_with = 0.0
+        #: The limit that `released` got, in seconds; 0 while it was not called.
+        self.released_with = 0.0
         self.plan: InstancePlan | None = None
         self.instance: EchoInstance | None = None
         self.config = ""
@@ -125,6 +127,9 @@ class FakeKeeper:
             self.model.instances.set_apart(self.instance)
         if self.finished is not None:
             await self.finished.wait()
+
+    async def released(self, limit_s: float) -> None:
+        self.released_with = limit_s
 
     async def stop(self, *, at_once: bool = False) -> None:
         if self.stopping is not None:

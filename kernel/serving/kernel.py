@@ -106,8 +106,7 @@ class Kernel:
         self.trace: TraceSettings = settings.trace
         self.log: LogSettings = settings.log
         self.tracer = Tracer(settings.trace, clock)
-        #: Whether any request can be traced or recorded, and whether one of the next may be traced: then front doors
-        #: take the times at which they receive requests.
+        #: Whether any request can be traced or recorded; whether front doors take times: one of the next may be traced.
         self.traces = self.takes_times = False
         self.tracer.on_switch = self._switch_traces
         self.tracer.on_near = self._switch_times
@@ -126,6 +125,8 @@ class Kernel:
         self.start_failed = False
         #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
         self.connections: dict[str, Callable[[], int]] = {}
+        #: The same for when a door's certificate expires, in seconds since the epoch; None if that is not known.
+        self.certificate_expiry: dict[str, Callable[[], float | None]] = {}
         #: Returns how many lines of the log were lost.
         self.lost_log_lines: Callable[[], int] = int
         #: Returns how many traces were written, and how many were lost.
@@ -225,8 +226,7 @@ class Kernel:
             prepared: the prepared request from which `request` was made, at the same `catalog.generation`. Then only
                 client regions are checked.
             received_in: the buffer with the request's large tensors. The caller releases it.
-            on_checked: called with a request that is not prepared and its model, after the check and before the
-                tensors are placed. Its exceptions are raised here.
+            on_checked: called with a request that is not prepared and its model, before its tensors are placed.
             admitted: whether the request was admitted by `begin_preparing`, so that it is accepted while the server
                 drains.
             pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
@@ -263,7 +263,10 @@ class Kernel:
                 request.release_leases()
                 raise
         if self.traces or request.explain:
-            self._observe(request, model)
+            if self.tracer.passing and request.parent is None and not request.explain:
+                self.tracer.passing -= 1
+            else:
+                self._observe(request, model)
         model.submit(request)
         return model
 
@@ -274,12 +277,14 @@ class Kernel:
         self, begin: Callable[[Request, Model], None], refused: Callable[[Request, Model, ServingError], None]
     ) -> None:
         """Let a recorder see requests: `begin` in place of the tracer, to which it passes each one on."""
+        self.tracer.look_at_each(True)
         self._observe, self._observe_refusal = begin, refused
         self._switch_traces(self.tracer.on)
 
     def stop_recording(self) -> None:
         """Let the tracer see requests alone. A second call does nothing."""
         self._observe, self._observe_refusal = self.tracer.begin, None
+        self.tracer.look_at_each(False)
         self._switch_traces(self.tracer.on)
 
     def _switch_times(self, on: bool) -> None:

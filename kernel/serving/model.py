@@ -72,6 +72,8 @@ class Model:
         self.on_change: Callable[[ModelConfig], None] = _nothing
         #: Called when the version is closed, perhaps more than once.
         self.on_closed: Callable[[], None] = _nothing
+        #: Why newer files of the model could not be loaded (poll mode); empty if these are the newest that could.
+        self.reload_error = ""
         self._schedule = schedule
         self._clock = clock
         #: Versions that were replaced by this one and have sequences that live.
@@ -137,8 +139,11 @@ class Model:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with instances of the model, for the repository index; empty if nothing is."""
-        return "; ".join(condition.text for condition in self.instances.conditions)
+        """What is wrong with instances or newer files of the model, for the repository index; empty if nothing is."""
+        found = [condition.text for condition in self.instances.conditions]
+        if self.reload_error:
+            found.append(f"newer files could not be loaded: {self.reload_error}")
+        return "; ".join(found)
 
     def start(self) -> None:
         """Start the scheduler. Raises `ServingError` if the scheduler fails before it waits for its first event."""

@@ -49,5 +49,5 @@ def explanation(request: Request, trace: Trace, now_ns: int) -> dict[str, Parame
             "naiad_compute_output_ns": composed.output_ns,
         }
     if trace.output is not None:
-        found["naiad_trace_id"] = trace.record.id
+        found["naiad_trace_id"] = trace.id
     return found

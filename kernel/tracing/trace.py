@@ -59,7 +59,7 @@ class SpanIds(msgspec.Struct, array_like=True, gc=False):
     state: str = ""
 
 
-class TraceRecord(msgspec.Struct, array_like=True, gc=False):
+class TraceRecord(msgspec.Struct, array_like=True, gc=False, tag=0):
     """A trace as it is given to the process that writes it."""
 
     #: Unique in the server; larger for younger traces.
@@ -77,21 +77,47 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False):
     error: str = ""
     spans: SpanIds | None = None
 
-    @property
-    def trace_id(self) -> str:
-        """By which the trace is found: the id of OpenTelemetry, or the number in the file."""
-        return str(self.id) if self.spans is None else self.spans.trace_id
-
     def pairs(self) -> list[tuple[str, int]]:
         """Return names and times in the order of time."""
         found: list[tuple[str, int]] = list(zip(self.times[::2], self.times[1::2]))  # type: ignore[arg-type]  # in turn
         return sorted(found, key=itemgetter(1))
 
 
+class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):
+    """The trace of a client's request that was executed once, and got one response without an error.
+
+    Nearly all traces are so. Without names and with a place for each time, a trace takes a quarter of the bytes, and is
+    formatted by one template. Times are monotonic nanoseconds.
+    """
+
+    #: The place of the front door's names in `kernel.tracing.front_doors.FRONT_DOOR_NAMES`.
+    door: int
+    id: int
+    model_name: str
+    model_version: int
+    request_id: str
+    receive_start_ns: int
+    receive_end_ns: int
+    request_start_ns: int
+    queue_start_ns: int
+    compute_start_ns: int
+    input_end_ns: int
+    output_start_ns: int
+    compute_end_ns: int
+    #: When the response came: the front door got it at once.
+    request_end_ns: int
+    send_end_ns: int
+
+    @property
+    def parent_id(self) -> int:
+        """As in `TraceRecord`."""
+        return 0
+
+
 class TraceOutput(Protocol):
     """Takes traces that have ended."""
 
-    def put(self, record: TraceRecord) -> None:
+    def put(self, record: TraceRecord | UsualTrace) -> None:
         """Write `record` soon. Never waits."""
 
 
@@ -109,13 +135,26 @@ class TracedExecution(NamedTuple):
 class Trace(msgspec.Struct, eq=False):
     """A trace of a request that has not ended."""
 
-    record: TraceRecord
+    #: As in `TraceRecord`; 0 for a trace that only explains its request.
+    id: int
+    model_name: str
+    model_version: int
+    request_id: str
     #: Where the trace goes, and those of its children; None for a trace that only explains its request, or has ended.
     output: TraceOutput | None
+    #: Whether it can become a `UsualTrace`: nothing has happened, and is known to happen, that this has no place for.
+    usual: bool = True
     #: Whether it gets tensors, and whether responses say how the request has travelled.
     tensors: bool = False
     explains: bool = False
-    #: The last execution, if `explains`.
+    parent_id: int = 0
+    spans: SpanIds | None = None
+    #: As in `TraceRecord`, but for the times of the last execution. None as long as there are none.
+    times: list[str | int] | None = None
+    traced_tensors: tuple[TracedTensor, ...] = ()
+    error: str = ""
+    #: The times of the last execution, and all about it if `explains`.
+    compute: ExecutionTimes | None = None
     execution: TracedExecution | None = None
     #: How many instances execute the request: 0 or 1.
     executing: int = 0
@@ -125,28 +164,40 @@ class Trace(msgspec.Struct, eq=False):
     ended: bool = False
 
     @property
+    def trace_id(self) -> str:
+        """By which the trace is found: the id of OpenTelemetry, or the number in the file."""
+        return str(self.id) if self.spans is None else self.spans.trace_id
+
+    @property
     def traceparent(self) -> str:
         """The W3C trace context for whatever the model calls while it executes; empty without OpenTelemetry."""
-        spans = self.record.spans
+        spans = self.spans
         return "" if spans is None else f"00-{spans.trace_id}-{spans.compute}-01"
 
     def stamp(self, name: str, at_ns: int) -> None:
         """Add an activity and its time in monotonic nanoseconds. A backend may add activities with names of its own."""
-        if len(self.record.times) < MOST_ENTRIES:
-            self.record.times += (name, at_ns)
+        if self.times is None or len(self.times) < MOST_ENTRIES:
+            self.add_times(name, at_ns)
+
+    def add_times(self, *names_and_times: str | int) -> None:
+        """Add what each trace has: names and times in turn."""
+        self.usual = False
+        if self.times is None:
+            self.times = [*names_and_times]
+        else:
+            self.times += names_and_times
 
     def add_tensors(self, tensors: list[TracedTensor]) -> None:
         """Add inputs or outputs; their data is cut already."""
-        if len(self.record.tensors) < MOST_ENTRIES:
-            self.record.tensors += tuple(tensors)
+        self.usual = False
+        if len(self.traced_tensors) < MOST_ENTRIES:
+            self.traced_tensors += tuple(tensors)
 
     def executed(self, times: ExecutionTimes) -> None:
         """The execution has ended. Perhaps the request has its final response already."""
-        if len(self.record.times) < MOST_ENTRIES:
-            self.record.times += (
-                COMPUTE_START, times.compute_start_ns, COMPUTE_INPUT_END, times.input_end_ns,
-                COMPUTE_OUTPUT_START, times.output_start_ns, COMPUTE_END, times.compute_end_ns,
-            )  # fmt: skip
+        if self.compute is not None:  # the model had given the request back
+            self.add_times(*_of_execution(self.compute))
+        self.compute = times
         self.executing -= 1
         if self.ended:
             self.check_ended()
@@ -167,4 +218,21 @@ class Trace(msgspec.Struct, eq=False):
         """Write the trace if nothing is to come."""
         if self.ended and not self.executing and not self.sending and self.output is not None:
             output, self.output = self.output, None
-            output.put(self.record)
+            output.put(self.record())
+
+    def record(self) -> TraceRecord:
+        """Return all that is known until now."""
+        times = [*(self.times or ())]
+        if self.compute is not None:
+            times += _of_execution(self.compute)
+        return TraceRecord(
+            self.id, self.parent_id, self.model_name, self.model_version, self.request_id, times, self.traced_tensors,
+            self.error, self.spans,
+        )  # fmt: skip
+
+
+def _of_execution(times: ExecutionTimes) -> tuple[str | int, ...]:
+    return (
+        COMPUTE_START, times.compute_start_ns, COMPUTE_INPUT_END, times.input_end_ns,
+        COMPUTE_OUTPUT_START, times.output_start_ns, COMPUTE_END, times.compute_end_ns,
+    )  # fmt: skip

@@ -10,20 +10,19 @@ import secrets
 from typing import TYPE_CHECKING
 
 from kernel.tracing.sampling import NEAR, Sampler
-from kernel.tracing.trace import QUEUE_INPUT, REQUEST_START, SpanIds, Trace, TraceRecord
+from kernel.tracing.trace import QUEUE_INPUT, SpanIds
 from kernel.tracing.trace_context import parse_trace_context
-from kernel.tracing.traced_sink import FRONT_DOORS, TracedSink, is_front_door
+from kernel.tracing.traced_sink import TracedSink
 from kernel.tracing.traced_tensors import traced_inline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Clock
-    from kernel.observe.statistics import ModelStatistics
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.settings import TraceSettings, TraceValues
-    from kernel.tracing.trace import TraceOutput
+    from kernel.tracing.trace import Trace, TraceOutput
     from kernel.tracing.trace_context import CallerContext
 
 
@@ -41,11 +40,16 @@ class Tracer:
         self._outputs: dict[Sampler, TraceOutput] = {}
         #: The sampler of all requests, if no model has settings of its own and clients cannot ask to be traced.
         self._only: Sampler | None = None
+        self._only_output: TraceOutput | None = None
         self._last_id = 0
         #: Called when it changes whether anything can be traced.
         self.on_switch: Callable[[bool], object] = _ignored
         #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
         self.on_near: Callable[[bool], object] = _ignored
+        #: How many of the next requests of clients are certainly not traced: `Kernel.submit` counts them here, and
+        #: calls `begin` only for those that ask for an explanation. Always 0 while somebody else looks at each request.
+        self.passing = 0
+        self._looks_at_each = False
 
     def start(self, output_for: Callable[[TraceValues], TraceOutput]) -> None:
         """Trace from now on. `output_for` returns where traces with given settings go."""
@@ -61,6 +65,7 @@ class Tracer:
 
     def stop(self) -> None:
         """Begin no more traces before the settings change: they cannot be written."""
+        self._count_passing()
         self._samplers = dict.fromkeys(self._samplers)
         self._outputs.clear()
         self._switch()
@@ -72,28 +77,45 @@ class Tracer:
         only = self._only
         if only is not None and request.parent is None and not request.explain:
             # The usual case, without further calls: all models have the settings of the server.
-            only.until -= 1
-            if only.until:
-                if only.until == NEAR:
+            only.until = until = only.until - 1
+            if until:
+                if until == NEAR:
                     self.on_near(True)
+                elif until > NEAR and not self._looks_at_each:
+                    self.passing, only.until = until - NEAR - 1, NEAR + 1
                 return
-            only.until = only.values.trace_rate  # as `Sampler.begin_next`
-            if only.until > NEAR:
+            only.until = until = only.values.trace_rate  # as `Sampler.begin_next`
+            if until > NEAR:
                 self.on_near(False)
             if only.remaining:
                 only.remaining -= only.remaining > 0
                 self._last_id = id = self._last_id + 1
-                record = TraceRecord(id, 0, model.spec.name, model.version, request.id)
-                self._attach(request, record, self._outputs[only], only.tensors, model.statistics)
+                request.trace = request.sink = TracedSink(
+                    id, model.spec.name, model.version, request.id, self._only_output, not only.tensors, only.tensors,
+                    inner=request.sink, request=request, now_ns=self._now_ns, statistics=model.statistics,
+                )  # fmt: skip
             return
         parent = request.trace_parent
         if parent is not None:
             if parent.trace is not None:
                 self._begin_child(request, model, parent.trace)
+        elif request.parent is None and self.passing:  # it only asks for an explanation
+            self.passing -= 1
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, TraceRecord(0, 0, model.name, model.version, request.id), None, False, None)
+            self._attach(request, model, 0, None, tensors=False)
+
+    def look_at_each(self, always: bool) -> None:
+        """Let somebody else look at each request before `begin` gets it, or no longer."""
+        self._count_passing()
+        self._looks_at_each = always
+
+    def _count_passing(self) -> None:
+        """Let no more requests pass before the next one was looked at; those that have passed count."""
+        if self._only is not None:
+            self._only.until += self.passing
+        self.passing = 0
 
     def _sample(self, request: Request, model: Model) -> None:
         """Trace the request of a client if it is its turn, or if the client records a trace."""
@@ -111,44 +133,47 @@ class Tracer:
 
     def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, 0, model.spec.name, model.version, request.id)
-        if sampler.opentelemetry:
-            record.spans = _root_spans(context)
-        self._attach(request, record, self._outputs[sampler], sampler.tensors, model.statistics)
+        spans = _root_spans(context) if sampler.opentelemetry else None
+        self._attach(request, model, id, self._outputs[sampler], tensors=sampler.tensors, spans=spans)
 
     def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
-        output = parent.output
+        output, spans = parent.output, parent.spans
         if output is None:  # it is explained only, or has ended
             return
         self._last_id = id = self._last_id + 1
-        record = TraceRecord(id, parent.record.id, model.name, model.version, request.id)
-        spans = parent.record.spans
         if spans is not None:
-            record.spans = SpanIds(spans.trace_id, "", _span_id(), _span_id(), spans.model, spans.state)
-        self._attach(request, record, output, parent.tensors, model.statistics)
+            own, compute = _span_ids(2)
+            spans = SpanIds(spans.trace_id, "", own, compute, spans.model, spans.state)
+        self._attach(request, model, id, output, tensors=parent.tensors, parent_id=parent.id, spans=spans)
 
     def _attach(
         self,
         request: Request,
-        record: TraceRecord,
+        model: Model,
+        id: int,
         output: TraceOutput | None,
+        *,
         tensors: bool,
-        statistics: ModelStatistics | None,
+        parent_id: int = 0,
+        spans: SpanIds | None = None,
     ) -> None:
-        received_ns = request.received_ns
-        inner = request.sink
-        request.trace = trace = Trace(record, output, tensors, request.explain)
-        known = FRONT_DOORS.get(type(inner))
-        if known or (known is None and is_front_door(inner)):
-            names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
-            begin_ns = begin_ns or received_ns
-            record.times += (
-                names.receive_start, begin_ns, names.receive_end, end_ns or begin_ns, REQUEST_START, received_ns,
-            )  # fmt: skip
-            request.sink = TracedSink(inner, trace, request, self._now_ns, names, when_sent, statistics)
-            return
-        record.times += (REQUEST_START, received_ns)
-        request.sink = TracedSink(inner, trace, request, self._now_ns, statistics=statistics)
+        """Let the sink of `request` be its trace; without `output` it only explains the request."""
+        request.trace = request.sink = TracedSink(
+            id,
+            model.name,
+            model.version,
+            request.id,
+            output,
+            usual=not (tensors or request.explain or parent_id or spans),
+            tensors=tensors,
+            explains=request.explain,
+            parent_id=parent_id,
+            spans=spans,
+            inner=request.sink,
+            request=request,
+            now_ns=self._now_ns,
+            statistics=None if output is None else model.statistics,
+        )
 
     # ---- settings ----------------------------------------------------------------------------
 
@@ -157,6 +182,7 @@ class Tracer:
         return None if sampler is None else sampler.remaining
 
     def _changed(self, model: str) -> None:
+        self._count_passing()
         if model:
             self._make_sampler(model)
         else:
@@ -169,6 +195,7 @@ class Tracer:
         shared = self._samplers.get("")
         alone = shared is not None and len(self._samplers) == 1 and not shared.opentelemetry
         self._only = shared if alone else None
+        self._only_output = self._outputs.get(shared) if alone and shared is not None else None
         self.on_switch(self.on)
         self.on_near(self.on and (self._only is None or self._only.until <= NEAR))
 
@@ -196,13 +223,16 @@ def trace_ensemble_inputs(request: Request) -> None:
 
 
 def _root_spans(context: CallerContext | None) -> SpanIds:
+    root, model, compute = _span_ids(3)
     if context is None:
-        return SpanIds(secrets.token_hex(16), _span_id(), _span_id(), _span_id(), "")
-    return SpanIds(context.trace_id, _span_id(), _span_id(), _span_id(), context.span_id, context.state)
+        return SpanIds(secrets.token_hex(16), root, model, compute, "")
+    return SpanIds(context.trace_id, root, model, compute, context.span_id, context.state)
 
 
-def _span_id() -> str:
-    return secrets.token_hex(8)
+def _span_ids(count: int) -> list[str]:
+    """Return random ids, which one system call makes together."""
+    digits = secrets.token_hex(8 * count)
+    return [digits[begin : begin + 16] for begin in range(0, 16 * count, 16)]
 
 
 def _ignored(on: bool) -> None:

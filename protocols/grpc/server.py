@@ -20,13 +20,13 @@ from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.rpcs.reflection import ReflectionService
 from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
 from protocols.listening import listening_address
-from protocols.tls import server_context
 
 if TYPE_CHECKING:
     import socket
 
     from kernel.serving.kernel import Kernel
     from protocols.access.restricted import Restrictions
+    from protocols.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,12 @@ class GrpcServer:
         self._kernel = kernel
         self._sock = sock
         self.restrictions = parse_restrictions(options.restricted_protocol, GRPC, keys or KeyReader(), admin)
-        self._listener_options = _listener_options(options, self.restrictions, log_access)
+        self._certificates: Certificates | None = None
+        if options.tls is not None:
+            from protocols.tls.certificates import Certificates  # few servers have any
+
+            self._certificates = Certificates("gRPC", options.tls, ["h2"])
+        self._listener_options = _listener_options(options, self._certificates, self.restrictions, log_access)
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)
         self._max_response_pool_size = options.max_response_pool_size
@@ -83,6 +88,9 @@ class GrpcServer:
         )
         await self._listener.start()
         kernel.connections["grpc"] = lambda: 0 if self._listener is None else self._listener.connection_count
+        if (certificates := self._certificates) is not None:
+            certificates.start()
+            kernel.certificate_expiry["grpc"] = lambda: certificates.expiry_s
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections and no new inference, give calls that run `grace_s` seconds, and close.
@@ -90,6 +98,8 @@ class GrpcServer:
         Streams end as soon as the requests that they have received have their responses. If the caller is cancelled,
         the wait ends, and connections are closed nevertheless.
         """
+        if self._certificates is not None:
+            self._certificates.stop()
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
@@ -104,7 +114,9 @@ class GrpcServer:
             await listener.close_connections()
 
 
-def _listener_options(options: GrpcOptions, restrictions: Restrictions, log_access: bool) -> ListenerOptions:
+def _listener_options(
+    options: GrpcOptions, certificates: Certificates | None, restrictions: Restrictions, log_access: bool
+) -> ListenerOptions:
     rules = KeepaliveRules(
         time_ns=options.keepalive_time_ms * _MILLISECOND_NS,
         timeout_ns=options.keepalive_timeout_ms * _MILLISECOND_NS,
@@ -116,7 +128,7 @@ def _listener_options(options: GrpcOptions, restrictions: Restrictions, log_acce
         max_age_grace_ns=options.max_connection_age_grace_ms * _MILLISECOND_NS or None,
     )
     return ListenerOptions(
-        tls=None if options.tls is None else server_context(options.tls, ["h2"]),
+        tls=None if certificates is None else certificates.context,
         keepalive=rules,
         admission=Admission(restrictions) if restrictions else None,
         log_access=log_access,

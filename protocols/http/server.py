@@ -24,7 +24,6 @@ from protocols.http.routes import find_endpoint, request_path
 from protocols.internal_errors import unexpected_error
 from protocols.listening import local_url
 from protocols.status import HTTP_STATUS, http_status
-from protocols.tls import server_context
 
 if TYPE_CHECKING:
     import socket
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from protocols.access.keys import KeyReader
     from protocols.access.restricted import Restrictions
+    from protocols.tls.certificates import Certificates
 
 _DEFAULTS = HttpOptions()
 
@@ -64,12 +64,17 @@ class HttpServer:
         self._has_dashboard = options.dashboard
         openapi = OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
         self._settings = CallSettings(inference, rules, openapi, self._dashboard)
+        self._certificates: Certificates | None = None
+        if options.tls is not None:
+            from protocols.tls.certificates import Certificates  # few servers have any
+
+            self._certificates = Certificates("HTTP", options.tls, ["http/1.1"])
         self._listener = HttpListener(
             sock,
             "HTTPService",
             LoggedHandler(self._respond) if log_access else self._respond,
             FastPath(inference, rules, log_access=log_access) if fast_path else None,
-            server_context(options.tls, ["http/1.1"]) if options.tls is not None else None,
+            None if self._certificates is None else self._certificates.context,
             AiohttpAccessLogger if log_access else None,
         )
 
@@ -84,9 +89,14 @@ class HttpServer:
     async def start(self) -> None:
         await self._listener.start()
         self._kernel.connections["http"] = lambda: self._listener.connection_count
+        if (certificates := self._certificates) is not None:
+            certificates.start()
+            self._kernel.certificate_expiry["http"] = lambda: certificates.expiry_s
 
     async def stop(self, grace_s: float) -> None:
         self._dashboard.close()
+        if self._certificates is not None:
+            self._certificates.stop()
         await self._listener.stop(grace_s)
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:

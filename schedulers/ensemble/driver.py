@@ -15,6 +15,7 @@ from kernel.observe.composed_times import ComposedTimes
 from kernel.serving.events import ChildResponded
 from kernel.serving.response import Response
 from kernel.tracing.tracer import trace_ensemble_inputs
+from schedulers.ensemble.on_devices import OutputsOnDevices
 from schedulers.ensemble.plan import EnsemblePlan
 from schedulers.ensemble.run import Run
 from schedulers.ensemble.stalls import LONGEST_STALL_NS, StalledStreams, feeding_themselves
@@ -107,6 +108,8 @@ class EnsembleDriver:
         self._generation = -1
         #: Steps whose models get the credit for their responses at once.
         self._prepaid: Collection[int] = ()
+        #: Which outputs of steps stay on a device.
+        self._on_devices = OutputsOnDevices(self._plan, ())
         #: Requests with streams; None if the ensemble cannot have one.
         self._streams = StalledStreams[Run]() if spec.decoupled else None
         #: Whether `until_ns` is ever a time.
@@ -123,7 +126,7 @@ class EnsembleDriver:
             trace_ensemble_inputs(request)
         try:
             models = self._current_models()
-            run = Run(self._plan, request, models, self._clock.now_ns(), self._prepaid)
+            run = Run(self._plan, request, models, self._clock.now_ns(), self._prepaid, self._on_devices)
         except ServingError as error:
             request.fail(self._named(error))
             return
@@ -240,6 +243,7 @@ class EnsembleDriver:
             resolve = self._caller.resolve
             self._models = tuple(resolve(step.model_name, step.model_version) for step in self._plan.steps)
             self._prepaid = feeding_themselves(self._plan, self._models, resolve)
+            self._on_devices = OutputsOnDevices(self._plan, self._models)
             self._generation = generation
             self._checked.clear()
         return self._models

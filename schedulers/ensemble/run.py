@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import ParameterValue
     from kernel.serving.response import Sink
+    from schedulers.ensemble.on_devices import OutputsOnDevices
     from schedulers.ensemble.plan import EnsemblePlan
     from schedulers.ensemble.progress import StepCall
 
@@ -33,15 +34,17 @@ class Run:
         models: tuple[Model, ...],
         started_ns: int,
         prepaid: Collection[int] = (),
+        on_devices: OutputsOnDevices | None = None,
     ) -> None:
         """`models` are the versions of the steps, which the request has pinned; `prepaid` are the steps that get their
-        credit at once. Raises `InvalidArgument`.
+        credit at once; `on_devices` says which outputs stay on a device. Raises `InvalidArgument`.
         """
         self._prepaid = prepaid
         self.request = request
         self.models = models
         self.started_ns = started_ns
         self.route = plan.route(request.outputs)
+        self._asked = plan.asked if on_devices is None else on_devices.asked(self.route)
         sender = None
         if plan.spec.decoupled:
             sender = plan.sender(self.route, [step for step, model in enumerate(models) if model.spec.decoupled])
@@ -100,7 +103,7 @@ class Run:
             leased = leased or given.span is not None
             sequence = placed.sequence or sequence
         step = self._plan.steps[call.step]
-        outputs = self._plan.asked[call.step]
+        outputs = self._asked[call.step]
         if self._destinations:
             outputs = self._requested_outputs_of(call)
             leased = leased or any(output.span is not None for output in outputs)
@@ -129,18 +132,19 @@ class Run:
         An output has two entries if a step reads it as well: first the client's, then one for the response.
         """
         asked: list[RequestedOutput] = []
-        for name, tensor in self._plan.steps[call.step].outputs.items():
+        for plain in self._asked[call.step]:
+            name, tensor = plain.name, self._plan.steps[call.step].outputs[plain.name]
             wanted = self._destinations.get(tensor, ())
             spec = self._plan.spec.outputs.get(tensor)
             for output in wanted:
                 labels = output.labels
-                if labels is None and spec is not None:
-                    labels = list(spec.labels)
+                if labels is None and spec is not None and spec.label_filename:
+                    labels = list(spec.labels)  # else those of the step's model, as in Triton
                 batched = self._batched if output.batched is None else output.batched
                 span = None if output.span is None else output.span.shared()
                 asked.append(RequestedOutput(name, output.classification, span, None, labels, batched))
             if not wanted or self._is_read(tensor):
-                asked.append(RequestedOutput(name))
+                asked.append(plain)
         return asked
 
     def _is_read(self, tensor: str) -> bool:

@@ -158,6 +158,8 @@ class Served:
                 memory, calls = instance._memory, instance._worker_calls  # type: ignore[attr-defined]
                 arena = getattr(memory, "output_arena", None)  # a worker that shares no memory has none
                 found[f"{instance.name} blocks"] = 0 if arena is None else arena.leased_block_count
+                arenas = getattr(memory, "device_arenas", {})
+                found[f"{instance.name} blocks on a GPU"] = sum(each.leased_block_count for each in arenas.values())
                 found[f"{instance.name} calls"] = 0 if calls is None else calls.open_count
                 found[f"{instance.name} results"] = 0 if calls is None else calls.result_count
             arena = model.input_arena

@@ -97,16 +97,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ServerProc
 
 
 class Client:
-    """A client over HTTP with the model `plus`."""
+    """A client over HTTP."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, model: str = "plus") -> None:
+        self.model = model
         self.http = tritonclient.http.InferenceServerClient(server.url, concurrency=8)
 
     def given(self, values: Any) -> Any:
         return tritonclient.http.InferInput("IN", list(values.shape), "FP32").set_data_from_numpy(values)
 
     def infer(self, values: Any) -> Any:
-        return self.http.infer("plus", [self.given(values)]).as_numpy("OUT")
+        return self.http.infer(self.model, [self.given(values)]).as_numpy("OUT")
 
 
 def rows(count: int, start: int = 0, columns: int = COUNT) -> Any:

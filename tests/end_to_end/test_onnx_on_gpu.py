@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from bench.server import ServerProcess
 from shm.cuda import BINDINGS_VARIABLE
+from tests.end_to_end.gpu_models import doubled, write_doubles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
     )
+    write_doubles(root / "models")
     (root / "sitecustomize.py").write_text(SITE)
     tree = str(Path(__file__).parents[2])
     with pytest.MonkeyPatch.context() as patch:
@@ -73,3 +75,8 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
             result = found.get_result()
             assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), factor * 3, np.float32))
             assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), factor, np.float32))
+
+
+def test_outputs_of_calls_stay_on_the_gpu(server: ServerProcess) -> None:
+    for _ in range(2):
+        doubled(server, 2048)

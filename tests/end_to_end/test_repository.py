@@ -127,7 +127,7 @@ def test_a_model_that_loads_for_ever_is_ended_with_a_reason(write_model: WriteMo
     with ServerProcess(repository, "--model-control-mode=explicit", "--model-load-timeout-secs=1") as server:
         assert Client(server).load("hangs") == (
             "load failed for model 'hangs': version 1 is at UNAVAILABLE state: Internal: the model was still loading "
-            "after 1 s, and its worker was killed;\n"
+            "after 1 s (--model-load-timeout-secs), and its worker was killed;\n"
         )
 
 

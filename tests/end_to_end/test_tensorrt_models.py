@@ -21,6 +21,7 @@ from bench.server import ServerFailed, ServerProcess
 from kernel.command.cli import run_command
 from shm.cuda import BINDINGS_VARIABLE
 from tests.backends.tensorrt.plans import add_sub_plan
+from tests.end_to_end.gpu_models import doubled, write_doubles
 from tests.fake_tensorrt.plan import encode
 
 if TYPE_CHECKING:
@@ -88,6 +89,16 @@ def test_a_model_that_build_engine_writes_is_served(tmp_path: Path, monkeypatch:
     assert run_command() == 0
     with ServerProcess(tmp_path / "models") as server:
         assert np.array_equal(infer(server, 3).as_numpy("X"), 2 * rows(3))
+
+
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize("graphs", ["", "optimization { cuda { graphs: true } }"], ids=["no graphs", "graphs"])
+def test_outputs_of_calls_stay_on_the_gpu(tmp_path: Path, graphs: str) -> None:
+    write_model(tmp_path, graphs)
+    write_doubles(tmp_path)
+    with ServerProcess(tmp_path) as server:
+        for _ in range(2):
+            doubled(server, COUNT)
 
 
 # ---- tensors in CUDA regions of clients --------------------------------------------------------

@@ -48,6 +48,25 @@ class TritonPythonModel:
 """
 
 
+# Forks. The child raises SystemExit or returns, so that it goes on as if it were the worker.
+FORKS = """
+import os, sys
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            child = os.fork()
+            if not child and value[0]:
+                sys.exit(5)
+            ended = os.waitpid(child, 0)[0] == child if child else False
+            found = value * 0 + (os.getpid() if ended else -1)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", found)]))
+        return responses
+"""
+
+
 # Answers how many of its objects, made while it was loaded, the collector still walks.
 FROZEN = """
 import gc
@@ -138,6 +157,27 @@ def test_a_request_that_kills_its_worker_is_answered_once_and_named(write_model:
         wait_for(lambda: len(server.workers("echo")) == 2)
         connection.close()
     assert (repository / "echo/1/ledger").read_text().split().count("-1") == 1
+
+
+def test_when_memory_runs_out_workers_end_before_the_server(write_model: WriteModel) -> None:
+    repository = write_model("echo", ECHO_CONFIG, ECHO)
+    with ServerProcess(repository) as server:
+
+        def score(pid: int) -> int:
+            return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+        assert {score(pid) for pid in server.workers("echo")} == {min(score(server.pid) + 100, 1000)}
+
+
+def test_a_child_of_a_model_does_not_respond_in_its_name(write_model: WriteModel) -> None:
+    repository = write_model("forks", ECHO_CONFIG.replace("count: 2", "count: 1"), FORKS)
+    with ServerProcess(repository) as server:
+        (worker,) = server.workers("forks")
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        for value in (1, 0, 1):
+            status, answer = infer(connection, "forks", value)
+            assert (status, answer["outputs"][0]["data"]) == (200, [worker])
+        connection.close()
 
 
 def test_a_queued_request_goes_to_the_worker_that_is_started_next(write_model: WriteModel) -> None:

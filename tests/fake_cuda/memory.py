@@ -77,6 +77,7 @@ def open_handle(handle: bytes) -> int:
         if exporter == (pid, number):
             mapping.opened += 1
             return address
+    os.kill(pid, 0)  # memory goes with its process; what is open elsewhere stays there
     mapping = Mapping(f"fakecuda-{pid}-{number}", byte_size, device, create=False)
     opened[mapping.address] = mapping, (pid, number)
     return mapping.address

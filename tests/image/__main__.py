@@ -105,7 +105,7 @@ def main() -> None:
         print(f"{TAG}: {layers:.0f} MB in layers, {files:.0f} MB in files")
         if max(layers, files) > LIMIT_MB:
             raise Failed(f"the image has more than {LIMIT_MB} MB")
-    except (NoBuilder, Failed) as error:
+    except (NoBuilder, Failed, subprocess.TimeoutExpired) as error:
         sys.exit(f"error: {error}")
 
 

@@ -28,10 +28,12 @@ class NoBuilder(Exception):
 
 
 class Builder(NamedTuple):
-    """A program that builds images, with the options that it always gets."""
+    """A program that builds images."""
 
+    #: One of `PROGRAMS`.
     program: str
-    options: tuple[str, ...] = ()
+    #: How it is called, and the options that it always gets.
+    words: tuple[str, ...]
 
     @property
     def runs_containers(self) -> bool:
@@ -39,7 +41,7 @@ class Builder(NamedTuple):
         return self.program != "buildah"
 
     def command(self, *words: str) -> list[str]:
-        return [self.program, *self.options, *words]
+        return [*self.words, *words]
 
     def build(self, more: Sequence[str]) -> list[str]:
         """Return the command that builds the image in a checkout; `more` are words of the user."""
@@ -82,8 +84,8 @@ def find_builder(wanted: str, which: Callable[[str], str | None] = shutil.which)
             raise NoBuilder(f"BUILDER is {' or '.join(PROGRAMS)}, not '{words[0]}'")
         if which(words[0]) is None:
             raise NoBuilder(f"'{words[0]}' is not installed")
-        return Builder(program, tuple(words[1:]))
+        return Builder(program, tuple(words))
     for program in PROGRAMS:
         if which(program) is not None:
-            return Builder(program)
+            return Builder(program, (program,))
     raise NoBuilder(f"an image is built by {' or '.join(PROGRAMS)}: none of them is installed")

@@ -18,14 +18,14 @@ def installed(*programs: str) -> Callable[[str], str | None]:
 
 
 def test_the_first_program_that_is_there_builds() -> None:
-    assert find_builder("", installed("podman", "buildah")) == Builder("podman")
-    assert find_builder("", installed("buildah")) == Builder("buildah")
+    assert find_builder("", installed("podman", "buildah")) == Builder("podman", ("podman",))
+    assert find_builder("", installed("buildah")) == Builder("buildah", ("buildah",))
 
 
 def test_a_program_can_be_named_with_its_options() -> None:
     found = find_builder("/usr/bin/buildah --root=/tmp/x", installed("docker", "buildah"))
-    assert found == Builder("buildah", ("--root=/tmp/x",))
-    assert found.command("images") == ["buildah", "--root=/tmp/x", "images"]
+    assert found.program == "buildah"
+    assert found.command("images") == ["/usr/bin/buildah", "--root=/tmp/x", "images"]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_is_missing_is_said(wanted: str, message: str) -> None:
 
 @pytest.mark.parametrize("program", ["docker", "podman", "buildah"])
 def test_every_program_has_a_command_for_each_step(program: str) -> None:
-    builder = Builder(program)
+    builder = Builder(program, (program,))
     build = builder.build(("--no-cache",))
     assert build[:2] == [program, "build"]
     assert build[-2:] == ["--no-cache", "."]

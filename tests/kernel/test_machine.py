@@ -106,3 +106,15 @@ def test_threads_share_one_heap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+def test_kills_for_lack_of_memory_are_those_of_the_own_group_or_of_the_machine(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_MACHINE_EVENTS", groups / "vmstat")
+    assert machine.memory_kill_count() == 0
+    (groups / "vmstat").write_text("pgfault 12\noom_kill 3\n")
+    assert machine.memory_kill_count() == 3
+    (groups / "a/memory.events").write_text("oom 9\noom_kill 9\n")
+    (groups / "a/b/memory.events").write_text("low 0\noom 1\noom_kill 1\n")
+    assert machine.memory_kill_count() == 1

@@ -5,10 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.testing import RecordingSink
+from kernel.testing import FakeClock, RecordingSink
+from schedulers.registry import choose_scheduler
 from schedulers.response_order import ResponseOrder
+from schedulers.testing import spec_of
 
 
 class SharedSink(RecordingSink):
@@ -65,6 +70,34 @@ def test_the_client_is_still_known() -> None:
     sink.headers["x"] = "y"
     ResponseOrder().reserve([one])
     assert (one.sink.peer, one.sink.header("x")) == ("", "y")
+
+
+def test_a_request_that_a_model_makes_waits_for_nobody() -> None:
+    sink, (one, caller) = requests(2)
+    order = ResponseOrder()
+    call = Request("m", [], sink, id="call", parent=caller)
+    order.reserve([one])
+    order.reserve([call])
+    respond(call)
+    assert [response.id for response in sink.responses] == ["call"]
+    assert len(order) == 1
+
+
+def test_the_steps_of_an_ensemble_are_in_order_unless_a_model_has_called_it() -> None:
+    sink, (one, asked, called, caller) = requests(4)
+    asked.owner = called.owner = Model(
+        spec_of("e", "IN", "OUT", ensemble=EnsembleSpec()), ModelConfig(), 1, choose_scheduler, FakeClock()
+    )
+    called.parent = caller
+    order = ResponseOrder()
+    of_client = Request("m", [], sink, id="of a client", parent=asked)
+    of_model = Request("m", [], sink, id="of a model", parent=called)
+    order.reserve([one, of_client, of_model])
+    respond(of_model)
+    respond(of_client)
+    assert [response.id for response in sink.responses] == ["of a model"]
+    respond(one)
+    assert [response.id for response in sink.responses] == ["of a model", "0", "of a client"]
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.randoms())

@@ -155,7 +155,8 @@ def test_a_region_of_a_client_is_never_mapped_here() -> None:
 
 def test_only_arenas_are_ours() -> None:
     kinds = {kind: Region("r", kind, FileHandle(-1), 64).of_client for kind in RegionKind}
-    assert kinds == {RegionKind.SYSTEM: True, RegionKind.CUDA: True, RegionKind.ARENA: False}
+    ours = {RegionKind.ARENA: False, RegionKind.DEVICE: False}
+    assert kinds == {RegionKind.SYSTEM: True, RegionKind.CUDA: True, **ours}
 
 
 def test_device_memory_has_a_device_and_no_descriptor() -> None:
@@ -212,3 +213,16 @@ def test_a_region_that_must_not_be_mapped_any_more_says_so_once() -> None:
     assert region.copied
     assert called == [region]
     region.drop()
+
+
+def test_those_who_use_memory_of_a_device_hear_once_that_its_process_is_gone() -> None:
+    region = Region("d", RegionKind.DEVICE, CudaIpcHandle(bytes(64), 0), 1024)
+    lease = region.lease()
+    heard: list[str] = []
+    region.on_lost(lambda lost: heard.append(f"lost {lost.name}"))
+    region.on_closed(lambda closed: heard.append("closed"))
+    region.lose()
+    region.lose()
+    assert (region.lost, region.closed, heard) == (True, False, ["lost d"])
+    lease.release()
+    assert (region.closed, heard) == (True, ["lost d", "closed"])

@@ -47,8 +47,6 @@ class DeviceSession:
         self._on_host = {*on_host, *(name for name, datatype in self._datatypes.items() if datatype == "BYTES")}
         #: None if the session captures no CUDA graphs.
         self.graphs: OnnxGraphs | None = None
-        #: The inputs of the last run: the stream may still read them.
-        self._read: Mapping[str, Any] = {}
         #: False after an output had another shape than the model file declares.
         self.accepts_destinations = True
 
@@ -75,7 +73,7 @@ class DeviceSession:
             return outputs
 
     def _run_graph(self, graphs: OnnxGraphs, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
-        self._read = inputs
+        self._device.keep(inputs)
         try:
             return graphs.run(inputs, names)
         except ORT_ERRORS as error:
@@ -94,7 +92,8 @@ class DeviceSession:
     def _bound(
         self, inputs: Mapping[str, Any], names: Sequence[str], destinations: Mapping[str, DeviceArray]
     ) -> dict[str, Any]:
-        binding, self._read = self._binding, inputs
+        binding = self._binding
+        self._device.keep(inputs)
         try:
             for name, value in inputs.items():
                 if isinstance(value, DeviceArray):

@@ -13,7 +13,9 @@ from backends.transport import wire
 from backends.transport.texts import shortened
 from kernel.errors import ServingError, Unavailable
 from kernel.serving.calls.call_waits import Execution
+from kernel.serving.calls.device_tensors import leaves_device_tensors, outputs_on_devices, takes_device_tensors
 from kernel.serving.request import Request
+from shm.region import RegionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from kernel.serving.calls.calls import Calls
     from kernel.serving.instances import Instance
     from kernel.serving.response import Response
-    from shm.tensor import Tensor
+    from shm.tensor import Span, Tensor
 
 #: The most outputs that a call may name.
 _MOST_NAMES = 1 << 12
@@ -84,6 +86,8 @@ class CallerCalls:
         self._results: dict[int, Tensor] = {}
         self._kept_byte_size = 0
         self._last_lease = 0
+        #: Models of which the worker knows that they take no inputs on a device.
+        self._refused: set[str] = set()
 
     @property
     def open_count(self) -> int:
@@ -105,6 +109,10 @@ class CallerCalls:
         requests = self._requests()
         parents = [requests[number] for number in message.parents if number in requests]
         call = self._request_of(message, parents)
+        if self._refuses_devices(message, call):
+            call.release_leases()
+            self._send(wire.CallOnHost(message.call))
+            return
         self._open[message.call] = _OpenCall(call, parents)
         try:
             self._calls.submit(call, self._execution_of(message), streaming=message.streaming)
@@ -146,6 +154,30 @@ class CallerCalls:
             parent=parent,
             trace_parent=self._requests().get(message.trace_parent),
         )
+
+    def _refuses_devices(self, message: wire.Submit, call: Request) -> bool:
+        """Whether a call has inputs on a device that its model does not take there. If not, its results may stay there.
+
+        Raises ValueError for what no worker of ours sends.
+        """
+        on_device = any(tensor.span is not None and _is_on_device(tensor.span) for tensor in call.inputs)
+        if not (on_device or message.on_device or self._refused):
+            return False
+        if message.on_device and not self._memory.opens_devices:
+            raise ValueError("results on a device, which the worker cannot open")
+        model = self._calls.find(call.model_name, call.model_version)
+        if model is None:  # the call fails
+            return False
+        takes = takes_device_tensors(model)
+        if on_device and not takes:
+            self._refused.add(call.model_name)
+            return True
+        if takes and call.model_name in self._refused:
+            self._refused.clear()  # as the worker does
+            self._send(wire.OnDeviceAgain())
+        if message.on_device and leaves_device_tensors(model):
+            call.outputs = outputs_on_devices(model, call.outputs)
+        return False
 
     def _execution_of(self, message: wire.Submit) -> Execution | None:
         """Return the batch from which a call was made; None if the worker has finished it, or executes none."""
@@ -239,6 +271,10 @@ class CallerCalls:
         for tensor in results.values():
             tensor.release()
         self._kept_byte_size = 0
+
+
+def _is_on_device(span: Span) -> bool:
+    return span.lease.region.kind is RegionKind.DEVICE
 
 
 def _failure(error: ServingError) -> wire.ResponseMessage:

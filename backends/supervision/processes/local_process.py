@@ -10,6 +10,7 @@ import signal
 from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.launcher import KILL_WAIT_S, describe_exit
+from backends.supervision.processes.memory_kills import MemoryKills
 from backends.supervision.processor_demand import work_mark
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from backends.supervision.watcher_process import SessionWatcher
 
 logger = logging.getLogger(__name__)
+
+_memory_kills = MemoryKills()
 
 
 class ChildProcess(Protocol):
@@ -54,6 +57,7 @@ class LocalProcess:
         self._callback: Callable[[str], None] | None = None
         self._ended = asyncio.Event()
         self._cause = ""
+        self._killed = False
         self._pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
         if watcher is not None:
@@ -91,6 +95,7 @@ class LocalProcess:
 
     def kill(self) -> None:
         """Kill the process and all processes of its group."""
+        self._killed = True
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -120,7 +125,10 @@ class LocalProcess:
     def _exited(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._cause = describe_exit(self._process.wait())
+        code = self._process.wait()
+        self._cause = describe_exit(code)
+        if code == -signal.SIGKILL and not self._killed and _memory_kills.explain_kill():
+            self._cause += ", probably by the system because memory ran out"
         # Processes that the model started must not outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -24,7 +24,9 @@ _OF_TIMES, _OF_TENSORS = wire.TraceContext(), wire.TraceContext(tensors=True)
 def trace_context(trace: Trace) -> wire.TraceContext:
     """Return what the worker gets to know of a trace whose request it executes from now on."""
     trace.executing += 1
-    spans = trace.record.spans
+    if trace.usual:
+        return _OF_TIMES
+    spans = trace.spans
     if spans is None:
         return _OF_TENSORS if trace.tensors else _OF_TIMES
     return wire.TraceContext(trace.traceparent, spans.state)
@@ -34,6 +36,10 @@ def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message:
     """Add an execution to the traces of the requests of its batch, before these get their responses."""
     for request in batch.entries:
         if request is not None and (trace := request.trace) is not None:
+            if trace.usual and trace.compute is None and not trace.ended:  # as `executed`, without its call
+                trace.compute = times
+                trace.executing -= 1
+                continue
             if trace.explains:
                 trace.execution = TracedExecution(times, batch, instance, message.copies, message.copied_byte_size)
             trace.executed(times)

@@ -44,6 +44,8 @@ class CallRequest(msgspec.Struct):
     blocking: bool | None = None
     #: The number of the request whose trace the call belongs to; 0 for none.
     trace_parent: int = 0
+    #: Whether results may be in memory of a device, if they are made there and this worker has a device.
+    on_device: bool = True
 
 
 class CallResponse(msgspec.Struct):
@@ -61,10 +63,17 @@ class CallResponse(msgspec.Struct):
 class ModelCall:
     """A call that was sent. `responses` are those that nobody has taken yet."""
 
-    __slots__ = ("consumed", "discarded", "ended", "number", "on_response", "responses", "streaming")
+    __slots__ = (
+        "cancelled", "consumed", "discarded", "ended", "number", "on_response", "request", "responses", "streaming",
+    )  # fmt: skip
 
     def __init__(self, number: int, *, streaming: bool) -> None:
+        #: Another one if the call is sent again, see `wire.CallOnHost`.
         self.number = number
+        #: What to send again, as long as that may be needed.
+        self.request: CallRequest | None = None
+        #: Whether the model has cancelled it.
+        self.cancelled = False
         self.streaming = streaming
         self.responses: deque[CallResponse] = deque()
         #: Whether the final response has come. It is among the responses before that is set.

@@ -19,12 +19,12 @@ from kernel.errors import ErrorCode, InternalError, ServingError, worker_error
 from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from backends.worker.calls.interface import CallRequest
     from backends.worker.held_inputs import HeldInputs
-    from backends.worker.memory import AttachedRegions
+    from backends.worker.memory import AttachedRegions, WorkerRegion
     from backends.worker.message_reader import KernelMessageReader
     from backends.worker.outputs import OutputWriter
     from backends.worker.responder import BatchResponder
@@ -69,6 +69,10 @@ class WorkerCalls:
         self.turn: tuple[Turn, TakesTurns] | None = None
         #: The name of this worker's model, set when it is loaded.
         self.model_name = ""
+        #: Makes results of what is in regions on devices; None for an instance without one, or without shared memory.
+        self.result_on_device: Callable[[Tensor, Span, WorkerRegion, int], Tensor | None] | None = None
+        #: Models that take no inputs on a device.
+        self._on_host: set[str] = set()
 
     # ---- for models --------------------------------------------------------------------------
 
@@ -81,9 +85,26 @@ class WorkerCalls:
             parents = self._responder.possible_parents()
         if blocking is None:
             blocking = in_execute
+        if self.result_on_device is None:
+            request.on_device = False
+        call = ModelCall(0, streaming=request.streaming)
+        self._submit(call, request, parents, blocking, executing=in_execute)
+        if self.turn is not None:
+            self._wake.set()
+        return call
+
+    def _submit(
+        self, call: ModelCall, request: CallRequest, parents: Sequence[int], blocking: bool, *, executing: bool
+    ) -> None:
+        """Send a call under a new number. Raises `ServingError`."""
         # Instances of one model share the memory of their inputs: one may change what another one reads.
         shares = request.model_name == self.model_name
-        inputs = self._outputs.write_inputs(request.inputs, in_place=not shares, executing=in_execute)
+        on_device = self.result_on_device is not None and request.model_name not in self._on_host
+        inputs = self._outputs.write_inputs(
+            request.inputs, in_place=not shares, executing=executing, on_device=on_device
+        )
+        if on_device and any(map(_is_on_device, inputs)):
+            request.parents, request.blocking, call.request = parents, blocking, request
         ref = wire.RequestMessage(
             0,
             inputs,
@@ -96,8 +117,8 @@ class WorkerCalls:
             dict(request.parameters),
         )
         with self._lock:
-            number = self._last_number = self._last_number + 1
-            call = self._open[number] = ModelCall(number, streaming=request.streaming)
+            number = call.number = self._last_number = self._last_number + 1
+            self._open[number] = call
             try:
                 self._send(
                     wire.Submit(
@@ -109,15 +130,13 @@ class WorkerCalls:
                         blocking,
                         request.streaming,
                         request.trace_parent,
+                        request.on_device,
                     )
                 )
             except FrameTooLarge as error:
                 del self._open[number]
                 self._outputs.free(inputs)
                 raise InternalError(f"the request is too long for the server: {error}") from error
-        if self.turn is not None:
-            self._wake.set()
-        return call
 
     def wait(self, call: ModelCall) -> CallResponse:
         """See `ModelCalls`."""
@@ -150,6 +169,7 @@ class WorkerCalls:
 
     def cancel(self, call: ModelCall) -> None:
         """See `ModelCalls`."""
+        call.cancelled = True
         if not call.ended:
             self._send(wire.CancelCall(call.number))
 
@@ -217,12 +237,34 @@ class WorkerCalls:
         """Take a response of a call."""
         self._held.report_freed()
         call = self._open[message.call]
-        response = self._response(message)
+        call.request = None
+        self._take_response(call, self._response(message))
+
+    def on_host(self, message: wire.CallOnHost) -> None:
+        """Send a call again, with inputs on the host: its model takes none on a device."""
+        call = self._open.pop(message.call)
+        request, call.request = call.request, None
+        assert request is not None, f"call {message.call} had no inputs on a device"
+        self._on_host.add(request.model_name)
+        try:
+            self._submit(call, request, request.parents or (), bool(request.blocking), executing=False)
+        except ServingError as error:
+            self._open[call.number] = call
+            self._take_response(call, CallResponse(error=error, final=True))
+            return
+        if call.cancelled:  # perhaps under the other number
+            self._send(wire.CancelCall(call.number))
+
+    def on_device_again(self, _: wire.OnDeviceAgain) -> None:
+        """A model takes inputs on a device that took none. Others of which that is not so say it once more."""
+        self._on_host.clear()
+
+    def _take_response(self, call: ModelCall, response: CallResponse) -> None:
         # In this order: who sees that the call has ended finds the last response, and `read_for` sees the end.
         call.responses.append(response)
-        call.ended = message.final
-        if message.final:
-            del self._open[message.call]
+        call.ended = response.final
+        if response.final:
+            del self._open[call.number]
             self._pump.ended(call)
         if call.discarded:
             self.take(call)
@@ -259,6 +301,11 @@ class WorkerCalls:
         """Return a tensor of a response with its bytes in `data`. Raises `ServingError`."""
         data = tensor.data
         if tensor.span is not None:
+            if self.result_on_device is not None and lease:
+                region = self._regions.get(tensor.span.lease.region_number)
+                found = self.result_on_device(tensor, tensor.span, region, lease)
+                if found is not None:
+                    return found
             data = self._view(tensor, tensor.span, lease)
         resolved = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
         if tensor.datatype == "BYTES":
@@ -283,3 +330,8 @@ class WorkerCalls:
             call.ended = True
             if call.on_response is not None:
                 call.on_response()
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    """Whether a tensor is in an arena of this worker on a device."""
+    return tensor.span is not None and tensor.span.lease.region_number < wire.OUTPUT_ARENA

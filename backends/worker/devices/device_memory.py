@@ -1,4 +1,4 @@
-"""Regions in memory of a CUDA device. For models that compute on the host, inputs and outputs are copied.
+"""Regions in memory of a CUDA device, of clients and of other workers. Models that compute on the host get copies.
 
 A handle is opened once, when a request first uses the region. It is closed when the region has gone and nothing refers
 to its memory any more: a model may keep a tensor longer than its request lasts.
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 from backends.worker.devices.instance_device import end_if_lost
 from backends.worker.memory import CopyingRegion
 from kernel.errors import InvalidArgument
-from shm.cuda import TOO_SMALL, UNAVAILABLE, CudaError, CudaUnavailable, cuda
+from shm.cuda import TOO_SMALL, UNAVAILABLE, CudaError, CudaUnavailable, DeviceMemory, cuda
 
 if TYPE_CHECKING:
+    from backends.worker.devices.instance_device import DeviceBlock
     from backends.worker.memory import CopyBuffers
-    from shm.cuda import Cuda, DeviceMemory
+    from shm.cuda import Cuda
     from shm.tensor import Buffer
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,16 @@ logger = logging.getLogger(__name__)
 class OpenedMemory:
     """Memory of another process that is open in this one as long as something refers to it."""
 
-    def __init__(self, cuda: Cuda, memory: DeviceMemory) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
         self.address, self.byte_size, self.device_id = memory.address, memory.byte_size, memory.device_id
         self.memory = memory
-        weakref.finalize(self, _close, cuda, memory).atexit = False
+
+    @staticmethod
+    def opened(cuda: Cuda, memory: DeviceMemory) -> OpenedMemory:
+        """Return memory that a handle has opened. It is closed with the last reference."""
+        found = OpenedMemory(memory)
+        weakref.finalize(found, _close, cuda, memory).atexit = False
+        return found
 
 
 def _close(cuda: Cuda, memory: DeviceMemory) -> None:
@@ -40,11 +47,15 @@ def _close(cuda: Cuda, memory: DeviceMemory) -> None:
 
 
 class DeviceRegion(CopyingRegion):
-    """A client's region on a device."""
+    """A region on a device: a client's, or an arena of another worker."""
 
-    def __init__(self, handle: bytes, byte_size: int, device_id: int, buffers: CopyBuffers) -> None:
+    def __init__(
+        self, handle: bytes, byte_size: int, device_id: int, buffers: CopyBuffers, *, of_worker: bool = False
+    ) -> None:
         """Copies are made in `buffers`."""
         self.number = 0
+        #: Whether the kernel must know what is held of it: another worker has allocated it.
+        self.of_worker = of_worker
         self._handle = handle
         self._byte_size = byte_size
         self._device_id = device_id
@@ -57,7 +68,7 @@ class DeviceRegion(CopyingRegion):
         try:
             cuda().copy_to_host(source.memory, offset, memory)
         except CudaError as error:
-            _failed("read", error)
+            self._failed("read", error)
 
     def write_from(self, offset: int, data: Buffer) -> None:
         """Write `data` at `offset`. Raises `InvalidArgument`."""
@@ -65,7 +76,7 @@ class DeviceRegion(CopyingRegion):
         try:
             cuda().copy_from_host(target.memory, offset, data)
         except CudaError as error:
-            _failed("written", error)
+            self._failed("written", error)
 
     def device_memory(self) -> OpenedMemory:
         """Return the memory after it was opened. Raises `InvalidArgument`."""
@@ -80,8 +91,8 @@ class DeviceRegion(CopyingRegion):
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
         except CudaError as error:
-            _failed("opened", error)
-        self._memory = OpenedMemory(devices, memory)
+            self._failed("opened", error)
+        self._memory = OpenedMemory.opened(devices, memory)
         if memory.byte_size < self._byte_size:
             self._memory = None
             raise InvalidArgument(
@@ -93,9 +104,24 @@ class DeviceRegion(CopyingRegion):
         """See `WorkerRegion`. The memory stays open for tensors over it."""
         self._memory = None
 
+    def _failed(self, what: str, error: CudaError) -> NoReturn:
+        """Raise `InvalidArgument`, or end the process if it cannot use the device any more: it is replaced."""
+        end_if_lost(error)
+        text = f"a CUDA shared memory region cannot be {what}: {error}"
+        if self.of_worker:
+            text = (
+                f"memory of another worker on GPU {self._device_id} cannot be {what} (with "
+                f"--cuda-memory-pool-byte-size={self._device_id}:0 tensors go through the host): {error}"
+            )
+        raise InvalidArgument(f"{text}: {error.reason}" if error.reason else text) from None
 
-def _failed(what: str, error: CudaError) -> NoReturn:
-    """Raise `InvalidArgument`, or end the process if it cannot use the device any more: it is replaced."""
-    end_if_lost(error)
-    reason = f": {error.reason}" if error.reason else ""
-    raise InvalidArgument(f"a CUDA shared memory region cannot be {what}: {error}{reason}") from None
+
+class OwnDeviceRegion(DeviceRegion):
+    """An arena of this worker: what it has left there for others, and gets itself. It is never opened by a handle."""
+
+    def __init__(self, memory: DeviceBlock, buffers: CopyBuffers) -> None:
+        super().__init__(b"", memory.byte_size, memory.device_id, buffers, of_worker=True)
+        self._memory = OpenedMemory(DeviceMemory(memory.address, memory.byte_size, memory.device_id))
+
+    def close(self) -> None:
+        """See `WorkerRegion`. The arena stays."""

@@ -1,10 +1,12 @@
-"""Inputs and outputs of requests on the device of the instance, between the regions of clients and the backend."""
+"""Inputs and outputs of requests on the device of the instance: between the backend, and the regions of clients and of
+other workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from backends.worker.devices.device_memory import DeviceRegion
+from backends.worker.devices.leased_memory import LeasedMemory, WatchedMemory
 from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.inputs import is_aligned
 from backends.worker.outputs import check_fits
@@ -14,36 +16,84 @@ from shm.datatypes import DATATYPES, element_count
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from backends.worker.devices.device_arenas import DeviceArenas
+    from backends.worker.devices.device_memory import OpenedMemory
     from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions, WorkerRegion
     from backends.worker.outputs import OutputWriter
     from shm.arrays import Array
     from shm.tensor import RequestedOutput
 
 
-def device_input(tensor: Tensor, span: Span, region: WorkerRegion) -> Any:
-    """Return an input in a region on a device, without a copy; None for others. Raises `InvalidArgument`.
+class DeviceInputs:
+    """Makes tensors of what is in regions on devices, without copies. What other workers have allocated is watched."""
 
-    BYTES and misaligned elements are read on the host.
-    """
-    if not isinstance(region, DeviceRegion) or tensor.datatype == "BYTES" or not is_aligned(tensor, span):
-        return None
+    def __init__(self, device: InstanceDevice, held: HeldInputs) -> None:
+        self._device = device
+        self._held = held
+
+    def of_request(self, tensor: Tensor, span: Span, region: WorkerRegion, number: int) -> Any:
+        """Return an input of request `number` in a region on a device; None for others. Raises `InvalidArgument`."""
+        if not _is_on_device(region, tensor, span):
+            return None
+        if not region.of_worker:
+            return _device_input(tensor, span, region, region.device_memory())
+        owner = LeasedMemory(region.device_memory())
+        found = _device_input(tensor, span, region, owner)
+        self._held.watch_memory(number, WatchedMemory(region, span, owner, self._device))
+        return found
+
+    def of_result(self, tensor: Tensor, span: Span, region: WorkerRegion, lease: int) -> Any:
+        """Return a result of a call in a region on a device, which is leased until nothing refers to it; None for
+        others. Raises `InvalidArgument`; then the lease is released."""
+        if not _is_on_device(region, tensor, span):
+            return None
+        try:
+            owner = LeasedMemory(region.device_memory())
+            found = _device_input(tensor, span, region, owner)
+        except InvalidArgument:
+            self._held.drop_result(lease)
+            raise
+        self._held.hold_memory(lease, WatchedMemory(region, span, owner, self._device))
+        return found
+
+
+def _is_on_device(region: WorkerRegion, tensor: Tensor, span: Span) -> TypeGuard[DeviceRegion]:
+    """Whether a tensor can be used on a device. BYTES and misaligned elements are read on the host."""
+    return isinstance(region, DeviceRegion) and tensor.datatype != "BYTES" and is_aligned(tensor, span)
+
+
+def _device_input(tensor: Tensor, span: Span, region: DeviceRegion, owner: OpenedMemory | LeasedMemory) -> DeviceInput:
     if element_count(tensor.shape) * DATATYPES[tensor.datatype].byte_size != span.byte_size:
         raise InvalidArgument(
             f"input '{tensor.name}' of shape {tensor.shape} does not have the {span.byte_size} bytes of its place"
         )
     opened = region.device_memory()
-    array = DeviceArray(opened.address + span.offset, tensor.datatype, tensor.shape, opened.device_id, opened)
+    array = DeviceArray(opened.address + span.offset, tensor.datatype, tensor.shape, opened.device_id, owner)
     return DeviceInput(tensor.name, array, lambda: region.view(span.offset, span.byte_size))
 
 
 class DeviceOutputs:
     """Writes outputs that are on the device. What it enqueues is done after `InstanceDevice.synchronize`."""
 
-    def __init__(self, device: InstanceDevice, regions: AttachedRegions, *, waits_at_once: bool) -> None:
-        """With `waits_at_once` each output is complete when it is written: its bytes are sent, or batches overlap."""
+    def __init__(
+        self,
+        device: InstanceDevice,
+        regions: AttachedRegions,
+        *,
+        waits_at_once: bool,
+        arenas: DeviceArenas | None = None,
+    ) -> None:
+        """With `waits_at_once` each output is complete when it is written: its bytes are sent, or batches overlap.
+
+        Outputs that may stay on the device are left in `arenas`; without them they go through the host.
+        """
         self._device = device
         self._regions = regions
+        self._arenas = arenas
         self.waits_at_once = waits_at_once
 
     @property
@@ -59,6 +109,32 @@ class DeviceOutputs:
         """Return a copy on the host."""
         return self._device.to_host(array)
 
+    def leave(self, name: str, datatype: str, array: DeviceArray) -> Tensor | None:
+        """Enqueue the copy of a tensor to where other workers read it on the device; None if that cannot be done.
+
+        Always a copy: who gets it may change it, and only this tensor is in its block.
+        """
+        byte_size = array.nbytes
+        place = self._arenas.take(byte_size) if self._arenas is not None and byte_size else None
+        if place is None:
+            return None
+        span, address = place
+        self._device.computes()
+        crosses = array.device_id != self._device.device_id
+        self._device.enqueue(address, array.address, byte_size, array.owner, crosses=crosses)
+        return Tensor(name, datatype, list(array.shape), None, span)
+
+    def computed(self) -> None:
+        """An output is computed where it stays, or will be when the stream is there."""
+        self._device.computes()
+        if self.waits_at_once:
+            self.wait()
+
+    def drop(self, span: Span) -> None:
+        """Free a tensor of `leave` that is not sent."""
+        assert self._arenas is not None, "a block in an arena that does not exist"
+        self._arenas.drop(span)
+
     def write(
         self, writer: OutputWriter, name: str, datatype: str, array: DeviceArray, requested: RequestedOutput
     ) -> Tensor:
@@ -73,6 +149,10 @@ class DeviceOutputs:
     ) -> Tensor:
         shape, byte_size, wanted = list(array.shape), array.nbytes, requested.span
         check_fits(name, byte_size, requested)
+        if requested.on_device and wanted is None:
+            left = self.leave(name, datatype, array)
+            if left is not None:
+                return left
         self._device.computes()
         if wanted is None and byte_size <= INLINE_LIMIT:
             data = bytearray(byte_size)
@@ -84,8 +164,9 @@ class DeviceOutputs:
             if isinstance(region, DeviceRegion):
                 opened = region.device_memory()
                 if opened.address + wanted.offset != array.address:  # not the place of `InstanceDevice.reserve`
+                    crosses = opened.device_id != array.device_id
                     self._device.enqueue(
-                        opened.address + wanted.offset, array.address, byte_size, (opened, array.owner), crosses=False
+                        opened.address + wanted.offset, array.address, byte_size, (opened, array.owner), crosses=crosses
                     )
                 return Tensor(name, datatype, shape, None, span)
             region.write(wanted.offset, self.to_host(array).reshape(-1).view("u1").data)

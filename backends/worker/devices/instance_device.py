@@ -23,9 +23,10 @@ from shm.cuda import CudaError
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.reshape import TensorShapes
+    from backends.worker.devices.device_arenas import DeviceArenas
     from backends.worker.devices.pinning import HostPinning
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
@@ -78,6 +79,7 @@ class InstanceDevice:
         self._regions = regions
         try:
             cuda.use(device_id)
+            cuda.keeps_current = True
             self._stream = cuda.new_stream(device_id)
             self._event = cuda.new_event(device_id)
         except CudaError as error:
@@ -88,15 +90,32 @@ class InstanceDevice:
         #: Whether something was enqueued since the last wait, and the memory that it reads or writes.
         self.pending = False
         self._kept: list[object] = []
+        #: What is kept of memory of the device between batches, and the limit of that, in bytes.
+        self.pooled_byte_size = 0
+        #: Called with that when it has changed.
+        self.on_pooled: Callable[[int], None] = lambda byte_size: None
+        self._pool_byte_size = limits.kept_byte_size
+        #: Where tensors for other workers are left; None if they cannot be.
+        self.arenas: DeviceArenas | None = None
         #: The pinned bytes of the host that the instance may have.
         self.pinned_budget = PinnedBudget(limits.pinned_byte_size)
         #: Pins shared memory; None where there is none.
         self.pinning: HostPinning | None = None
         self._staging = Staging(self, limits)
-        #: How many copies there were between host and device, and their bytes.
+        #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
 
     # ---- memory ----------------------------------------------------------------------------------
+
+    @property
+    def pool_room(self) -> int:
+        """How many more bytes may be kept between batches (`--cuda-memory-pool-byte-size`)."""
+        return self._pool_byte_size - self.pooled_byte_size
+
+    def pooled(self, byte_size: int) -> None:
+        """`byte_size` more bytes are kept."""
+        self.pooled_byte_size += byte_size
+        self.on_pooled(self.pooled_byte_size)
 
     def allocate(self, byte_size: int) -> DeviceBlock:
         """Return new memory. Raises `InternalError` if there is none; it takes long, so keep the block."""
@@ -117,11 +136,14 @@ class InstanceDevice:
         return DeviceArray(block.address, datatype, shape, self.device_id, block)
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> DeviceArray | None:
-        """Return the final place of an output on this device, in the client's region; None if it has no such place.
+        """Return the final place of an output on this device, in the client's region or where another model reads it;
+        None if it has no such place.
 
         `respond` with it copies nothing.
         """
         for output in request.ref.outputs:
+            if output.name == name and output.on_device:
+                return None if self.arenas is None else self.arenas.reserve(request, name, datatype, shape)
             if output.name == name and output.span is not None and not output.classification:
                 region = self._regions.find(output.span.lease.region_number)
                 byte_size = element_count(shape) * DATATYPES[datatype].byte_size
@@ -168,7 +190,7 @@ class InstanceDevice:
     def enqueue(self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True) -> None:
         """Copy between any two addresses when it is the stream's turn. `kept` is referred to until then.
 
-        A copy that `crosses` between host and device counts in `copies`.
+        A copy that `crosses` between host and device, or between devices, counts in `copies`.
         """
         with self._lock:
             try:
@@ -181,6 +203,12 @@ class InstanceDevice:
                 self.copied_byte_size += byte_size
             if kept is not None:
                 self._kept.append(kept)
+
+    def keep(self, memory: object) -> None:
+        """Refer to what something that was enqueued reads or writes, until it is waited for."""
+        with self._lock:
+            self.pending = True
+            self._kept.append(memory)
 
     def after(self, stream: int) -> None:
         """Let the instance's stream wait for all that is enqueued on another one now; 0 is the default stream."""
@@ -211,6 +239,22 @@ class InstanceDevice:
                 self._failed("what was computed cannot be waited for", error)
             self.pending = False  # only now: a thread that reads it without the lock may send a response then
         del kept
+
+    def finish_readers(self, streams: Iterable[int]) -> None:
+        """Wait until libraries that were given memory on these streams read it no more.
+
+        A stream may be gone meanwhile, unless it is the legacy default one (0 and 1, as `__dlpack__` numbers it): then
+        all streams of the device are waited for.
+        """
+        if all(stream in (0, 1) for stream in streams):
+            self.after(1)
+        else:
+            try:
+                self.cuda.use(self.device_id)
+                self.cuda.wait_for_all()
+            except CudaError as error:
+                self._failed("what libraries compute cannot be waited for", error)
+        self.synchronize()
 
     def computes(self) -> None:
         """Note that the backend has enqueued what computes an output."""

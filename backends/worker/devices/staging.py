@@ -78,7 +78,7 @@ class StagingLimits(msgspec.Struct, frozen=True):
 
     #: Pinned on the host. A larger batch is copied from where it is, which takes longer.
     pinned_byte_size: int = 0
-    #: Kept on the device between batches. A larger batch gets memory of its own.
+    #: Kept on the device between batches, with tensors to other models. A larger batch gets memory of its own.
     kept_byte_size: int = 0
 
 
@@ -92,7 +92,6 @@ class Staging:
         self._device = device
         self._pinned_limit = limits.pinned_byte_size
         self._budget = device.pinned_budget
-        self._kept_limit = limits.kept_byte_size
         self._block: DeviceBlock | None = None
         self._pinned_address = 0
         self._pinned_byte_size = 0
@@ -126,10 +125,12 @@ class Staging:
         if self._block is not None and self._block.byte_size >= byte_size:
             return self._block
         wanted = 1 << max(byte_size - 1, _MIN_BLOCK_BYTE_SIZE - 1).bit_length()
-        if wanted > self._kept_limit:
+        kept = 0 if self._block is None else self._block.byte_size
+        if wanted - kept > self._device.pool_room:
             return self._device.allocate(byte_size)
         # The old one is freed with the last array over it: arrays of the last batch may still exist.
         self._block = self._device.allocate(wanted)
+        self._device.pooled(wanted - kept)
         return self._block
 
     def _pinned(self, byte_size: int) -> bool:
@@ -175,7 +176,8 @@ class _Runs:
         if not byte_size:
             return
         if isinstance(piece, DeviceArray):
-            self._device.enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=False)
+            crosses = piece.device_id != self._device.device_id
+            self._device.enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=crosses)
             return
         source = np.ascontiguousarray(piece)
         address = array_address(source)

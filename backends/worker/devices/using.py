@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backends.worker.devices.device_tensors import DeviceOutputs, device_input
+from backends.worker.devices.device_arenas import DeviceArenas
+from backends.worker.devices.device_tensors import DeviceInputs, DeviceOutputs
 from backends.worker.devices.instance_device import InstanceDevice
 from backends.worker.devices.pinning import HostPinning
 from backends.worker.devices.staging import StagingLimits
@@ -13,9 +14,10 @@ from kernel.errors import Unavailable
 from shm.cuda import CudaUnavailable, cuda
 
 if TYPE_CHECKING:
-    from backends.base import Backend
+    from collections.abc import Callable
+
     from backends.transport import wire
-    from backends.worker.inputs import InputReader
+    from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions
     from backends.worker.output_memory import OutputMemory
 
@@ -29,21 +31,28 @@ def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice
         raise Unavailable(f"GPU {load.device_id} cannot be used: {error}") from None
 
 
-def use_device(
-    device: InstanceDevice,
-    regions: AttachedRegions,
-    inputs: InputReader,
-    backend: Backend,
-    memory: OutputMemory,
-    *,
-    waits_at_once: bool,
-) -> DeviceOutputs:
-    """Let the backend get inputs on the device if it takes them, and return what writes its outputs there.
+class DeviceTensors:
+    """What a worker needs so that its tensors can be on its device."""
 
-    Shared memory is pinned from now on, also that of the worker's own outputs, `memory`.
-    """
-    if device.pinned_budget.limit_byte_size and isinstance(memory, ArenaOutputs):
-        device.pinning = HostPinning(device, regions, memory)
-    if backend.device_inputs:
-        inputs.on_device = device_input
-    return DeviceOutputs(device, regions, waits_at_once=waits_at_once)
+    def __init__(
+        self,
+        device: InstanceDevice,
+        regions: AttachedRegions,
+        held: HeldInputs,
+        memory: OutputMemory,
+        *,
+        waits_at_once: bool,
+        announce: Callable[[wire.DeviceArenaCreated], None] | None,
+        count_memory: Callable[[str, int, int], None],
+    ) -> None:
+        """`announce` tells the kernel of arenas on the device; None if the worker shares no memory with others.
+
+        `count_memory` gets the kind of memory, the number of the device and the bytes that are kept between batches.
+        Shared memory is pinned from now on, also that of the worker's own outputs, `memory`.
+        """
+        if device.pinned_budget.limit_byte_size and isinstance(memory, ArenaOutputs):
+            device.pinning = HostPinning(device, regions, memory)
+        self.inputs = DeviceInputs(device, held)
+        device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
+        self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce)
+        self.outputs = DeviceOutputs(device, regions, waits_at_once=waits_at_once, arenas=self.arenas)

@@ -52,7 +52,10 @@ class ReportCollector:
         self._complained = False
         #: Whether the kernel accepts memory figures yet, and the figures that it gets as soon as it does.
         self._joined = False
-        self._memory: list[wire.MemoryUse] | None = None
+        self._memory: Sequence[tuple[str, int, int]] = ()
+        #: By kind and device: what the worker itself has allocated for tensors of the model, in bytes.
+        self._own_memory: dict[tuple[str, int], int] = {}
+        self._memory_changed = False
 
     # ---- for backends ------------------------------------------------------------------------
 
@@ -107,10 +110,17 @@ class ReportCollector:
                     f"got {kind!r}, {device_id}, {byte_size}"
                 )
         with self._lock:
-            self._memory = [wire.MemoryUse(*use) for use in uses]
+            self._memory, self._memory_changed = list(uses), True
         self._send_memory()
 
     # ---- for the worker ----------------------------------------------------------------------
+
+    def own_memory(self, kind: str, device_id: int, byte_size: int) -> None:
+        """Count what the worker has allocated itself, in addition to what the backend reports."""
+        with self._lock:
+            self._own_memory[kind, device_id] = byte_size
+            self._memory_changed = True
+        self._send_memory()
 
     def joined(self) -> None:
         """The kernel takes reports of memory from now on."""
@@ -144,9 +154,13 @@ class ReportCollector:
 
     def _send_memory(self) -> None:
         with self._lock:
-            if self._joined and self._memory is not None:
-                uses, self._memory = self._memory, None
-                self._send(wire.MemoryUsed(uses))
+            if not (self._joined and self._memory_changed):
+                return
+            self._memory_changed = False
+            own = dict(self._own_memory)
+            uses = [(kind, device, size + own.pop((kind, device), 0)) for kind, device, size in self._memory]
+            uses += [(*where, size) for where, size in own.items()]
+            self._send(wire.MemoryUsed([wire.MemoryUse(*use) for use in uses]))
 
     def _in_order(self, given: Sequence[int]) -> wire.StageTimes:
         times, problem = stage_times(given, self._clock())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
+from backends.transport.forked_children import leave_to_parent
 from backends.worker.shared.turn import Turn
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Members:
     def add(self, message: wire.AddMember, fd: int) -> None:
         """Start the worker of a model, on the connection `fd`, which it owns from now on."""
         channel = BlockingChannel(socket.socket(fileno=fd))
+        leave_to_parent(channel)
         thread = threading.Thread(target=self._run, args=(message.member, channel), name=message.title, daemon=True)
         thread.start()
 

@@ -229,7 +229,7 @@ _GPUS = FlagGroup(
              help="The most pinned host memory of all instances together. Copies to GPUs go through it."),
         Flag(name="cuda-memory-pool-byte-size", kind=pair("GPU:BYTES", ":", _GPU, BYTES),
              option="gpus.pool_byte_sizes", repeat=True, default="67108864 for each GPU",
-             help="GPU memory for the inputs of a batch that an instance keeps between batches."),
+             help="Memory of a GPU that an instance keeps: for inputs of a batch, and for tensors to other models."),
     ),
 )  # fmt: skip
 

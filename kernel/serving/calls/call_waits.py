@@ -8,7 +8,8 @@ here, so that it can be failed. A request continues
 - if an instance executes it: when all calls that its batch waits for continue; a batch that waits for no call does;
 - if it is a request to an ensemble: when all requests of its steps continue.
 
-All other requests are stuck.
+All other requests are stuck. Calls never wait for the order of responses (`preserve_ordering`), because they have no
+place in it (`schedulers/response_order.py`).
 """
 
 from __future__ import annotations
@@ -102,8 +103,7 @@ class CallWaits:
         counted = [call for calls in self._calls_of.values() for call in calls]
         assert sorted(map(id, counted)) == sorted(map(id, self._waiting)), "calls are recorded twice or not at all"
         for call in self._waiting:
-            ended = call.finished and not _is_kept_back(call)
-            assert not ended, f"call {call.id!r} to '{call.model_name}' waits after its final response"
+            assert not call.finished, f"call {call.id!r} to '{call.model_name}' waits after its final response"
 
     # ---- what a request waits for ------------------------------------------------------------
 
@@ -184,12 +184,6 @@ class CallWaits:
             for request in model.live.instance_of
             if request.parent is ensemble
         ]
-
-
-def _is_kept_back(call: Request) -> bool:
-    """Whether the final response may wait for those of earlier requests (`preserve_ordering`)."""
-    batching = call.owner.spec.dynamic_batching if isinstance(call.owner, Model) else None
-    return batching is not None and batching.preserve_ordering
 
 
 def _executing(record: BatchRecord) -> list[int]:

@@ -94,6 +94,13 @@ class Calls:
             )
         return model
 
+    def find(self, name: str, version: str) -> Model | None:
+        """Return the version for a call; None if there is none."""
+        try:
+            return self._target.resolve(name, version)
+        except ServingError:
+            return None
+
     def requeued(self, call: Request) -> None:
         """`call` was dispatched and is queued again."""
         self._look_at(call)

@@ -38,6 +38,8 @@ class CollectorDestination:
     """A collector. Implements `kernel.tracing.output.writer.Destination`."""
 
     task = EXPORT_TRACES
+    #: A slow collector waits itself. What comes meanwhile is for the next export.
+    rest_factor = 0
 
     def __init__(self, values: TraceValues) -> None:
         settings = dict(values.exporter)

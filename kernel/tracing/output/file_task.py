@@ -11,7 +11,7 @@ import msgspec
 
 from kernel.serving.helper_tasks import TaskResult
 from kernel.tracing.output.trace_json import trace_json
-from kernel.tracing.trace import TraceRecord  # noqa: TC001 - msgspec reads it
+from kernel.tracing.trace import TraceRecord, UsualTrace  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class WriteArguments(msgspec.Struct, array_like=True):
 
     path: str
     kept_byte_size: int
-    records: list[TraceRecord]
+    records: list[TraceRecord | UsualTrace]
 
 
 class WriteResult(msgspec.Struct, array_like=True):

@@ -13,7 +13,10 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
-    from kernel.tracing.trace import TraceRecord
+    from kernel.tracing.trace import TraceRecord, UsualTrace
+
+
+_UNLIMITED = 1 << 62
 
 
 class TraceFile(msgspec.Struct, eq=False):
@@ -52,20 +55,26 @@ class FileChoice:
         self._frequency = values.log_frequency
         #: Whether the traces are in files with an index.
         self.indexed = values.log_frequency > 0 or values.trace_count >= 0
+        #: How many more traces of clients' requests the present file takes; 0 before the first file.
+        self.room = 0
         self._file: TraceFile | None = None
-        #: Traces of clients' requests in `_file`.
-        self._count = 0
 
     def shared_file(self) -> TraceFile:
         """Return the file of all traces without an index."""
         return self._files.shared(self._path)
 
-    def file_of(self, record: TraceRecord) -> TraceFile:
+    def next_file(self) -> TraceFile:
+        """Return a new file with the next index."""
+        self.room = self._frequency or _UNLIMITED
+        self._file = self._files.next(self._path)
+        return self._file
+
+    def file_of(self, record: TraceRecord | UsualTrace) -> TraceFile:
         """Return the file for the next trace."""
         if not self.indexed:
             return self.shared_file()
-        if self._file is None or (self._frequency and self._count >= self._frequency):
-            self._file, self._count = self._files.next(self._path), 0
-        if not record.parent_id:
-            self._count += 1
-        return self._file
+        file = self._file
+        if file is None or not self.room:
+            file = self.next_file()
+        self.room -= not record.parent_id
+        return file

@@ -6,15 +6,29 @@ that the whole is JSON in any case. Elements that Triton does not write (FP16, B
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.tracing.front_doors import FRONT_DOOR_NAMES
 from kernel.tracing.output.tensor_text import tensor_text
-from kernel.tracing.trace import BACKEND_OUTPUT, COMPUTE_OUTPUT_START, QUEUE_INPUT, QUEUE_START, REQUEST_START
+from kernel.tracing.trace import (
+    BACKEND_OUTPUT,
+    COMPUTE_END,
+    COMPUTE_INPUT_END,
+    COMPUTE_OUTPUT_START,
+    COMPUTE_START,
+    QUEUE_INPUT,
+    QUEUE_START,
+    REQUEST_END,
+    REQUEST_START,
+    RESPONSE_COMPLETE,
+    TraceRecord,
+)
 
 if TYPE_CHECKING:
-    from kernel.tracing.trace import TracedTensor, TraceRecord
+    from kernel.tracing.trace import TracedTensor, UsualTrace
 
 _encode = msgspec.json.Encoder().encode
 
@@ -22,8 +36,58 @@ _encode = msgspec.json.Encoder().encode
 _AFTER = {QUEUE_INPUT: QUEUE_START, BACKEND_OUTPUT: COMPUTE_OUTPUT_START}
 
 
-def trace_json(record: TraceRecord) -> bytes:
+def trace_json(trace: TraceRecord | UsualTrace) -> bytes:
     """Return the objects of a trace, in the order of time, with commas between them."""
+    if isinstance(trace, TraceRecord):
+        return _record_json(trace)
+    id, end_ns = trace.id, trace.request_end_ns
+    if not (
+        trace.receive_start_ns <= trace.receive_end_ns <= trace.request_start_ns <= trace.queue_start_ns
+        <= trace.compute_start_ns <= trace.compute_end_ns <= end_ns <= trace.send_end_ns
+    ):  # fmt: skip
+        return _record_json(record_of(trace))  # the clock of a worker on another host is known to some microseconds
+    request_id = b',"request_id":%b' % _encode(trace.request_id) if trace.request_id else b""
+    return _usual_template(trace.door, trace.model_name, trace.model_version) % (
+        id, trace.receive_start_ns, id, trace.receive_end_ns, id, request_id, id, trace.request_start_ns,
+        id, trace.queue_start_ns, id, trace.compute_start_ns, id, trace.input_end_ns, id, trace.output_start_ns,
+        id, trace.compute_end_ns, id, end_ns, id, end_ns, id, end_ns, id, trace.send_end_ns,
+    )  # fmt: skip
+
+
+def record_of(trace: UsualTrace) -> TraceRecord:
+    """Return the same trace with names."""
+    end_ns = trace.request_end_ns
+    times = (
+        trace.receive_start_ns, trace.receive_end_ns, trace.request_start_ns, trace.queue_start_ns,
+        trace.compute_start_ns, trace.input_end_ns, trace.output_start_ns, trace.compute_end_ns,
+        end_ns, end_ns, end_ns, trace.send_end_ns,
+    )  # fmt: skip
+    pairs = zip(_usual_names(trace.door), times, strict=True)
+    return TraceRecord(
+        trace.id, 0, trace.model_name, trace.model_version, trace.request_id, [part for pair in pairs for part in pair]
+    )
+
+
+def _usual_names(door: int) -> tuple[str, ...]:
+    """Return the activities of a usual trace, in the order of its times."""
+    names = FRONT_DOOR_NAMES[door]
+    return (
+        names.receive_start, names.receive_end, REQUEST_START, QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END,
+        COMPUTE_OUTPUT_START, COMPUTE_END, RESPONSE_COMPLETE, REQUEST_END, names.send_start, names.send_end,
+    )  # fmt: skip
+
+
+@functools.lru_cache(256)
+def _usual_template(door: int, model_name: str, model_version: int) -> bytes:
+    """Return the objects of a usual trace with places for its numbers, and for its request id."""
+    activities = [b'{"id":%%d,"timestamps":[{"name":"%b","ns":%%d}]}' % name.encode() for name in _usual_names(door)]
+    name = _encode(model_name).replace(b"%", b"%%")
+    description = b'{"id":%%d,"model_name":%b,"model_version":%d%%b}' % (name, model_version)
+    activities.insert(2, description)
+    return b",\n".join(activities)
+
+
+def _record_json(record: TraceRecord) -> bytes:
     waiting = {activity: [each for each in record.tensors if each.activity == activity] for activity in _AFTER}
     objects: list[dict[str, Any]] = []
     for name, at_ns in record.pairs():

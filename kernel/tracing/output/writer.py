@@ -19,6 +19,7 @@ import msgspec
 from kernel.serving.helper_tasks import MessageTask
 from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
 from kernel.tracing.output.files import FileChoice, TraceFiles
+from kernel.tracing.trace import UsualTrace
 from kernel.writing.write_turns import WriteTurns
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ MAX_WAITING = 16384
 #: How long traces wait for others that are written with them, in seconds.
 FLUSH_S = 0.25
 
-#: The most traces, and about the most bytes of them, that are written at a time.
-_BATCH = 512
+#: The most traces, and about the most bytes of them, that are written at a time. Each time costs the kernel about as
+#: much as tracing 100 requests, and the helper a copy of the file.
+_BATCH = 8192
 _BATCH_BYTE_SIZE = 1 << 20
 
-#: The helper rests this many times as long as it has written: it copies a file to add traces to it.
+#: The most files that are remembered.
+_MOST_DESTINATIONS = 512
+
+#: The rest after a file was written: it is copied to add traces to it.
 _REST_FACTOR = 10
 
 #: The largest file.
@@ -71,9 +76,11 @@ class Destination(Protocol):
     delay_s: float
     batch: int
     max_waiting: int
+    #: The helper rests this many times as long as it has worked, if more traces wait.
+    rest_factor: int
 
     def arguments(self, records: msgspec.Raw) -> bytes:
-        """Return the arguments of the helper's function; `records` are a list of `TraceRecord` in msgpack."""
+        """Return the arguments of the helper's function; `records` are a list of traces in msgpack."""
 
     def done(self, result: bytes) -> WriteOutcome:
         """Take the result of the helper's function."""
@@ -86,6 +93,7 @@ class FileDestination:
     delay_s = FLUSH_S
     batch = _BATCH
     max_waiting = MAX_WAITING
+    rest_factor = _REST_FACTOR
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file
@@ -121,8 +129,8 @@ class _Group(msgspec.Struct, eq=False):
     destination: Destination
     #: How many more there may be.
     room: int
-    #: One `TraceRecord` after the other in msgpack. They are encoded when they come, so that the memory of a trace is
-    #: freed at once, and is still in the processor's cache when the next trace takes it.
+    #: One `TraceRecord` or `UsualTrace` after the other in msgpack. They are encoded when they come, so that the memory
+    #: of a trace is freed at once, and is still in the processor's cache when the next trace takes it.
     records: bytearray
     count: int = 0
 
@@ -161,12 +169,12 @@ class TraceWriter:
         """Return the one destination for `file`."""
         found = self._destinations.get(file)
         if found is None:
-            if len(self._destinations) > _BATCH:  # of files that are complete, except for a few
+            if len(self._destinations) > _MOST_DESTINATIONS:  # of files that are complete, except for a few
                 self._destinations.clear()
             found = self._destinations[file] = FileDestination(file)
         return found
 
-    def put(self, destination: Destination, record: TraceRecord) -> None:
+    def put(self, destination: Destination, record: TraceRecord | UsualTrace) -> None:
         """Write `record` soon. Never waits."""
         if self._count >= destination.max_waiting:
             self._lose(1, "too many traces wait to be written")
@@ -219,7 +227,7 @@ class TraceWriter:
         elif outcome.lost:
             self._lose(outcome.lost, outcome.problem)
         full = self._count >= destination.batch
-        rest_s = (time.monotonic() - begun_s) * _REST_FACTOR
+        rest_s = (time.monotonic() - begun_s) * destination.rest_factor
         self._turns.ended(max(rest_s, 0.0 if full else destination.delay_s))
 
     def _drop_all(self) -> int:
@@ -242,7 +250,7 @@ class WriterOutput(NamedTuple):
     """The output of samplers whose traces have one destination."""
 
     #: As in `TraceOutput`; takes no frame of its own.
-    put: Callable[[TraceRecord], None]
+    put: Callable[[TraceRecord | UsualTrace], None]
 
 
 class _IndexedOutput:
@@ -251,14 +259,13 @@ class _IndexedOutput:
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
         self._choice = choice
-        #: That of the last trace.
-        self._file: TraceFile | None = None
         self._destination: FileDestination | None = None
 
-    def put(self, record: TraceRecord) -> None:
+    def put(self, record: TraceRecord | UsualTrace) -> None:
         """See `TraceOutput`."""
-        file, destination = self._choice.file_of(record), self._destination
-        if destination is None or file is not self._file:
-            destination = self._destination = self._writer.destination_of(file)
-            self._file = file
+        choice, destination = self._choice, self._destination
+        if destination is None or not choice.room:  # as `FileChoice.file_of`, without its call
+            destination = self._destination = self._writer.destination_of(choice.next_file())
+        if type(record) is UsualTrace or not record.parent_id:
+            choice.room -= 1
         self._writer.put(destination, record)

@@ -16,7 +16,7 @@ from grpclib.const import Status
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
 from kernel.tracing.explanation import take_explain
-from kernel.tracing.traced_sink import GRPC, Reception, at_iteration_end
+from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
@@ -274,12 +274,12 @@ class InferCall(msgspec.Struct, eq=False):
         return last_value(self._stream.request_head.fields, name)
 
     def reception(self) -> Reception:
-        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        """See `kernel.tracing.front_doors.FrontDoorSink`."""
         compresses = self._inference.compression is not None  # which may take a helper, and so longer
         return GRPC, self._begin_ns, self._received_ns, at_iteration_end if compresses else self._when_sent
 
     def _when_sent(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when all output until now is written; see `kernel.tracing.traced_sink.WhenSent`."""
+        """Call `callback` when all output until now is written; see `kernel.tracing.front_doors.WhenSent`."""
         sending = self._connection.sending
         if sending.ended:  # nothing is written any more
             callback()

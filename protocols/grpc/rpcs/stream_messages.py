@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
-from kernel.tracing.traced_sink import GRPC, Reception, at_iteration_end
+from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.generated.grpc_service_pb2 import ModelStreamInferResponse
 from protocols.grpc.messages.codec import encode_stream_end, encode_stream_error, stream_response_parts
@@ -93,7 +93,7 @@ class StreamRequestSink(msgspec.Struct, eq=False):
     begin_ns: int = 0
 
     def reception(self) -> Reception:
-        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        """See `kernel.tracing.front_doors.FrontDoorSink`."""
         return GRPC, self.begin_ns, self.begin_ns, at_iteration_end
 
     @property

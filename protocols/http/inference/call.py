@@ -16,7 +16,7 @@ from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.serving.request import Request
 from kernel.serving.response import peer_of_sink
 from kernel.tracing.explanation import take_explain
-from kernel.tracing.traced_sink import HTTP, Reception
+from kernel.tracing.front_doors import HTTP, Reception
 from protocols.forwarding import last_value
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer
@@ -237,7 +237,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         return last_value(self.head.headers, name)
 
     def reception(self) -> Reception:
-        """See `kernel.tracing.traced_sink.FrontDoorSink`."""
+        """See `kernel.tracing.front_doors.FrontDoorSink`."""
         return HTTP, self.begin_ns, self.received_ns or self.begin_ns, None
 
     def send(self, response: Response) -> None:

@@ -29,6 +29,10 @@ class ServerMetrics:
             self._memory_total = self._gauge("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes")
             self._memory_used = self._gauge("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes")
         self._connections = self._gauge("naiad_server_open_connections", "Number of open connections of clients")
+        self._expiry = self._gauge(
+            "naiad_server_certificate_expiry_timestamp_seconds",
+            "When the TLS certificate of a protocol expires, in seconds since the epoch",
+        )
         self._lost_log_lines = Counter(
             "naiad_server_log_lines_lost_total",
             "Number of log lines that were dropped because nobody read the log, or could not be written",
@@ -62,6 +66,9 @@ class ServerMetrics:
             self._memory_used.set({}, memory.total - memory.available)
         for protocol, count in self._kernel.connections.items():
             self._connections.set({"protocol": protocol}, count())
+        for protocol, expiry in self._kernel.certificate_expiry.items():
+            if (expires_s := expiry()) is not None:
+                self._expiry.set({"protocol": protocol}, expires_s)
         self._lost_log_lines.set({}, self._kernel.lost_log_lines())
         written, lost = self._kernel.trace_counts()
         self._traces.set({}, written)

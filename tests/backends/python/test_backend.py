@@ -227,6 +227,8 @@ def test_a_model_that_raises_fails_its_batch_with_the_innermost_frame_first(lab:
         ("raise ValueError", "ValueError: <EMPTY MESSAGE>\n\nAt:"),
         ("raise KeyError('a')", "KeyError: 'a'\n\nAt:"),
         ("raise SystemExit(3)", "SystemExit: 3\n\nAt:"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: <EMPTY MESSAGE>\n\nAt:"),
+        ("raise type('PanicException', (BaseException,), {})('in Rust')", "PanicException: in Rust\n\nAt:"),
         ("raise pb_utils.TritonModelException('hey')", "TritonModelException: hey\n\nAt:"),
     ],
 )

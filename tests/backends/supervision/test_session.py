@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from backends.supervision.session import WorkerSession
+from backends.supervision.session import END_WAIT_S, WorkerSession
 from backends.transport import wire
 from backends.transport.framing import frame
 from backends.transport.outbox import BYTE_SIZE, Outbox
@@ -154,6 +154,21 @@ def test_a_worker_that_sends_garbage_is_dropped_as_if_it_had_crashed(data: bytes
         await settle()
         assert len(bench.lost) == 1
         assert responses(request) == ["WorkerLost"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_worker_that_closes_its_connection_may_end_by_itself(ends: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.worker.channel.close()
+        await settle()
+        assert not bench.lost
+        if ends:
+            bench.worker.die("exit code 1")
+        await asyncio.sleep(2 * END_WAIT_S)
+        cause = "exit code 1" if ends else "killed by signal 9 (SIGKILL); it had closed its connection"
+        assert bench.lost == [cause]
 
     run(scenario)
 

@@ -76,7 +76,10 @@ def test_a_model_that_takes_too_long_to_load_loses_its_worker(step: str) -> None
             work = supervisor.complete("{}", "/m", 1, {})
         with pytest.raises(InternalError) as caught:
             await work
-        assert caught.value.message == f"the model was still {step} after 0.001 s, and its worker was killed"
+        assert (
+            caught.value.message
+            == f"the model was still {step} after 0.001 s (--model-load-timeout-secs), and its worker was killed"
+        )
         assert worker.killed
         await supervisor.stop()
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.observe.line_queue import LineQueue
-from kernel.observe.log_writer import LogWriter, StreamTarget
+from kernel.observe.log_writer import FileTarget, LogWriter, StreamTarget
 from kernel.settings import LogSettings
 from tests.kernel.observe.conftest import FLUSH_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.kernel.observe.conftest import LogOutput
 
@@ -95,6 +96,35 @@ def test_closing_does_not_wait_longer_than_it_may_and_later_lines_are_lost(targe
     writer._thread.join(FLUSH_TIMEOUT_S)
     assert not writer._thread.is_alive()
     assert target.written == b"a\nlost 1\n"
+
+
+def test_a_log_file_that_was_moved_away_or_removed_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    target = FileTarget(str(path), look_s=0)
+    target.write(b"one\n")
+    path.rename(tmp_path / "log.1")
+    target.write(b"two\n")
+    target.write(b"three\n")
+    assert (tmp_path / "log.1").read_bytes() == b"one\n"
+    assert path.read_bytes() == b"two\nthree\n"
+    path.unlink()
+    assert target.write(b"four\n") == 5
+    assert path.read_bytes() == b"four\n"
+
+
+def test_where_no_new_log_file_can_be_made_the_old_one_is_written_to(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    target = FileTarget(str(folder / "log"), look_s=0)
+    folder.rename(tmp_path / "moved")
+    assert target.write(b"one\n") == 4
+    assert (tmp_path / "moved" / "log").read_bytes() == b"one\n"
+
+
+def test_a_full_disk_is_named_once_on_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    target = FileTarget("/dev/full")
+    assert [target.write(b"one\n"), target.write(b"two\n")] == [0, 0]
+    assert capfd.readouterr().err == "the log file '/dev/full' cannot be written: No space left on device\n"
 
 
 def test_all_of_a_large_text_goes_through_a_pipe_that_does_not_block() -> None:

@@ -18,7 +18,7 @@ from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import FakeClock, RecordingSink, model_spec
-from kernel.tracing.traced_sink import HTTP, Reception
+from kernel.tracing.front_doors import HTTP, Reception
 from schedulers.direct import direct
 from shm.arena import Arena
 from shm.tensor import ClientSpan, RequestedOutput, Tensor

@@ -119,6 +119,43 @@ def test_polling_loads_new_and_changed_models_and_unloads_removed_ones(tmp_path:
     run(lab, scenario)
 
 
+def test_the_index_says_why_newer_files_could_not_be_loaded_until_they_are(tmp_path: Path) -> None:
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
+    lab.write("m")
+
+    def index() -> list[tuple[str, str]]:
+        return [(item.state, item.reason.partition("'")[0]) for item in lab.catalog.index()]
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        assert index() == [("READY", "")]
+        lab.write("m", config="max_batch_size: many")
+        await lab.lifecycle.poll()
+        reason = "newer files could not be loaded: Invalid argument: failed to read text proto from "
+        assert [(state, text[: len(reason)]) for state, text in index()] == [("READY", reason)]
+        lab.write("m", config=CONFIG)
+        await lab.lifecycle.poll()
+        assert index() == [("READY", "")]
+
+    run(lab, scenario)
+
+
+def test_polling_does_not_try_the_same_broken_files_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), poll_s=3600))
+    lab.write("m", config="max_batch_size: many")
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        for _ in range(3):
+            await lab.lifecycle.poll()
+        assert sum("failed to load 'm'" in message for message in caplog.messages) == 1
+        lab.write("m", config=CONFIG)
+        await lab.lifecycle.poll()
+        assert lab.catalog.resolve("m").ready
+
+    run(lab, scenario)
+
+
 def test_when_polling_finds_a_broken_configuration_the_old_version_still_serves(tmp_path: Path) -> None:
     lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
     lab.write("m")

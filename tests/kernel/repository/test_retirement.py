@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.errors import NotFinishedInTime, ServerStopping
+from kernel.repository.retirement import RELEASED_WAIT_S
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.request import Request
@@ -123,5 +124,24 @@ def test_a_removed_instance_gets_the_same_limit(tmp_path: Path) -> None:
         await lab.lifecycle.load("m")
         await settled()
         assert (removed.retired_with, removed.stopped) == (7.0, True)
+        assert removed.released_with == RELEASED_WAIT_S
 
     run(lab_with(tmp_path, 7.0), scenario)
+
+
+def test_a_version_that_has_ended_waits_for_tensors_that_other_models_use_and_a_killed_one_does_not(
+    tmp_path: Path,
+) -> None:
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        [keeper] = lab.keepers
+        await lab.lifecycle.unload("m")
+        await until(lambda: keeper.stopped)
+        assert keeper.released_with == RELEASED_WAIT_S
+        await lab.lifecycle.load("m")
+        submit(lab)
+        await lab.lifecycle.unload("m")
+        await until(lambda: lab.keepers[-1].stopped)
+        assert lab.keepers[-1].released_with == 0
+
+    run(lab_with(tmp_path, 0.01), scenario)

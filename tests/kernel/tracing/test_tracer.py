@@ -20,8 +20,9 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings, TraceValues
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
-from kernel.tracing.trace import TracedExecution, TraceRecord
-from kernel.tracing.traced_sink import GRPC, HTTP, Reception
+from kernel.tracing.front_doors import GRPC, HTTP, Reception
+from kernel.tracing.output.trace_json import record_of
+from kernel.tracing.trace import TracedExecution, TraceRecord, UsualTrace
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
@@ -57,8 +58,8 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
 
-    def put(self, record: TraceRecord) -> None:
-        self.records.append(record)
+    def put(self, record: TraceRecord | UsualTrace) -> None:
+        self.records.append(record if isinstance(record, TraceRecord) else record_of(record))
 
 
 class Bench:
@@ -119,14 +120,15 @@ def answer(request: Request) -> None:
 
 
 def names(record: TraceRecord) -> list[str]:
-    return [name for name in record.times if isinstance(name, str)]
+    return [name for name, _ in record.pairs()]
 
 
 def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Bench) -> None:
     request = bench.submit()
     trace = trace_of(request)
     trace.executing += 1
-    trace.executed(times_from(10))
+    trace.executed(times_from(request.queue_start_ns))
+    bench.clock.advance(10)
     answer(request)
     [record] = bench.written.records
     assert (record.id, record.parent_id, record.model_name, record.model_version, record.request_id) == (
@@ -137,7 +139,7 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
         "r",
     )
     assert names(record) == [
-        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", *COMPUTE, "INFER_RESPONSE_COMPLETE", "QUEUE_START",
+        "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", *COMPUTE, "INFER_RESPONSE_COMPLETE",
         "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
     ]  # fmt: skip
 
@@ -150,7 +152,7 @@ def test_a_traced_request_that_succeeds_is_an_example_of_its_latency(bench: Benc
     exemplars = [model.statistics.exemplars for model in bench.models]
     assert exemplars[0] is not None
     (exemplar,) = filter(None, exemplars[0].found)
-    assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).record.id))
+    assert (exemplar.value, exemplar.trace_id) == (3_000_000, str(trace_of(request).id))
     assert exemplars[1] is None
 
 
@@ -295,6 +297,48 @@ def test_tracing_stops_when_nothing_can_be_written_until_the_settings_change(ben
     assert bench.traced("m") == [True]
 
 
+@pytest.mark.parametrize("rate", [1, 2, 65, 66, 67, 200])
+def test_each_nth_request_is_traced_though_nobody_looks_at_most_of_the_others(rate: int) -> None:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=rate, trace_file="/t"))
+    looks: list[bool] = []
+
+    def traced() -> bool:
+        looks.append(bench.kernel.tracer.passing == 0)
+        return bench.traced("m") == [True]
+
+    assert [number for number in range(1, 3 * rate + 1) if traced()] == [rate, 2 * rate, 3 * rate]
+    assert sum(looks) <= 3 * 67, "as many as may be on their way before one that is traced, and some more"
+    bench.close()
+
+
+def test_requests_that_only_explain_themselves_and_children_change_nothing_about_the_nth() -> None:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=200, trace_file="/t"))
+    parent = bench.submit()
+    for _ in range(100):
+        explained = bench.submit(explain=True)
+        assert explained.trace is not None
+        assert explained.trace.output is None
+        assert bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent).trace is None
+    assert bench.traced(*["m"] * 99) == [False] * 98 + [True]
+    bench.close()
+
+
+@pytest.mark.parametrize("change", ["settings of a model", "a recorder"])
+def test_requests_that_have_passed_count_when_each_is_looked_at_again(change: str) -> None:
+    bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=200, trace_file="/t"))
+    assert not any(bench.traced(*["m"] * 100))
+    assert bench.kernel.tracer.passing
+    if change == "a recorder":
+        bench.kernel.start_recording(bench.kernel.tracer.begin, lambda request, model, error: None)
+    else:
+        bench.settings.update({"trace_level": ["TIMESTAMPS"], "trace_rate": ["1000"]}, "n")
+    assert not bench.kernel.tracer.passing
+    assert bench.traced(*["m"] * 100) == [False] * 99 + [True]
+    assert not any(bench.traced(*["m"] * 199))
+    assert not bench.kernel.tracer.passing
+    bench.close()
+
+
 # ---- OpenTelemetry -------------------------------------------------------------------------
 
 
@@ -307,7 +351,7 @@ def exporting(rate: int, traceparent: str = "", state: str = "") -> tuple[Bench,
 
 def test_a_client_that_records_a_trace_is_traced_at_any_rate_and_its_trace_goes_on() -> None:
     bench, request = exporting(0, CALLER + "01", "a=b")
-    spans = trace_of(request).record.spans
+    spans = trace_of(request).spans
     assert spans is not None
     assert (spans.trace_id, spans.parent, spans.state) == (CALLER[3:35], CALLER[36:52], "a=b")
     assert trace_of(request).traceparent == f"00-{spans.trace_id}-{spans.compute}-01"
@@ -327,7 +371,7 @@ def test_others_are_traced_at_the_rate(traceparent: str) -> None:
 def test_children_are_parts_of_the_span_of_the_model_that_caused_them() -> None:
     bench, parent = exporting(1)
     child = bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent)
-    outer, inner = trace_of(parent).record.spans, trace_of(child).record.spans
+    outer, inner = trace_of(parent).spans, trace_of(child).spans
     assert outer is not None
     assert inner is not None
     assert (inner.trace_id, inner.parent) == (outer.trace_id, outer.model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 
+import msgspec
 import pytest
 
 from kernel.config.ensemble_spec import EnsembleSpec
@@ -456,7 +457,7 @@ def test_an_output_that_another_step_reads_is_written_twice(lab: KernelLab) -> N
     _, sink = lab.submit("both", tensor("A", 1), outputs=outputs)
     first = lab.call("first")
     assert [(o.name, o.classification, o.labels, o.batched) for o in first.request.outputs] == [
-        ("OUT", 2, [], False),
+        ("OUT", 2, None, False),
         ("OUT", 0, None, None),
     ]
     first.respond(Tensor("OUT", "BYTES", [2], b"classes"), tensor("OUT", 3))
@@ -465,6 +466,18 @@ def test_an_output_that_another_step_reads_is_written_twice(lab: KernelLab) -> N
     (response,) = sink.responses
     assert {t.name: (t.datatype, t.shape) for t in response.outputs or []} == {"Y": ("BYTES", [2]), "Z": ("FP32", [1])}
     lab.check()
+
+
+@pytest.mark.parametrize(("own", "asked"), [((), None), (("a", "b"), ["a", "b"])])
+def test_classes_have_the_labels_of_the_ensemble_or_else_of_the_model(
+    lab: KernelLab, own: tuple[str, ...], asked: list[str] | None
+) -> None:
+    spec = spec_of("labelled", "A", "Z", dims=(-1,), ensemble=EnsembleSpec((step("first", {"IN": "A"}, {"OUT": "Z"}),)))
+    output = msgspec.structs.replace(spec.outputs["Z"], label_filename="labels.txt" if own else "", labels=own)
+    lab.add(msgspec.structs.replace(spec, outputs={"Z": output}))
+    lab.submit("labelled", tensor("A", 1), outputs=[RequestedOutput("Z", classification=1)])
+    assert [output.labels for output in lab.call("first").request.outputs] == [asked]
+    lab.call("first").respond(Tensor("OUT", "BYTES", [1], b"classes"))
 
 
 # ---- statistics -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.config.spec import DynamicBatching
 from kernel.testing import model_spec
 from tests.simulation import draw
 from tests.simulation.checks import Checks
@@ -51,9 +52,10 @@ class Calling:
     def _calling(
         self, random: Random, name: str, prefix: str, size: int, stages: tuple[tuple[int, ...], ...]
     ) -> ModelPlan:
+        ordered = DynamicBatching(preserve_ordering=True) if random.random() < 0.2 else None
         return ModelPlan(
             kind=self.name,
-            spec=model_spec(name, max_batch_size=size, dims=(-1,)),
+            spec=model_spec(name, max_batch_size=size, dims=(-1,), dynamic_batching=ordered),
             instances=random.choice((1, 1, 2, 3)),
             concurrency=random.choice((1, 1, 1, 2)),
             execution_ns=random.choice(draw.EXECUTION_TIMES),

@@ -16,7 +16,9 @@ from backends.supervision.launcher import describe_exit
 from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.output.worker_output import WorkerOutput
+from backends.supervision.processes import local_process, memory_kills
 from backends.supervision.processes.local_process import LocalProcess
+from backends.supervision.processes.memory_kills import MemoryKills
 from kernel.loop.clock import LoopClock
 from tests.backends.supervision.processes.started_workers import until
 
@@ -223,3 +225,25 @@ def test_what_a_model_has_started_ends_with_its_worker(killed: bool) -> None:
 )
 def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None:
     assert describe_exit(code) == said
+
+
+@pytest.mark.parametrize("ended_by", ["the system", "somebody", "the kernel"])
+def test_a_kill_because_memory_ran_out_is_named(ended_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 7
+    monkeypatch.setattr(memory_kills, "memory_kill_count", lambda: count)
+    monkeypatch.setattr(local_process, "_memory_kills", MemoryKills())
+
+    async def main() -> None:
+        nonlocal count
+        launched, process = started(FOREVER)
+        if ended_by == "the kernel":
+            launched.kill()
+        else:
+            process.send_signal(signal.SIGKILL)
+        count += ended_by != "somebody"
+        cause = await end_of(launched)
+        explained = cause == "killed by signal 9 (SIGKILL), probably by the system because memory ran out"
+        assert explained is (ended_by == "the system")
+        close(launched, process)
+
+    asyncio.run(main())

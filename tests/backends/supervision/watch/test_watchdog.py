@@ -123,7 +123,7 @@ def test_a_look_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> N
             watchdog.remove(each)
 
     run(scenario)
-    assert "the watchdog could not look" in caplog.text
+    assert "the watchdog could not check" in caplog.text
 
 
 def test_an_instance_may_leave_while_it_is_looked_at() -> None:

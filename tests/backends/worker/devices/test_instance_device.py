@@ -18,7 +18,7 @@ from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.memory import AttachedRegions
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, InvalidArgument, Unavailable
-from shm.cuda import Cuda
+from shm.cuda import Cuda, CudaError, DeviceMemory
 from shm.tensor import RequestedOutput, Tensor
 from tests.fake_cuda import driver, memory, runtime
 
@@ -30,6 +30,7 @@ SPECS = {"IN": TensorShapes("IN", "FP32", (-1,), batched=True)}
 
 @pytest.fixture
 def cuda() -> Iterator[Cuda]:
+    gc.collect()  # what other tests have left
     before = set(memory.own)
     runtime.pinned.clear()
     yield Cuda(runtime, driver)
@@ -180,3 +181,21 @@ def test_rows_and_other_shapes_of_a_tensor_on_the_device_are_the_same_memory() -
         array.reshape([5, 2])
     with pytest.raises(ValueError, match="must follow one another"):
         array[::2]
+
+
+@pytest.mark.parametrize("instance", [0, 1])
+def test_a_thread_keeps_its_device_when_memory_of_another_one_is_used(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, instance: int
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    cuda = Cuda(runtime, driver)
+    InstanceDevice(cuda, instance, AttachedRegions())
+    address = cuda.allocate(16, 1 - instance)
+    cuda.use(instance)
+    content = bytearray(16)
+    cuda.copy_to_host(DeviceMemory(address, 16, 1 - instance), 0, memoryview(content))
+    with pytest.raises(CudaError, match="cudaIpcOpenMemHandle"):
+        cuda.open_handle(bytes(64), 1 - instance)
+    cuda.free(address, 1 - instance)
+    assert runtime.cudaGetDevice()[1] == instance
+    runtime.cudaSetDevice(0)

@@ -40,6 +40,13 @@ def statistics(model: str) -> Step:
     return get(f"/v2/models/{model}/stats", ignore=("last_inference",))
 
 
+def classes(model: str, shape: list[int]) -> Step:
+    """Both classes of the output Z, with labels."""
+    values = list(range(shape[-1] * (shape[0] if len(shape) > 1 else 1)))
+    wanted = [{"name": "Z", "parameters": {"classification": 2}}]
+    return infer(model, {"inputs": [tensor("A", "INT32", shape, values)], "outputs": wanted})
+
+
 COUNTED_ONCE = "Triton counts a failed request to an ensemble twice"
 
 CASES = [
@@ -56,6 +63,10 @@ CASES = [
         shaped("bridge_rows", [3, 2], [1, 2, 3, 4, 5, 6]),
         shaped("bridge_rows", [5, 2], [1] * 10),
         shaped("bridge_rows", [5, 2], [1] * 10, id="five"),
+        classes("chain", [1, 2]),
+        classes("chain", [2, 2]),
+        classes("bridge", [2]),
+        classes("nested", [2]),
         pairs("branches", PAIR),
         pairs("branches", PAIR, wanted=["Y"]),
         pairs("branches", PAIR, wanted=["Z"]),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import pytest
 
 from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.spec import DynamicBatching
 from kernel.errors import ErrorCode, ServingError
 from kernel.limiting.instance_gate import InstanceGate
 from kernel.serving.calls.call_waits import DOUBT_NS, Execution
@@ -21,6 +23,8 @@ from schedulers.registry import choose_scheduler
 from schedulers.testing import KernelLab, spec_of, step
 from shm.tensor import RequestedOutput, Tensor
 
+ORDERED = DynamicBatching(preserve_ordering=True)
+
 STUCK = "waits, itself or through calls of other models, for this request"
 
 
@@ -31,8 +35,16 @@ class CallLab(KernelLab):
         super().__init__()
         self.kept: dict[str, list[FakeInstance]] = {}
 
-    def model(self, name: str, instances: int = 1, *, concurrency: int = 1, decoupled: bool = False) -> Model:
-        spec = spec_of(name, "IN", "OUT", decoupled=decoupled)
+    def model(
+        self,
+        name: str,
+        instances: int = 1,
+        *,
+        concurrency: int = 1,
+        decoupled: bool = False,
+        batching: DynamicBatching | None = None,
+    ) -> Model:
+        spec = msgspec.structs.replace(spec_of(name, "IN", "OUT", decoupled=decoupled), dynamic_batching=batching)
         schedule = functools.partial(choose_scheduler, caller=self.kernel)
         model = Model(spec, ModelConfig(name=name), 1, schedule, self.clock)
         model.start()
@@ -282,6 +294,37 @@ def test_a_thousand_calls_that_wait_are_looked_at_in_parts(lab: CallLab) -> None
     assert not any(call.finished for call in calls)
     back = lab.call(calls[0], "a")
     assert STUCK in error_of(back)
+    lab.check()
+
+
+# ---- models whose responses have the order of requests ------------------------------------------
+
+
+def test_a_model_that_calls_itself_gets_the_response_before_it_has_responded(lab: CallLab) -> None:
+    lab.model("m", 2, batching=ORDERED)
+    caller = lab.ask("m")
+    lab.clock.end_iteration()
+    call = lab.call(caller, "m")
+    lab.clock.end_iteration()
+    lab.finish(call)
+    assert isinstance(call.sink, CallSink)
+    assert [response.error for response in call.sink.responses] == [None]
+    lab.check()
+
+
+def test_a_call_does_not_wait_for_a_request_that_waits_for_its_caller(lab: CallLab) -> None:
+    lab.model("a")
+    lab.model("b", 2, batching=ORDERED)
+    one = lab.ask("a")
+    other = lab.ask("b")
+    lab.clock.end_iteration()
+    waiting = lab.call(other, "a")  # the only instance of a executes `one`
+    call = lab.call(one, "b")
+    lab.clock.end_iteration()
+    lab.finish(call)
+    assert isinstance(call.sink, CallSink)
+    assert len(call.sink.responses) == 1, "it comes although `other` was dispatched to b before"
+    assert not waiting.finished
     lab.check()
 
 

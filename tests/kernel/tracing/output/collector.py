@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import threading
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ class Collector:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers["Content-Encoding"] == "gzip":
+                    body = gzip.decompress(body)
                 if collector.status == 200:
                     collector.take(self.path, body)
                 self.send_response(collector.status)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +13,15 @@ import pytest
 from kernel.errors import Unavailable
 from kernel.settings import TraceValues
 from kernel.tracing.output import writer as module
+from kernel.tracing.output.export import CollectorDestination
 from kernel.tracing.output.writer import TraceWriter
 from kernel.tracing.trace import TraceRecord
 from protocols.testing import DirectHelpers, LateHelpers
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import msgspec
 
     from kernel.serving.helper_tasks import HelperTask
     from kernel.tracing.trace import TraceOutput
@@ -59,7 +64,8 @@ async def test_what_waits_is_written_when_the_server_stops(tmp_path: Path) -> No
     assert (bench.writer.written_count, bench.writer.lost_count) == (2, 0)
 
 
-async def test_a_full_batch_is_written_at_once(tmp_path: Path) -> None:
+async def test_a_full_batch_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 512)
     bench = Bench(tmp_path / "t", DirectHelpers())
     bench.put(*range(1, 513))
     assert len(ids(bench.path)) == 512
@@ -78,6 +84,7 @@ async def test_each_file_with_an_index_is_written(tmp_path: Path) -> None:
 async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 512)
     monkeypatch.setattr(module.FileDestination, "max_waiting", 600)
     helpers = LateHelpers()
     bench = Bench(tmp_path / "t", helpers)
@@ -120,6 +127,45 @@ async def test_a_lost_helper_loses_what_it_had_and_nothing_else(tmp_path: Path) 
     bench.put(1)
     await bench.writer.close(5)
     assert (bench.stops, bench.writer.lost_count) == (0, 1)
+
+
+class HeldHelpers(DirectHelpers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[HelperTask] = []
+        self.some_held = asyncio.Event()
+
+    def start(self, task: HelperTask) -> None:
+        self.tasks.append(task)
+        self.some_held.set()
+
+
+class SlowCollector:
+    task = "traces.export"
+    delay_s = 0.0
+    batch = 1
+    max_waiting = 10
+    rest_factor = CollectorDestination.rest_factor
+
+    def arguments(self, records: msgspec.Raw) -> bytes:
+        return b""
+
+    def done(self, result: bytes) -> module.WriteOutcome:
+        return module.WriteOutcome()
+
+
+async def test_after_a_slow_export_the_next_one_begins_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    helpers = HeldHelpers()
+    writer = TraceWriter(helpers, lambda: None)
+    for id in (1, 2):
+        writer.put(SlowCollector(), TraceRecord(id, 0, "m", 1, ""))
+    [first] = helpers.tasks
+    helpers.some_held.clear()
+    later_s = time.monotonic() + 1000
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    first.done(b"", None)
+    await helpers.some_held.wait()
+    assert writer.written_count == 1
 
 
 async def test_the_end_does_not_wait_for_ever(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from kernel.options import BadOption, TlsOptions
-from protocols.tls import server_context
+from protocols.tls.context import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
