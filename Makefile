@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu test test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
+.PHONY: run gpu gpu-names test test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -15,6 +15,16 @@ run: $(VENV)/installed
 gpu: $(VENV)/installed
 	$(BIN)/pip install -q -e '.[gpu]'
 	$(BIN)/pip install -q --force-reinstall --no-deps onnxruntime-gpu
+
+# The names, parameters and results that we use of CUDA, NVML and TensorRT, in the real packages; needs no GPU. 160 MB.
+gpu-names: $(VENV)/gpu-names
+	PYTHONPATH=$(abspath $<) $(BIN)/python -m pytest tests/shm/test_cuda_bindings.py \
+		tests/backends/tensorrt/test_real_names.py tests/backends/tensorrt/building/test_real_build.py $(ARGS)
+
+$(VENV)/gpu-names: $(VENV)/installed-dev
+	$(BIN)/pip install -q --upgrade --target $@ cuda-bindings nvidia-ml-py tensorrt-lean-cu13-bindings \
+		tensorrt-lean-cu13-libs tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
+	touch $@
 
 # Processes that share the tests, each whole files of them: as many as there are processors, up to eight. With
 # TEST_PROCESSES=0 all tests run in pytest's own process, as a debugger needs it.

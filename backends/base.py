@@ -285,6 +285,9 @@ class CustomModel:
 class CustomInstance(abc.ABC):
     """Steps 3, 4 and 5: the instance that executes."""
 
+    #: As in `Backend`, where an instance decides it, in `initialize` for example; None for what the backend says.
+    device_inputs: bool | None = None
+
     def __init__(self, model: CustomModel, host: Host) -> None:
         self.model = model
         self.arguments = model.arguments
@@ -315,6 +318,7 @@ class CustomBackend:
     #: As in `Backend`.
     responds_later: ClassVar[bool] = False
     shares_worker: ClassVar[bool] = False
+    device_inputs: ClassVar[bool] = False
 
     def __init__(self, settings: dict[str, str]) -> None:
         """`settings` are those of the command line for this backend: `--backend-config=NAME,KEY=VALUE`."""

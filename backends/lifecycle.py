@@ -60,6 +60,8 @@ class SteppedBackend(Backend):
         instance.initialize()
         self._finalizers.append(instance.finalize)
         self._instance = instance
+        wanted = instance.device_inputs
+        self.device_inputs = backend.device_inputs if wanted is None else wanted
         # The worker calls the instance directly, which saves a call for each batch.
         self.execute = instance.execute  # type: ignore[method-assign]  # a method of one object is replaced on purpose
 

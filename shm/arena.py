@@ -12,7 +12,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from shm.blocks import BlockAllocator
+from shm.blocks import MIN_BLOCK, BlockAllocator
 from shm.lease import BlockLease, LeasedBlock
 from shm.memfd import sealed_memfd
 from shm.region import FileHandle, Region, RegionKind
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 #: Tensors of at most this many bytes travel inside messages: cheaper than a block
 #: (docs/decisions/where-tensors-live.md).
 INLINE_LIMIT = 4096
+
+
+def pinned_window(pinned_byte_size: int) -> int:
+    """Return how many first bytes of an arena a worker pins that may pin so many in all: an eighth, a power of two.
+
+    Blocks at low offsets are taken first, so these are in use most of the time. Pure.
+    """
+    most = pinned_byte_size // 8
+    return 1 << (most.bit_length() - 1) if most >= MIN_BLOCK else 0
 
 
 class Block:
@@ -136,7 +145,9 @@ class Arena:
 
     def _remove_pages(self, offset: int, byte_size: int) -> None:
         assert self._mapping is not None, "pages of a closed arena"
-        self._mapping.madvise(mmap.MADV_REMOVE, offset, byte_size)
+        start, end = max(offset, self.region.steady_byte_size), offset + byte_size
+        if start < end:
+            self._mapping.madvise(mmap.MADV_REMOVE, start, end - start)
 
     def close(self) -> None:
         """Drop the region: it is unmapped and closed after the last lease and the last view."""

@@ -39,7 +39,7 @@ _BINDINGS = "cuda.bindings"
 UNAVAILABLE, TOO_SMALL = "no GPU can be used: ", "the CUDA allocation has only "
 
 #: Errors after which the process can use no device any more: the context is lost (CUDA runtime API, cudaError_t).
-_STICKY = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 999})
+_STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 
 #: What usually is the reason for an error when a handle is opened.
 _OPENING = {
@@ -220,6 +220,18 @@ class Cuda:
     def free_pinned(self, address: int) -> None:
         """Free what `allocate_pinned` has returned. Raises `CudaError`."""
         self._call("cudaFreeHost", address)
+
+    def pin(self, address: int, byte_size: int) -> None:
+        """Pin memory of the host that is there, whole pages of it, for copies without staging; `unpin` follows.
+
+        It takes long: the system brings all of its pages into memory. Their mapping must not change until `unpin`. A
+        device must be the current one of this thread. Raises `CudaError`.
+        """
+        self._call("cudaHostRegister", address, byte_size, self._runtime.cudaHostRegisterPortable)
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`. No copy from or to the memory may be enqueued. Raises `CudaError`."""
+        self._call("cudaHostUnregister", address)
 
     def wait_for_all(self) -> None:
         """Wait for all that this process has enqueued on the current device. Raises `CudaError`."""

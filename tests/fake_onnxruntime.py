@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as real
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from tests.fake_cuda import memory, runtime
 
@@ -30,6 +31,8 @@ class FakeOnnxRuntime:
         """`failing` are the providers whose libraries cannot be loaded: sessions lack them, and nothing is raised."""
         self.available, self.failing = list(available), failing
         self.preloaded = 0
+        #: Whether nodes of the model are not on the GPU.
+        self.refuses_graphs = False
         self.sessions: list[InferenceSession] = []
 
     def get_available_providers(self) -> list[str]:
@@ -39,6 +42,10 @@ class FakeOnnxRuntime:
         self.preloaded += 1
 
     def InferenceSession(self, path: str, options: Any, **more: Any) -> InferenceSession:
+        refused = self.refuses_graphs and any("enable_cuda_graph" in each for each in more["provider_options"])
+        if refused:
+            text = "This session cannot use the graph capture feature as requested by the user as all compute graph"
+            raise Fail(f"{text} nodes have not been partitioned to the CUDAExecutionProvider")
         session = InferenceSession(path, self.failing, **more)
         self.sessions.append(session)
         return session
@@ -64,6 +71,9 @@ class InferenceSession:
         self.run_entries: list[dict[str, str]] = []
         #: The inputs and outputs of each run that were bound to memory of a GPU: name → address.
         self.bound: list[dict[str, int]] = []
+        #: What was captured, by number, and the numbers of the graphs that were launched.
+        self.graphs: dict[str, tuple[list[str], dict[str, _Place], list[OrtValue]]] = {}
+        self.launched: list[str] = []
 
     def get_providers(self) -> list[str]:
         return self._providers
@@ -75,6 +85,12 @@ class InferenceSession:
         return IOBinding()
 
     def run_with_iobinding(self, binding: IOBinding, run_options: Any) -> None:
+        graphs = self.options[_CUDA].get("enable_cuda_graph") == "1"
+        number = run_options.get_run_config_entry("gpu_graph_id") if graphs else "-1"
+        assert number, "0 is reserved: a run of a session with graphs says which one, or -1"
+        if number in self.graphs:
+            self._launch(number)
+            return
         entry = "disable_synchronize_execution_providers"
         waits = run_options is None or run_options.get_run_config_entry(entry) != "1"
         stream = runtime.cudaStream_t(int(self.options[_CUDA]["user_compute_stream"]))
@@ -89,8 +105,20 @@ class InferenceSession:
         self.bound.append({name: place.address for name, place in binding.inputs.items() if place.address})
         binding.values = values
         stream.work.append(_Run(self._cpu, names, dict(binding.inputs), values))
+        if number != "-1":
+            assert all(isinstance(wanted, _Place) for wanted in binding.outputs.values()), "memory that may move"
+            assert all(place.address for place in binding.inputs.values()), "an input on the host"
+            self.graphs[number] = names, dict(binding.inputs), values
         if waits:
             stream.run()
+
+    def _launch(self, number: str) -> None:
+        """Compute with the addresses of the capture, whatever is bound now."""
+        names, inputs, values = self.graphs[number]
+        self.launched.append(number)
+        runtime.cudaStream_t(int(self.options[_CUDA]["user_compute_stream"])).work.append(
+            _Run(self._cpu, names, inputs, values)
+        )
 
 
 class _Place:

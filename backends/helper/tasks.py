@@ -32,12 +32,19 @@ logger = logging.getLogger(__name__)
 #: of a message is 64 MiB, and what is legal needs a few times that.
 _MEMORY_LIMIT = 5 << 28
 
+#: The device helper has no such limit. It decodes nothing that clients send, and a driver has needs of its own: a
+#: context takes hundreds of megabytes of private memory, more with each GPU and each version of the driver, and the
+#: limit also counts what is reserved and not used (mmap(2) since Linux 4.7). NVIDIA states no upper limit.
+_UNLIMITED = "backends.helper.device_tasks"
+
 #: From this size of sources on, freed memory is given back to the system after a task.
 _TRIMMED_BYTE_SIZE = 4 << 20
 
 
-def limit_memory() -> None:
-    """Let allocations fail above the memory limit of helpers. Shared memory does not count (setrlimit(2))."""
+def limit_memory(task_module: str) -> None:
+    """Let allocations of a helper fail above its memory limit. Shared memory does not count (setrlimit(2))."""
+    if task_module == _UNLIMITED:
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(_MEMORY_LIMIT, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -11,11 +11,12 @@ from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_c
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
-from backends.onnxruntime.options import model_path, run_options
-from backends.onnxruntime.providers import ignored_settings
+from backends.onnxruntime.options import graph_run_options, model_path, run_options
+from backends.onnxruntime.providers import graph_obstacle, ignored_settings, wanted_graphs
 from backends.onnxruntime.session import open_session
 from backends.onnxruntime.signature import signature_of
 from backends.worker.sequences.sequence_config import state_outputs
+from kernel.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
     from backends.base import Config, Host, ModelArguments, Timings
+    from backends.onnxruntime.gpu.graphs import OnnxGraphs
+    from backends.onnxruntime.signature import OnnxSignature
+    from backends.worker.devices.graph_specs import GraphSpec
     from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
 
@@ -100,15 +104,59 @@ class OnnxRuntimeBackend(Backend):
         from backends.onnxruntime.gpu.device_model import DeviceModel
 
         capability = device.cuda.properties(device.device_id).capability
-        session = open_session(arguments, device.stream, capability)
+        session, specs = self._open_on(device, arguments, capability)
         signature = signature_of(session, model_path(arguments, capability))
         check_agreement(arguments.config, signature)
         # The worker keeps implicit state on the host.
         states = [spec.name for spec in state_outputs(arguments.config)]
-        bound = DeviceSession(session, run_options(arguments, on_stream=True), signature, device, states)
+        options = graph_run_options(arguments, -1) if specs else run_options(arguments, on_stream=True)
+        bound = DeviceSession(session, options, signature, device, states)
+        if specs:
+            bound.graphs = self._captured(session, signature, device, arguments, specs)
         self._model = DeviceModel(arguments.config, signature, bound, device)
         self.device_inputs = True
         return session
+
+    def _open_on(
+        self, device: InstanceDevice, arguments: ModelArguments, capability: tuple[int, int]
+    ) -> tuple[ort.InferenceSession, list[GraphSpec]]:
+        """Return a session, and the CUDA graphs that it can capture. Raises as `open_session`."""
+        specs, required = wanted_graphs(arguments)
+        if specs and (obstacle := graph_obstacle(arguments.config)):
+            self._without_graphs(arguments, obstacle)
+            specs = []
+        if specs:
+            try:
+                return open_session(arguments, device.stream, capability, graphs=True), specs
+            except InternalError as error:  # ONNX Runtime refuses models with nodes on the CPU, for example
+                if required:
+                    raise
+                self._without_graphs(arguments, error.message)
+        return open_session(arguments, device.stream, capability), []
+
+    def _without_graphs(self, arguments: ModelArguments, reason: str) -> None:
+        self.host.log("WARNING", f"model '{arguments.model_name}' runs without CUDA graphs: {reason}")
+
+    def _captured(
+        self,
+        session: ort.InferenceSession,
+        signature: OnnxSignature,
+        device: InstanceDevice,
+        arguments: ModelArguments,
+        specs: Sequence[GraphSpec],
+    ) -> OnnxGraphs:
+        from backends.onnxruntime.gpu.graphs import OnnxGraphs  # as `_load_on`
+        from backends.worker.devices.graph_specs import has_ignored_lower_bounds
+
+        def warn(text: str) -> None:
+            self.host.log("WARNING", f"model '{arguments.model_name}': {text}")
+
+        if has_ignored_lower_bounds(specs):
+            warn("graph_lower_bound is used for the batch size only: other dimensions must be those of the graph")
+        graphs = OnnxGraphs(session, signature, device, lambda number: graph_run_options(arguments, number))
+        graphs.capture(specs, arguments.max_batch_size > 0, warn)
+        self.host.log("VERBOSE", f"captured {len(graphs)} CUDA graphs for {arguments.instance_name}")
+        return graphs
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """See `Backend.execute`."""

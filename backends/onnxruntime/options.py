@@ -31,6 +31,7 @@ _GRAPH_LEVELS = {
 }
 
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+_GRAPH_NUMBER = "gpu_graph_id"
 _DOES_NOT_WAIT = "disable_synchronize_execution_providers"
 
 
@@ -49,6 +50,17 @@ def session_options(arguments: ModelArguments) -> ort.SessionOptions:
         options.add_session_config_entry(key, value)
     for library in custom_op_libraries(arguments):
         options.register_custom_ops_library(str(library))
+    return options
+
+
+def graph_run_options(arguments: ModelArguments, number: int) -> ort.RunOptions:
+    """Return the options of a run with the CUDA graph of this number, from 1 on; with -1 none is captured or used.
+
+    For sessions that capture graphs, on a stream as in `run_options`.
+    """
+    options = run_options(arguments, on_stream=True)
+    assert options is not None, "a run on a stream has options"
+    options.add_run_config_entry(_GRAPH_NUMBER, str(number))
     return options
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backends.onnxruntime.gpu.tensorrt_options import boolean, integer, tensorrt_options
+from backends.worker.devices.graph_specs import graph_specs
 from kernel.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.base import ModelArguments
+    from backends.worker.devices.graph_specs import GraphSpec
 
     Provider = tuple[str, dict[str, str]]
 
@@ -35,21 +37,28 @@ _CUDA_PARAMETERS = (*_NUMBERED, "do_copy_in_default_stream", "gpu_mem_limit")
 #: Truth values among the accelerator's parameters.
 _CUDA_BOOLEANS = ("do_copy_in_default_stream", "use_ep_level_unified_stream")
 
-#: A graph is replayed with the addresses of the memory that it was captured with. Those of our batches differ.
 _CUDA_GRAPH = "enable_cuda_graph"
 
+#: TensorRT's provider repeats its first run with the addresses of that run's tensors, whatever is bound later.
+_TENSORRT_GRAPH = "trt_cuda_graph_enable"
 
-def providers(arguments: ModelArguments, available: Sequence[str], stream: int = 0) -> list[Provider]:
+
+def providers(
+    arguments: ModelArguments, available: Sequence[str], stream: int = 0, *, graphs: bool = False
+) -> list[Provider]:
     """Return the execution providers of the instance in order of preference; the CPU's is always last.
 
     `available` are the providers of the installed onnxruntime, `stream` is the address of the stream that providers on
-    a GPU run on, 0 for one of their own. Raises `Unsupported` if it lacks the GPU's, and `InvalidArgument` for an
-    unknown accelerator or a wrong value. An accelerator that it lacks is left out (`ignored_settings`).
+    a GPU run on, 0 for one of their own. With `graphs` the session captures CUDA graphs. Raises `Unsupported` if it
+    lacks the GPU's, and `InvalidArgument` for an unknown accelerator or a wrong value. An accelerator that it lacks is
+    left out (`ignored_settings`).
     """
     accelerators = _accelerators(arguments)
     chosen: list[Provider] = []
     if arguments.kind == "GPU":
         chosen += _on_gpu(arguments, accelerators.get("gpu_execution_accelerator", []), available, stream)
+        if graphs:
+            chosen[-1][1][_CUDA_GRAPH] = "1"
     for accelerator in accelerators.get("cpu_execution_accelerator", []):
         if accelerator["name"] != "openvino":
             raise _unknown(accelerator)
@@ -75,10 +84,10 @@ def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[s
                 f"the '{name}' accelerator of model '{model}' has no effect: the installed onnxruntime has no "
                 f"{provider}, or cannot load the libraries that this needs. The model runs without it"
             )
-    if any(boolean(each.get("parameters", {}).get(_CUDA_GRAPH, "0")) for each in on_gpu):
+    if any(boolean(each.get("parameters", {}).get(_TENSORRT_GRAPH) or "0") for each in on_gpu):
         lines.append(
-            f"parameter '{_CUDA_GRAPH}' of the 'cuda' accelerator of model '{model}' has no effect: a graph needs its "
-            "inputs and outputs at fixed addresses"
+            f"parameter '{_TENSORRT_GRAPH}' of the 'tensorrt' accelerator of model '{model}' has no effect: batches "
+            f"would compute with the tensors of the first one. '{_CUDA_GRAPH}' of the 'cuda' accelerator makes graphs"
         )
     for name in _CUDA_PARAMETERS:
         if arguments.parameter(name) is not None and arguments.kind != "GPU":
@@ -89,6 +98,36 @@ def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[s
             "process"
         )
     return lines
+
+
+def wanted_graphs(arguments: ModelArguments) -> tuple[list[GraphSpec], bool]:
+    """Return the CUDA graphs to capture, none if the model asks for none, and whether a session must capture them.
+
+    They are asked for by `enable_cuda_graph` of the accelerator `cuda`, where ONNX Runtime refuses a model that cannot
+    have them, or by `optimization.cuda.graphs`, which in Triton has no effect on ONNX models. `optimization.cuda` says
+    the shapes, with the rules of Triton's TensorRT backend. Raises `InvalidArgument`.
+    """
+    on_gpu = _accelerators(arguments).get("gpu_execution_accelerator", [])
+    required = any(
+        boolean(each.get("parameters", {}).get(_CUDA_GRAPH) or "0") for each in on_gpu if each["name"] == "cuda"
+    )
+    config = arguments.config
+    if required:
+        optimization = config.get("optimization", {})
+        cuda = {**optimization.get("cuda", {}), "graphs": True}
+        config = {**config, "optimization": {**optimization, "cuda": cuda}}
+    return graph_specs(config), required
+
+
+def graph_obstacle(config: Mapping[str, Any]) -> str:
+    """Return why a model can have no CUDA graphs; empty if its configuration does not say so."""
+    tensors = [*config.get("input", []), *config.get("output", [])]
+    strings = [tensor["name"] for tensor in tensors if tensor.get("data_type") == "TYPE_STRING"]
+    if strings:
+        return f"tensor '{strings[0]}' has strings, which are on the host"
+    if config.get("sequence_batching", {}).get("state"):
+        return "its implicit state is kept on the host"
+    return ""
 
 
 def _on_gpu(
@@ -105,6 +144,7 @@ def _on_gpu(
         parameters = accelerator.get("parameters", {})
         if accelerator["name"] == "tensorrt":
             options = tensorrt_options(parameters, arguments.version_dir)
+            options.pop(_TENSORRT_GRAPH, None)
             if TENSORRT_PROVIDER in available:
                 chosen.append((TENSORRT_PROVIDER, {**options, **device}))
         elif accelerator["name"] == "cuda":

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
 
 def open_session(
-    arguments: ModelArguments, stream: int = 0, capability: tuple[int, int] | None = None
+    arguments: ModelArguments,
+    stream: int = 0,
+    capability: tuple[int, int] | None = None,
+    *,
+    graphs: bool = False,
 ) -> ort.InferenceSession:
     """Open a session with the version's model file.
 
-    On a GPU it computes on the stream at this address, and `capability` is the device's. Raises `Unavailable` if the
+    On a GPU it computes on the stream at this address, `capability` is the device's, and with `graphs` it captures CUDA
+    graphs. Raises `Unavailable` if the
     file does not exist or ONNX Runtime cannot use the GPU, `InternalError` with ONNX Runtime's reason if it cannot be
     loaded, and `InvalidArgument` or `Unsupported` for wrong settings (`options.py`, `providers.py`).
     """
@@ -30,7 +35,7 @@ def open_session(
         raise Unavailable(f"unable to find '{path}' for model instance '{arguments.model_name}'")
     available = ort.get_available_providers()
     try:
-        chosen = providers(arguments, available, stream)
+        chosen = providers(arguments, available, stream, graphs=graphs)
     except Unsupported as error:
         raise Unsupported(f"{error.message}; {advice(installed_versions(), available, CUDA_PROVIDER)}") from None
     on_gpu = any(name == CUDA_PROVIDER for name, _ in chosen)

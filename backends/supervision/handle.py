@@ -107,6 +107,11 @@ class WorkerHandle:
         self._worker_calls: CallerCalls | None = None
         session.on_message = self._on_message
 
+    def keep_pages(self, byte_size: int) -> None:
+        """Let the worker pin so many first bytes of arenas that it writes to; 0 for none. Before the first batch."""
+        if isinstance(self._memory, WorkerMemory):
+            self._memory.steady_byte_size = byte_size
+
     # ---- kernel.serving.instances.Instance ---------------------------------------------------
 
     def execute(self, batch: Batch) -> None:

@@ -30,6 +30,7 @@ from backends.transport import wire
 from kernel.errors import ExecutionTimeout, InternalError, NotFinishedInTime, ServingError, Unavailable
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
+from shm.arena import pinned_window
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -369,6 +370,7 @@ class InstanceSupervisor:
             None if self._kernel is None else self._kernel.calls,
         )  # fmt: skip
         handle.record.device_id = self._plan.device_id
+        handle.keep_pages(pinned_window(self._pinned_byte_size))
         self._session.on_lost = self._lost
         self._forget_loss()
         self._watch, self._suspended, self._ending = InstanceWatch(self._limits), False, None

@@ -105,6 +105,8 @@ class WorkerMemory:
         self.attached: set[int] = set()
         #: Regions of clients that the worker may have mapped, by number.
         self.mapped_client_regions: dict[int, Region] = {}
+        #: How many first bytes of arenas the worker may pin: their pages are not given back to the system any more.
+        self.steady_byte_size = 0
         #: None before the worker's first large output.
         self.output_arena: OutputArena | None = None
         #: The worker's arenas on a device, by their numbers, which are below 0.
@@ -169,6 +171,10 @@ class WorkerMemory:
             )
             return
         message = wire.Attach(region.number, region.byte_size, region.offset, writable, region.of_client, region.copied)
+        if self.steady_byte_size and writable and region.kind is RegionKind.ARENA:
+            steady = min(self.steady_byte_size, region.byte_size)
+            region.steady_byte_size = max(steady, region.steady_byte_size)
+            message.steady_byte_size = steady
         if writable:
             self._session.send_with_fd(message, region.fd)
             return

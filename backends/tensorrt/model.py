@@ -11,11 +11,11 @@ from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes
 from backends.scatter import execute_alone, requested_outputs, scatter
 from backends.tensorrt.context import EngineContext
-from backends.tensorrt.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.tensorrt.graphs import CapturedGraphs
 from backends.tensorrt.output_memory import OutputBlocks
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
 from backends.tensorrt.shape_values import shape_values
+from backends.worker.devices.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.worker.devices.tensors import DeviceArray
 from backends.worker.sequences.sequence_config import all_inputs, all_outputs, state_outputs
 from kernel.errors import InternalError, ServingError

@@ -278,6 +278,8 @@ class Attach(Message):
     volatile: bool = False
     #: Whether the worker copies the bytes, because the client may shorten the region: it must not map it.
     copied: bool = False
+    #: For an arena of the kernel, and a worker with a GPU: these first bytes keep their pages, so it may pin them.
+    steady_byte_size: int = 0
 
 
 class AttachDevice(Message):

@@ -200,6 +200,8 @@ class Worker:
 
     def close(self) -> None:
         """Free what the system would free with the process, for a process that continues."""
+        if self._device is not None:
+            self._device.close()
         self._regions.close()
         self._outputs.memory.close()
         self._channel.close()
@@ -342,6 +344,7 @@ class Worker:
             device,
             self._regions,
             self._held,
+            self._outputs.memory,
             waits_at_once=not self._local or backend.concurrency > 1,
             announce=self._send if self._local else None,
             count_memory=self._reports.own_memory,

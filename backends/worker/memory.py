@@ -21,6 +21,8 @@ from kernel.errors import InternalError, InvalidArgument
 from shm.written_pages import unwritten
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from shm.tensor import Buffer
 
 #: Reserve no memory for private pages: few are written (mmap(2)). Python's mmap lacks this constant.
@@ -84,6 +86,8 @@ class AttachedRegion:
     ) -> None:
         """Without `private_writes` nothing writes to a region that is not writable: its views are read-only."""
         self.number = 0
+        #: So many first bytes of an arena keep their pages, and may be pinned.
+        self.steady_byte_size = 0
         self.volatile = volatile
         self.private = False
         self.steady = self.shared = writable and not volatile
@@ -120,6 +124,16 @@ class AttachedRegion:
         if not self._writable:
             self._address = np.frombuffer(self._mapping, np.uint8).__array_interface__["data"][0]
         return memoryview(self._mapping)[self._offset : end]
+
+    @property
+    def pinnable(self) -> memoryview | None:
+        """The bytes that a device may have pinned: those of a client's region, or the steady ones of an arena.
+
+        None before the region is mapped, and for one whose pages are not those that others see.
+        """
+        if self._view is None or not self._writable:
+            return None
+        return self._view[:] if self.volatile else self._view[: self.steady_byte_size]
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
         """See `WorkerRegion`."""
@@ -343,16 +357,26 @@ class AttachedRegions:
         self._regions: dict[int, WorkerRegion] = {}
         #: Regions that others have replaced under their numbers. Threads of the model may still write to them.
         self._replaced: dict[int, WorkerRegion] = {}
+        #: Is called with the number of a region before it is replaced or closed; None if nobody asks.
+        self.on_end: Callable[[int], None] | None = None
+
+    def __iter__(self) -> Iterator[WorkerRegion]:
+        """All regions that requests may name, as of now."""
+        return iter(list(self._regions.values()))
 
     def attach(self, number: int, region: WorkerRegion) -> None:
         """Add `region` as `number`, and own it from now on. It may replace another one, once."""
         region.number = number
         if number in self._regions:
+            if self.on_end is not None:
+                self.on_end(number)
             self._replaced[number] = self._regions[number]
         self._regions[number] = region
 
     def detach(self, number: int) -> None:
         """Remove a region and close it."""
+        if self.on_end is not None:
+            self.on_end(number)
         self._regions.pop(number).close()
         if number in self._replaced:
             self._replaced.pop(number).close()

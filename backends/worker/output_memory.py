@@ -60,6 +60,7 @@ class ArenaOutputs:
         #: None before the first large output.
         self.arena: Arena | None = None
         self._on_arena = on_arena
+        self._steady_byte_size = 0
         self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()
 
@@ -68,12 +69,20 @@ class ArenaOutputs:
         with self._lock:
             if self.arena is None:
                 self.arena = Arena(f"naiad outputs {os.getpid()}", self.byte_size)
+                self.arena.region.steady_byte_size = min(self._steady_byte_size, self.byte_size)
                 self._on_arena(self.arena)
             block = self.arena.take(byte_size)
             if block is None:
                 raise ArenaFull(byte_size)
             self._blocks[block.offset] = block
         return Span(_OWN_ARENA, block.offset, byte_size), block.view()
+
+    def keep_pages(self, byte_size: int) -> None:
+        """Give the pages of so many first bytes of the arena not back any more: they are about to be pinned."""
+        with self._lock:  # no page is being given back meanwhile
+            self._steady_byte_size = byte_size
+            if self.arena is not None:
+                self.arena.region.steady_byte_size = min(byte_size, self.byte_size)
 
     def owns(self, span: Span) -> bool:
         """See `OutputMemory`."""

@@ -248,6 +248,8 @@ class OutputWriter:
 
     def free(self, tensors: Sequence[Tensor]) -> None:
         """Free the memory of outputs that are not sent."""
+        if self.on_device is not None and self.on_device.pending:
+            self.on_device.wait()  # a device may still write to pinned memory
         for tensor in tensors:
             self._free_tensor(tensor)
 

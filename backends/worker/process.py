@@ -39,7 +39,7 @@ def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_m
     leave_to_parent(channel, sock)
     if task_module:
         lower_priority()
-        limit_memory()
+        limit_memory(task_module)
     try:
         Worker(channel, local=not remote, task_module=task_module).run()
     except Exception:

@@ -62,6 +62,7 @@ class RegionMessages:
             volatile=message.volatile,
             private_writes=self._private_writes,
         )
+        region.steady_byte_size = message.steady_byte_size
         self._regions.attach(message.number, region)
 
     def _attach_device(self, message: wire.AttachDevice) -> None:

@@ -1,6 +1,6 @@
 """What a GPU and this server do on it: run it whenever there is a GPU. It needs no network.
 
-    python bench/gpu/check.py [--json FILE] [--quick] [--fake]
+    python bench/gpu/check.py [--json FILE] [--quick] [--fake] [--parts PART ...]
 
 It needs Python, cuda-bindings and the server's own packages; torch and cupy are used if they are there. Each part is a
 list of rows: what was looked at, the value, and whether it is as expected. A part that fails is a row, and the
@@ -14,8 +14,11 @@ from __future__ import annotations
 import argparse
 import base64
 import ctypes
+import importlib
 import importlib.util
 import json
+import math
+import mmap
 import os
 import platform
 import signal
@@ -23,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -129,10 +133,74 @@ def ceilings(check: GpuCheck) -> list[GpuRow]:
     devices.free_pinned(here)
     for address in (there, other):
         devices.free(address, 0)
+    rows += launches(check, devices, stream, event)
     took_us = timed_us(lambda: devices.free_pinned(devices.allocate_pinned(64 * _MIB)), 3)
     rows.append(GpuRow("ceilings", "pin and unpin 64 MiB", round(took_us / 1000, 2), "ms"))
     took_us = timed_us(lambda: devices.free(devices.allocate(_MIB, 0), 0), 20)
     return [*rows, GpuRow("ceilings", "allocate and free 1 MiB", round(took_us, 1), "µs")]
+
+
+def launches(check: GpuCheck, devices: Cuda, stream: Any, event: Any) -> list[GpuRow]:
+    """What it costs to enqueue the least work, alone and ten of it in a graph."""
+    address = devices.allocate(4096, 0)
+
+    def ten() -> None:
+        for _ in range(10):
+            devices.enqueue_fill(address, 4, stream)
+
+    ten()
+    devices.wait(stream, event)
+    rows = [GpuRow("ceilings", "enqueue a fill, of ten", round(timed_us(ten, check.repeats) / 10, 2), "µs")]
+    devices.wait(stream, event)
+    devices.begin_capture(stream)
+    ten()
+    graph = devices.end_capture(stream)
+    took_us = timed_us(lambda: devices.launch_graph(graph, stream), check.repeats)
+    devices.wait(stream, event)
+    devices.destroy_graph(graph)
+    devices.free(address, 0)
+    return [*rows, GpuRow("ceilings", "launch a graph of ten fills", round(took_us, 2), "µs")]
+
+
+# ---- pinned shared memory ------------------------------------------------------------------------
+
+
+def pinned(check: GpuCheck) -> list[GpuRow]:
+    """Arenas that are pinned where they are: how long it takes, how fast copies are, and that their pages must stay."""
+    devices, rows, size = cuda(), [], check.sizes[-1]
+    devices.use(0)
+    fd = os.memfd_create("naiad check")
+    os.ftruncate(fd, size)
+    mapping = mmap.mmap(fd, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    mapping[:] = b"1" * size
+    start = time.perf_counter()
+    devices.pin(address, size)
+    rows.append(GpuRow("pinned", f"pin {size} bytes of a memfd", round((time.perf_counter() - start) * 1000, 2), "ms"))
+    stream, event = devices.new_stream(0), devices.new_event(0)
+    there = devices.allocate(size, 0)
+    for what, (target, source) in {"host to device": (there, address), "device to host": (address, there)}.items():
+
+        def copy(target: int = target, source: int = source) -> None:
+            devices.enqueue_copy(target, source, size, stream)
+            devices.wait(stream, event)
+
+        took_us = timed_us(copy, min(check.repeats, 20))
+        rows.append(GpuRow("pinned", f"{what}, {size} bytes of a memfd", round(size / took_us / 1000, 2), "GB/s"))
+    mapping.madvise(mmap.MADV_REMOVE, 0, 4096)
+    mapping[:4096] = b"2" * 4096
+    devices.enqueue_copy(there, address, 4096, stream)
+    devices.wait(stream, event)
+    found = bytearray(1)
+    devices.copy_to_host(DeviceMemory(there, size, 0), 0, memoryview(found))
+    seen = {b"1": "the old page", b"2": "the new page"}.get(bytes(found), f"{bytes(found)!r}")
+    rows.append(GpuRow("pinned", "a pinned page that was given back: the GPU reads", seen))
+    start = time.perf_counter()
+    devices.unpin(address)
+    rows.append(GpuRow("pinned", "unpin", round((time.perf_counter() - start) * 1000, 2), "ms"))
+    devices.free(there, 0)
+    os.close(fd)
+    return rows
 
 
 # ---- questions about IPC handles -----------------------------------------------------------------
@@ -197,6 +265,158 @@ def handles(check: GpuCheck) -> list[GpuRow]:
     found = child(["open", "00" * HANDLE_BYTE_SIZE])
     rows.append(GpuRow("handles", "64 bytes of zeros", found.get("error", "can be opened"), ok="error" in found))
     return rows
+
+
+def more_handles(check: GpuCheck) -> list[GpuRow]:
+    """Who else may open a handle, and what a process sees whose exporter frees the memory or ends."""
+    devices, rows = cuda(), []
+    first, second = devices.allocate(4096, 0), devices.allocate(4096, 0)
+    for address, content in ((first, b"first..."), (second, b"second..")):
+        devices.copy_from_host(DeviceMemory(address, 4096, 0), 0, content)
+    raw = devices.export_handle(second)
+    small = child(["open", raw.hex()])
+    right = small.get("content") == b"second..".hex()
+    rows.append(GpuRow("handles", "a small allocation has its own bytes", "yes" if right else str(small), ok=right))
+    size = small.get("byte_size", 0)
+    rows.append(GpuRow("handles", "bytes that a handle of 4 KiB opens", size, "bytes", size >= 4096))
+    try:
+        inside = child(["open", devices.export_handle(first + 1024).hex()])
+        at_start = inside.get("content") == b"first...".hex()
+        text = "opens its begin" if at_start else str(inside.get("error", "opens there"))
+    except CudaError as error:
+        text = str(error)
+    rows.append(GpuRow("handles", "a pointer into an allocation", text))
+    with Holder(raw) as one, Holder(raw) as other:
+        both = one.opened and other.opened
+        rows.append(GpuRow("handles", "two processes at once", "yes" if both else f"{one.text}, {other.text}", ok=both))
+    rows.append(GpuRow("handles", "from another PID namespace", in_namespace(["open", raw.hex()])))
+    held = Holder(raw)
+    devices.free(second, 0)
+    rows.append(GpuRow("handles", "freed by the exporter while it is open", held.copy()))
+    exporter = subprocess.Popen([sys.executable, __file__, "--child", "export"], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert exporter.stdout is not None
+    held = Holder(base64.b64decode(exporter.stdout.readline()))
+    exporter.kill()
+    exporter.wait()
+    rows.append(GpuRow("handles", "open while its exporter is killed", held.copy()))
+    devices.free(first, 0)
+    found = child(["fork"])
+    rows.append(GpuRow("handles", "CUDA in a fork of a process that imported it", found["text"]))
+    rows.append(GpuRow("handles", "start of a process until it has a context", found["context_ms"], "ms"))
+    return rows
+
+
+class Holder:
+    """Another process that opens a handle, and copies from the memory when it is asked to."""
+
+    def __init__(self, raw: bytes) -> None:
+        command = [sys.executable, __file__, "--child", "hold", raw.hex()]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.text = self._process.stdout.readline().strip()
+        self.opened = self.text == "opened"
+
+    def copy(self) -> str:
+        """Return what a copy gives now, and end the process."""
+        try:
+            return self._process.communicate("copy\n", timeout=60)[0].strip() or f"rc {self._process.returncode}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return "hangs"
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate("", timeout=60)
+
+
+def in_namespace(words: list[str]) -> str:
+    """Return what this file says for `words` in a PID namespace of its own."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    command = [*unshare, sys.executable, __file__, "--child", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not tried: {error}"
+    if done.returncode or not done.stdout:
+        return f"not tried: {done.stderr.strip().splitlines()[-1:]}"
+    found = json.loads(done.stdout.splitlines()[-1])
+    return str(found.get("error", "can be opened")) + (f": {found['reason']}" if found.get("reason") else "")
+
+
+def capabilities(check: GpuCheck) -> list[GpuRow]:
+    """What the driver says that it can, and which memory has no handle. Calls that the server itself does not make."""
+    runtime: Any = importlib.import_module(f"{os.environ.get(BINDINGS_VARIABLE) or 'cuda.bindings'}.runtime")
+    devices, rows = cuda(), []
+    devices.use(0)
+    for name in ("cudaDevAttrIpcEventSupport", "cudaDevAttrHostRegisterSupported", "cudaDevAttrUnifiedAddressing"):
+        attribute = getattr(runtime.cudaDeviceAttr, name, None)
+        value = "not there" if attribute is None else str(runtime.cudaDeviceGetAttribute(attribute, 0)[-1])
+        rows.append(GpuRow("capabilities", name, value, ok=value != "0"))
+    if not hasattr(runtime, "cudaMallocAsync"):  # the fake of the tests
+        return rows
+    stream = devices.new_stream(0)
+    code, address = runtime.cudaMallocAsync(4096, stream)
+    if not int(code):
+        try:
+            devices.export_handle(int(address))
+            text = "it is exported"
+        except CudaError as error:
+            text = str(error)
+        rows.append(GpuRow("capabilities", "a handle of memory of a pool (cudaMallocAsync)", text))
+        runtime.cudaFreeAsync(address, stream)
+    own = devices.allocate(4096, 0)
+    _, found = runtime.cudaPointerGetAttributes(own)
+    rows.append(GpuRow("capabilities", "the device of a pointer", int(found.device), ok=int(found.device) == 0))
+    devices.free(own, 0)
+    if devices.device_count > 1:
+        raw = devices.export_handle(devices.allocate(4096, 1))
+        hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}
+        command = [sys.executable, __file__, "--child", "open", raw.hex()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=hidden)
+        rows.append(GpuRow("capabilities", "a handle of a GPU that is not visible", done.stdout.strip()))
+    return rows
+
+
+def hold(raw: bytes) -> None:
+    """Open a handle, and copy from it after a line of input. In another process."""
+    devices = cuda()
+    try:
+        memory = devices.open_handle(raw, 0)
+    except CudaError as error:
+        print(error, flush=True)
+        return
+    print("opened", flush=True)
+    if not sys.stdin.readline():
+        return
+    content = bytearray(8)
+    try:
+        devices.copy_to_host(memory, 0, memoryview(content))
+        print(f"the copy works: {bytes(content)!r}")
+    except CudaError as error:
+        print(f"{error}{', and the device is lost' if error.is_sticky else ''}")
+
+
+def forked() -> dict[str, Any]:
+    """Use CUDA in a fork of a process that has only imported it. In another process."""
+    start = time.perf_counter()
+    importlib.import_module(f"{os.environ.get(BINDINGS_VARIABLE) or 'cuda.bindings'}.runtime")
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            devices = cuda()
+            devices.free(devices.allocate(4096, 0), 0)
+            os.write(writing, b"works")
+        except BaseException as error:
+            os.write(writing, str(error).encode()[:500])
+        os._exit(0)
+    os.close(writing)
+    _, status = os.waitpid(pid, 0)
+    text = os.read(reading, 500).decode() or f"the fork ended with status {status}"
+    return {"text": text, "context_ms": round((time.perf_counter() - start) * 1000, 1)}
 
 
 # ---- the server ----------------------------------------------------------------------------------
@@ -353,12 +573,17 @@ class RegionClient:
 
 def copied_tensors(server: ServerProcess, model: str) -> float:
     """Return how many tensors were copied between host and device."""
+    start = f'naiad_copied_tensors_total{{model="{model}"'
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page(server) if line.startswith(start))
+
+
+def page(server: ServerProcess) -> list[str]:
+    """Return the lines of the metrics page."""
     connection = HTTPConnection("127.0.0.1", server.metrics_port, timeout=30)
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
     connection.close()
-    start = f'naiad_copied_tensors_total{{model="{model}"'
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
+    return lines
 
 
 def served(check: GpuCheck) -> list[GpuRow]:
@@ -377,6 +602,8 @@ def served(check: GpuCheck) -> list[GpuRow]:
             copies = sum(copied_tensors(server, model) for model in models)
             rows.append(GpuRow("server", "copies of all, after calls and steps", copies, ok=copies == 0))
             rows += latencies(check, client)
+            rows += figures(server)
+            rows += killed_in_flight(server, client)
             rows += failures(server, client)
             client.close()
     return rows
@@ -408,12 +635,54 @@ def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
     return rows
 
 
+def figures(server: ServerProcess) -> list[GpuRow]:
+    """What NVML says, as the metrics page shows it."""
+    page(server)  # the first page begins to read them
+    time.sleep(2.5)
+    names = ("nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_power_usage", "nv_energy_consumption")
+    lines = page(server)
+    found = {
+        name: next((line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + "{")), "") for name in names
+    }
+    there = importlib.util.find_spec("pynvml") is not None
+    return [GpuRow("figures", name, value or "not there", ok=bool(value) or not there) for name, value in found.items()]
+
+
+def killed_in_flight(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
+    """Each request has a response, whatever is killed while it runs."""
+    body, texts = json.dumps(client.body(1)), list[str]()
+
+    def infer() -> None:
+        http = HTTPConnection("127.0.0.1", client.http.port, timeout=60)
+        for _ in range(20):
+            http.request("POST", "/v2/models/copies/infer", body, {"Content-Type": "application/json"})
+            response = http.getresponse()
+            text = response.read().decode(errors="replace")
+            texts.append("" if response.status == 200 else text)
+        http.close()
+
+    threads = [threading.Thread(target=infer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    kill_worker(server, "copies")
+    for thread in threads:
+        thread.join(120)
+    errors = [text for text in texts if text]
+    whole = len(texts) == 80
+    rows = [GpuRow("failures", "responses to 80 requests while the worker is killed", len(texts), ok=whole)]
+    return [*rows, GpuRow("failures", "of these errors", f"{len(errors)} {errors[:1]}", ok=len(errors) < 80)]
+
+
+def kill_worker(server: ServerProcess, model: str) -> None:
+    for process in psutil.Process(server.pid).children(recursive=True):
+        if any(word.startswith(f"--model={model}") for word in process.cmdline()):
+            process.send_signal(signal.SIGKILL)
+
+
 def failures(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
     """A worker that is killed, and a client whose memory goes."""
     rows = []
-    for process in psutil.Process(server.pid).children(recursive=True):
-        if any(word.startswith("--model=copies") for word in process.cmdline()):
-            process.send_signal(signal.SIGKILL)
+    kill_worker(server, "copies")
     deadline, right = time.monotonic() + 60, False
     while not right and time.monotonic() < deadline:
         try:
@@ -445,6 +714,206 @@ def failures(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
     return [*rows, GpuRow("failures", "another client after it", "served" if right else "not served", ok=right)]
 
 
+# ---- ONNX models, and a network of the shape of ResNet-50 ------------------------------------------
+
+_DIGITS = """
+backend: "onnxruntime"
+max_batch_size: 32
+instance_group [{ kind: %s }]
+optimization { %s }
+"""
+_GRAPHS = (
+    'execution_accelerators { gpu_execution_accelerator [{ name: "cuda" '
+    'parameters { key: "enable_cuda_graph" value: "1" } }] }'
+)
+
+
+def onnx_models(check: GpuCheck) -> list[GpuRow]:
+    """The demo's ONNX model on CPU and GPU, with and without CUDA graphs: same outputs, and their latencies."""
+    if not importlib.util.find_spec("onnxruntime"):
+        return [GpuRow("onnxruntime", "onnxruntime", "not there")]
+    available = subprocess.run(
+        [sys.executable, "-c", "import onnxruntime as o; print(o.get_available_providers(), o.__version__)"],
+        capture_output=True, text=True, timeout=120,
+    ).stdout.strip()  # fmt: skip
+    rows = [GpuRow("onnxruntime", "providers", available)]
+    if "CUDAExecutionProvider" not in available:
+        return rows
+    groups = {"digits_cpu": ("KIND_CPU", ""), "digits_gpu": ("KIND_GPU", ""), "digits_graphs": ("KIND_GPU", _GRAPHS)}
+    source = next((_ROOT / "kernel" / "demo" / "digits").rglob("*.onnx"))
+    with tempfile.TemporaryDirectory() as name:
+        for model, settings in groups.items():
+            (Path(name) / model / "1").mkdir(parents=True)
+            (Path(name) / model / "config.pbtxt").write_text(_DIGITS % settings)
+            (Path(name) / model / "1" / "model.onnx").write_bytes(source.read_bytes())
+        with ServerProcess(Path(name), "--exit-on-error=false", start_timeout_s=300) as server:
+            rows += onnx_latencies(check, server, list(groups))
+            rows += [
+                GpuRow("onnxruntime", "log", line) for line in server.log.splitlines() if "without CUDA graph" in line
+            ]
+    return rows
+
+
+def onnx_latencies(check: GpuCheck, server: ServerProcess, models: list[str]) -> list[GpuRow]:
+    http, rows, expected = HTTPConnection("127.0.0.1", server.http_port, timeout=60), list[GpuRow](), dict[int, Any]()
+
+    def post(model: str, body: str) -> Any:
+        http.request("POST", f"/v2/models/{model}/infer", body, {"Content-Type": "application/json"})
+        response = http.getresponse()
+        text = response.read()
+        if response.status != 200:
+            raise RuntimeError(text.decode(errors="replace"))
+        return [output["data"] for output in json.loads(text)["outputs"]]
+
+    for model in models:
+        http.request("GET", f"/v2/models/{model}/config")
+        config = json.loads(http.getresponse().read())
+        if "input" not in config:
+            rows.append(GpuRow("onnxruntime", model, config.get("error", "not loaded"), ok=False))
+            continue
+        [given] = config["input"]
+        width = [int(dim) for dim in given["dims"]]
+        for count in (1, 8, 32):
+            values = [float(number % 17) for number in range(count * math.prod(width))]
+            tensor = {"name": given["name"], "datatype": "FP32", "shape": [count, *width], "data": values}
+            body = json.dumps({"inputs": [tensor]})
+            found = post(model, body)
+            right = all(
+                abs(a - b) <= 1e-3 * max(1.0, abs(a))
+                for mine, other in zip(expected.setdefault(count, found), found, strict=True)
+                for a, b in zip(mine, other, strict=True)
+            )
+            rows.append(
+                GpuRow("onnxruntime", f"{model}: {count} rows as on the CPU", "yes" if right else "no", ok=right)
+            )
+            took_us = timed_us(lambda model=model, body=body: post(model, body), check.repeats)  # type: ignore[misc]  # a default binds it
+            rows.append(GpuRow("onnxruntime", f"{model}: request of {count} rows in JSON", round(took_us, 1), "µs"))
+    http.close()
+    return rows
+
+
+#: A network of the shape of ResNet-50 with random weights: what takes the time is right, what it says is not.
+_NETWORK = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width_in, width, stride):
+        super().__init__()
+        out = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(width_in, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out))
+        self.skip = nn.Identity() if width_in == out else nn.Sequential(
+            nn.Conv2d(width_in, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+def network():
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    width_in = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            layers.append(Block(width_in, width, stride if number == 0 else 1))
+            width_in = 4 * width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
+    return nn.Sequential(*layers).eval().cuda()
+"""
+_NETWORK_MODEL = """
+import torch
+import triton_python_backend_utils as pb_utils
+from network import network
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.network = network()
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            given = torch.from_dlpack(pb_utils.get_input_tensor_by_name(request, "IN"))
+            with torch.inference_mode():
+                found = self.network(given.reshape(-1, 3, 224, 224))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", found.reshape(-1))]))
+        return responses
+"""
+_NETWORK_CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1, -1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+instance_group [{ kind: KIND_GPU gpus: 0 }]
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
+"""
+
+
+def network(check: GpuCheck) -> list[GpuRow]:
+    """A network of the shape of ResNet-50 in a Python model with torch: latency over that of torch alone."""
+    if not importlib.util.find_spec("torch"):
+        return [GpuRow("network", "torch", "not there")]
+    rows: list[GpuRow] = []
+    repeats = min(check.repeats, 50)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "network" / "1"
+        folder.mkdir(parents=True)
+        (folder.parent / "config.pbtxt").write_text(_NETWORK_CONFIG)
+        (folder / "model.py").write_text(_NETWORK_MODEL)
+        (folder / "network.py").write_text(_NETWORK)
+        bare = child(["network", str(folder), str(repeats)])
+        if "error" in bare:
+            return [GpuRow("network", "torch", bare["error"])]
+        for count in (1, 8, 32):
+            took_us = network_served(Path(name), count, repeats)
+            alone_us = bare[str(count)]
+            over = took_us - alone_us
+            rows.append(GpuRow("network", f"torch alone, batch {count}", round(alone_us, 1), "µs"))
+            rows.append(GpuRow("network", f"over torch alone, batch {count}", round(over, 1), "µs"))
+            share = round(100 * over / alone_us, 1)
+            limit = 10 if count == 32 else 1000
+            rows.append(GpuRow("network", f"over torch alone, batch {count}", share, "%", ok=share <= limit))
+    return rows
+
+
+def network_served(repository: Path, count: int, repeats: int) -> float:
+    """The latency of a request, in a server of its own: its worker has the memory of one size only."""
+    with ServerProcess(repository, start_timeout_s=300) as server:
+        client = RegionClient(server.http_port, 4 * 150_528 * count)
+        body = client.body(count)
+        body["outputs"] = [{"name": "OUT", "parameters": {"shared_memory_region": "out",
+                                                          "shared_memory_byte_size": 4000 * count}}]  # fmt: skip
+        for _ in range(5):  # libraries choose their kernels
+            client.call("/v2/models/network/infer", body)
+        took_us = timed_us(lambda: client.call("/v2/models/network/infer", body), repeats)
+        client.close()
+        return took_us
+
+
+def network_alone(folder: str, repeats: int) -> dict[str, Any]:
+    """The latency of the network without a server, by its batch size. In another process."""
+    sys.path.insert(0, folder)
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return {"error": "torch has no GPU"}
+    model = importlib.import_module("network").network()
+    found = {}
+    for count in (1, 8, 32):
+        given = torch.zeros(count, 3, 224, 224, device="cuda")
+
+        def run(given: Any = given) -> None:
+            with torch.inference_mode():
+                model(given)
+            torch.cuda.synchronize()
+
+        for _ in range(5):
+            run()
+        found[str(count)] = timed_us(run, repeats)
+    return found
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -452,6 +921,12 @@ def be_child(words: list[str]) -> None:
     """What other processes do for a part."""
     if words[0] == "open":
         print(json.dumps(opened_elsewhere(bytes.fromhex(words[1]))))
+    elif words[0] == "hold":
+        hold(bytes.fromhex(words[1]))
+    elif words[0] == "network":
+        print(json.dumps(network_alone(words[1], int(words[2]))))
+    elif words[0] == "fork":
+        print(json.dumps(forked()))
     elif words[0] == "export":
         devices: Cuda = cuda()
         print(base64.b64encode(devices.export_handle(devices.allocate(4096, 0))).decode(), flush=True)
@@ -463,6 +938,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows to this file, too")
     parser.add_argument("--quick", action="store_true", help="few repeats and small copies")
     parser.add_argument("--fake", action="store_true", help="on the CUDA of the tests: no figures")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these, such as: machine handles server")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fake:
@@ -472,8 +948,14 @@ def main() -> int:
         be_child(arguments.child)
         return 0
     check = GpuCheck(quick=arguments.quick)
-    for part, work in (("machine", machine), ("ceilings", ceilings), ("handles", handles), ("server", served)):
-        check.run(part, work)
+    parts = {
+        "machine": machine, "ceilings": ceilings, "pinned": pinned, "capabilities": capabilities, "handles": handles,
+        "more handles": more_handles,
+        "server": served, "onnxruntime": onnx_models, "network": network,
+    }  # fmt: skip
+    for part, work in parts.items():
+        if not arguments.parts or part in arguments.parts:
+            check.run(part, work)
     for row in check.rows:
         print(f"{'  ' if row.ok else '! '}{row.part:10} {row.what:50} {row.value} {row.unit}")
     if arguments.json is not None:

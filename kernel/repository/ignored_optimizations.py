@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 #: The only backend that has accelerators and a level of graph optimizations.
 _ONNX = "onnxruntime"
 
-#: The only backend with CUDA graphs and priorities, and those of its settings that have an effect.
+#: The only backend with priorities.
 _TENSORRT = "tensorrt"
-_OF_TENSORRT = ("graphs", "graph_spec")
+
+#: The settings of CUDA graphs, which models of these backends have on a GPU.
+_GRAPHS = ("graphs", "graph_spec")
+_WITH_GRAPHS = (_TENSORRT, _ONNX)
 
 _Accelerator = ModelOptimizationPolicy.ExecutionAccelerators.Accelerator
 
@@ -36,7 +39,7 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
         found.append(_accelerators("cpu", accelerators.cpu_execution_accelerator, _not_supported_by(config.backend)))
     if optimization.HasField("graph") and config.backend != _ONNX:
         found.append(f"optimization.graph ({_not_supported_by(config.backend)})")
-    found += _cuda(config)
+    found += _cuda(config, on_gpu)
     if config.backend != _TENSORRT and optimization.priority != ModelOptimizationPolicy.PRIORITY_DEFAULT:
         name = ModelOptimizationPolicy.ModelPriority.Name(optimization.priority)
         found.append(f"optimization.priority {name} (only for TensorRT models)")
@@ -49,11 +52,11 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
     return found
 
 
-def _cuda(config: ModelConfig) -> list[str]:
+def _cuda(config: ModelConfig, on_gpu: bool) -> list[str]:
     names = [descriptor.name for descriptor, _ in config.optimization.cuda.ListFields()]
-    reason = "only for TensorRT models"
-    if config.backend == _TENSORRT:
-        names = [name for name in names if name not in _OF_TENSORRT]
+    reason = "only for TensorRT models, and ONNX models on a GPU"
+    if config.backend == _TENSORRT or (config.backend in _WITH_GRAPHS and on_gpu):
+        names = [name for name in names if name not in _GRAPHS]
         reason = "a batch is waited for once, without a busy processor"
     return [f"optimization.cuda {{ {' '.join(names)} }} ({reason})"] if names else []
 

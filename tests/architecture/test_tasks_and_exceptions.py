@@ -47,6 +47,7 @@ CATCH_ALL = {
     "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
     "backends/zygote/preloader.py Preloader.import_chosen": "a model's module may raise anything: its load fails",
     "backends/worker/process.py run_worker": "the top of a process: its end is logged before it is killed",
+    "bench/gpu/check.py forked": "the fork reports what has failed, and ends",
     "bench/gpu/check.py GpuCheck.run": "a driver or a library may raise anything: the other parts go on",
     "bench/server.py ServerProcess.stop": "too slow, or interrupted: the process is killed all the same",
     "kernel/cache/stored.py StoredCache._call": "a store is anybody's code: its failure is a miss",

@@ -138,6 +138,26 @@ def test_the_worker_sees_what_the_backend_can(lab: Lab) -> None:
     assert as_backend(noted, "itself") is noted
 
 
+@pytest.mark.parametrize(("of_backend", "of_instance", "expected"), [
+    (False, None, False), (True, None, True), (True, False, False), (False, True, True),
+])  # fmt: skip
+def test_the_instance_decides_whether_it_takes_inputs_on_a_device_or_the_backend_does(
+    lab: Lab, of_backend: bool, of_instance: bool | None, expected: bool
+) -> None:
+    class Instance(NotedInstance):
+        def initialize(self) -> None:
+            self.device_inputs = of_instance
+
+    class WithDevice(NotedBackend):
+        instance_class = Instance
+        device_inputs = of_backend
+
+    backend = as_backend(WithDevice, "noted")(lab)
+    backend.load(arguments())
+    backend.finalize()
+    assert backend.device_inputs is expected
+
+
 def test_what_is_no_backend_is_refused() -> None:
     class Bare(CustomBackend):
         pass

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docs.documents import ROOT
+from tests.end_to_end.conftest import regions
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["folder", "regions"]
 
 
 @pytest.fixture

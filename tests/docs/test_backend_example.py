@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tritonclient.http
 
 from backends.registry import BUILT_IN, known_backends
 from bench.server import ServerProcess
 from kernel.embedding import EmbeddedServer
+from shm.cuda import BINDINGS_VARIABLE
 from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
 from tests.docs.packages import install
 from tests.kernel.tracing.output.collector import Collector
@@ -151,6 +154,30 @@ def test_a_package_adds_a_backend_by_its_entry_point(folder: Path, monkeypatch: 
     )
     with EmbeddedServer(folder / "models") as server:
         assert server.infer("squares", {"IN": np.array([3, 2], np.int32)})["OUT"].tolist() == [9, 4]
+
+
+def test_the_example_on_a_gpu_copies_nothing_between_host_and_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, regions: Any
+) -> None:
+    monkeypatch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
+    write_model(folder, "copies", CONFIG.text.replace('"scale"', '"copies"') + "instance_group [ { kind: KIND_GPU } ]",
+                backend=python("Tensors on a GPU"))  # fmt: skip
+    with ServerProcess(folder / "models") as server:
+        client = tritonclient.http.InferenceServerClient(server.url)
+        memory = {name: regions.create_shared_memory_region(name, 16, 0) for name in ("in", "out")}
+        for name, each in memory.items():
+            client.register_cuda_shared_memory(name, regions.get_raw_handle(each), 0, 16)
+        regions.set_shared_memory_region(memory["in"], [np.array([1, 2, 3, 4], np.float32)])
+        given = tritonclient.http.InferInput("IN", [2, 2], "FP32")
+        given.set_shared_memory("in", 16)
+        wanted = tritonclient.http.InferRequestedOutput("OUT")
+        wanted.set_shared_memory("out", 16)
+        client.infer("copies", [given], outputs=[wanted])
+        assert regions.get_contents_as_numpy(memory["out"], np.float32, [4]).tolist() == [1, 2, 3, 4]
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
+            page = response.read().decode()
+        assert re.search(r'^naiad_copied_tensors_total{model="copies"[^}]*} 0$', page, re.MULTILINE), page
+        client.close()
 
 
 def test_a_folder_of_backends_has_files_and_python_based_backends(folder: Path) -> None:

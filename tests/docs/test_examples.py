@@ -30,7 +30,7 @@ PYTHON_EXAMPLES = {
     "CONTRIBUTING.md": 1,
     "docs/agents.md": 1,
     "docs/authoring.md": 2,
-    "docs/backends.md": 4,
+    "docs/backends.md": 5,
     "docs/batching.md": 1,
     "docs/caches.md": 1,
     "docs/embedding.md": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.http
+from tritonclient.utils import shared_memory
 
 from backends.helper.device_tasks import NVML_VARIABLE
 from bench.server import ServerFailed, ServerProcess
@@ -191,6 +193,38 @@ def test_a_gpu_that_is_too_full_or_too_old_is_refused(
     with pytest.raises(ServerFailed, match="no GPUs are available"):
         served(folder)
     Client(served(folder, "--min-supported-compute-capability=5.0", "--model-load-gpu-limit=0:0.9"))
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_shared_memory_of_requests_is_pinned_while_they_go_on(
+    repository: Callable[[str], Path],
+    served: Callable[..., ServerProcess],
+    monkeypatch: pytest.MonkeyPatch,
+    possible: bool,
+) -> None:
+    if not possible:
+        monkeypatch.setenv("FAKE_CUDA_PINS_NOTHING", "1")
+    server = served(repository("kind: KIND_GPU"))
+    client = Client(server)
+    key, byte_size = f"/naiad-test-{os.getpid()}", 2 << 20
+    region = shared_memory.create_shared_memory_region("large", key, byte_size)
+    try:
+        client.http.register_system_shared_memory("large", key, byte_size)
+        given = tritonclient.http.InferInput("IN", [1, 100 * COUNT], "FP32").set_shared_memory("large", 400 * COUNT)
+        wanted = tritonclient.http.InferRequestedOutput("OUT")
+        wanted.set_shared_memory("large", 400 * COUNT, 1 << 20)
+        for number in range(40):  # first unpinned, then pinned
+            values = rows(1, number, 100 * COUNT)
+            shared_memory.set_shared_memory_region(region, [values])
+            client.http.infer("plus", [given], outputs=[wanted])
+            found = shared_memory.get_contents_as_numpy(region, np.float32, [100 * COUNT], 1 << 20)
+            assert np.array_equal(found, values[0] + 1)
+            assert np.array_equal(client.infer(values), values + 1)  # through the arenas
+        client.http.unregister_system_shared_memory("large")
+        assert np.array_equal(client.infer(values), values + 1)
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+    assert server.log.count("cannot be pinned, and are copied without") == (0 if possible else 1)
 
 
 class Regions:

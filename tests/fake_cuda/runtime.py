@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import mmap
 import os
+import threading
 from typing import Any
 
 from tests.fake_cuda import memory
@@ -18,6 +20,7 @@ cudaStreamNonBlocking = 1
 cudaEventBlockingSync = 1
 cudaEventDisableTiming = 2
 cudaHostAllocPortable = 1
+cudaHostRegisterPortable = 1
 
 
 class cudaError_t(enum.IntEnum):
@@ -28,6 +31,10 @@ class cudaError_t(enum.IntEnum):
     cudaErrorInvalidDevice = 101
     cudaErrorDeviceUninitialized = 201
     cudaErrorInvalidResourceHandle = 400
+    cudaErrorIllegalAddress = 700
+    cudaErrorHostMemoryAlreadyRegistered = 712
+    cudaErrorHostMemoryNotRegistered = 713
+    cudaErrorNotSupported = 801
 
 
 class cudaMemcpyKind(enum.IntEnum):
@@ -65,6 +72,13 @@ _streams: dict[int, Stream] = {}
 #: Memory of the host that was pinned, by address; and how often memory was allocated, for tests that count.
 pinned: dict[int, Any] = {}
 
+#: Memory of the host that was pinned where it is: address → bytes.
+registered: dict[int, int] = {}
+
+
+#: Streams wait for one another, and any thread may wait for them: one at a time.
+_running = threading.RLock()
+
 
 class Stream:
     """Copies that are not made yet, and events of other streams that come before them."""
@@ -87,14 +101,15 @@ class Stream:
 
     def run(self, until: int | None = None) -> None:
         """Do what was enqueued, or what came before the entry `until`, counted from the begin of the stream."""
-        until = self.done + len(self.work) if until is None else until
-        while self.work and self.done < until:
-            entry = self.work.pop(0)  # first: an event in it may come back to this stream
-            self.done += 1
-            if isinstance(entry, tuple):
-                ctypes.memmove(*entry)
-            else:
-                entry.run()
+        with _running:
+            until = self.done + len(self.work) if until is None else until
+            while self.work and self.done < until:
+                entry = self.work.pop(0)  # first: an event in it may come back to this stream
+                self.done += 1
+                if isinstance(entry, tuple):
+                    ctypes.memmove(*entry)
+                else:
+                    entry.run()
 
 
 def forget_work() -> None:
@@ -237,6 +252,30 @@ def cudaHostAlloc(byte_size: int, flags: int) -> tuple[cudaError_t, int]:
 
 def cudaFreeHost(address: Any) -> tuple[cudaError_t]:
     return _OK if pinned.pop(int(address), None) is not None else _INVALID[:1]
+
+
+def cudaHostRegister(address: int, byte_size: int, flags: int) -> tuple[cudaError_t]:
+    """Pin memory. Its addresses are those of pages; a copy of it that is still to be made when it is unpinned is an
+    error of the test."""
+    if os.environ.get("FAKE_CUDA_PINS_NOTHING"):
+        return (cudaError_t.cudaErrorNotSupported,)
+    if address % mmap.PAGESIZE or not byte_size or flags != cudaHostRegisterPortable:
+        return _INVALID[:1]
+    if any(start < address + byte_size and address < start + size for start, size in registered.items()):
+        return (cudaError_t.cudaErrorHostMemoryAlreadyRegistered,)
+    registered[address] = byte_size
+    return _OK
+
+
+def cudaHostUnregister(address: int) -> tuple[cudaError_t]:
+    if address not in registered:
+        return (cudaError_t.cudaErrorHostMemoryNotRegistered,)
+    end = address + registered.pop(address)
+    for stream in list(_streams.values()):
+        copies = [entry for entry in list(stream.work) if isinstance(entry, tuple)]
+        if any(address <= place < end for entry in copies for place in entry[:2]):
+            return (cudaError_t.cudaErrorIllegalAddress,)  # as the real one does when the copy is made
+    return _OK
 
 
 def cudaDeviceSynchronize() -> tuple[cudaError_t]:

@@ -25,8 +25,8 @@ class Runtime:
         self.logger = logger
         self.engine_host_code_allowed = False
 
-    def deserialize_cuda_engine(self, data: bytes) -> ICudaEngine | None:
-        plan = decode(data)
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+        plan = decode(serialized_engine)
         reason = self._refusal(plan)
         if reason:
             text = f"IRuntime::deserializeCudaEngine: Error Code 1: {reason}"

@@ -54,8 +54,8 @@ class IExecutionContext:
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, Any] = {}
 
-    def set_optimization_profile_async(self, profile_index: int, stream: int) -> bool:
-        assert stream
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        assert stream_handle
         if not 0 <= profile_index < self.engine.num_optimization_profiles:
             return self._failed(f"profile {profile_index} is not in range")
         self.profile = profile_index

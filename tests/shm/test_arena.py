@@ -81,6 +81,33 @@ def test_pages_of_freed_blocks_beyond_those_that_are_kept_go_back_to_the_system(
         again.release()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_steady_pages_of_an_arena_are_never_given_back(begun: bool) -> None:
+    calls: list[Callable[[], None]] = []
+    arena = Arena("test", 1 << 24, None, calls.append)
+    with arena:
+        arena.allocator._cache_limit = 0  # pages are given back at once
+        steady = 1 << 20
+        if not begun:
+            arena.region.steady_byte_size = steady
+        whole = arena.take(1 << 22)  # it begins before their end, and ends behind it
+        assert whole is not None
+        whole.view()[:] = b"\1" * (1 << 22)
+        whole.release()
+        arena.region.steady_byte_size = steady  # also while pages are waiting to be given back
+        while calls:
+            calls.pop()()
+        assert os.fstat(arena.region.fd).st_blocks * 512 == steady
+        again = arena.take(steady)
+        assert again is not None
+        assert (again.offset, bytes(again.view()[:4096])) == (0, b"\1" * 4096)
+        again.release()
+        while calls:
+            calls.pop()()
+        assert os.fstat(arena.region.fd).st_blocks * 512 == steady
+        arena.allocator.check()
+
+
 def full_arena(later: Callable[[Callable[[], None]], None]) -> tuple[Arena, Block, Block]:
     """Return an arena with a block that is kept when it is freed, and one of 8 MiB with pages, which is not."""
     arena = Arena("test", 1 << 28, None, later)

@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from backends.onnxruntime.binding import decoded
 from backends.onnxruntime.errors import ORT_ERRORS, onnx_error
+from backends.onnxruntime.gpu.device_place import bound_place
 from backends.worker.devices.tensors import DeviceArray
-from shm.arrays import NUMPY_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     import onnxruntime as ort
 
+    from backends.onnxruntime.gpu.graphs import OnnxGraphs
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.devices.instance_device import InstanceDevice
     from shm.arrays import Array
 
 _CUDA = "cuda"
-
-#: onnx.TensorProto.BFLOAT16, which NumPy lacks.
-_BFLOAT16 = 16
 
 
 class DeviceSession:
@@ -47,6 +45,8 @@ class DeviceSession:
         self._binding = session.io_binding()
         self._datatypes = {name: str(tensor.datatype) for name, tensor in signature.outputs.items()}
         self._on_host = {*on_host, *(name for name, datatype in self._datatypes.items() if datatype == "BYTES")}
+        #: None if the session captures no CUDA graphs.
+        self.graphs: OnnxGraphs | None = None
         #: False after an output had another shape than the model file declares.
         self.accepts_destinations = True
 
@@ -58,6 +58,10 @@ class DeviceSession:
         Inputs are `DeviceArray`s, and object arrays of `bytes`. If `destinations` has memory for an output, in exactly
         its shape, the output is written there, and the same object is returned. Raises as `BoundSession.run`.
         """
+        if self.graphs is not None:
+            outputs = self._run_graph(self.graphs, inputs, names)
+            if outputs is not None:
+                return outputs
         if not destinations:
             return self._run(inputs, names, destinations)
         try:
@@ -67,6 +71,14 @@ class DeviceSession:
             outputs = self._run(inputs, names, {})
             self.accepts_destinations = False
             return outputs
+
+    def _run_graph(self, graphs: OnnxGraphs, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
+        self._device.keep(inputs)
+        try:
+            return graphs.run(inputs, names)
+        except ORT_ERRORS as error:
+            self._device.synchronize()  # as below
+            raise onnx_error(error) from error
 
     def _run(
         self, inputs: Mapping[str, Any], names: Sequence[str], destinations: Mapping[str, DeviceArray]
@@ -85,12 +97,12 @@ class DeviceSession:
         try:
             for name, value in inputs.items():
                 if isinstance(value, DeviceArray):
-                    binding.bind_input(name, *_place(value))
+                    binding.bind_input(name, *bound_place(value))
                 else:
                     binding.bind_cpu_input(name, decoded(name, value))
             for name in names:
                 if name in destinations:
-                    binding.bind_output(name, *_place(destinations[name]))
+                    binding.bind_output(name, *bound_place(destinations[name]))
                 elif name in self._on_host:
                     binding.bind_output(name)
                 else:
@@ -112,9 +124,3 @@ class DeviceSession:
             return array
         # The value owns its memory, and lives as long as the array and its copies.
         return DeviceArray(value.data_ptr(), self._datatypes[name], value.shape(), self._device.device_id, value)
-
-
-def _place(array: DeviceArray) -> tuple[str, int, Any, list[int], int]:
-    """Return how a binding describes memory: device, its number, type of elements, shape, address."""
-    element = _BFLOAT16 if array.datatype == "BF16" else NUMPY_TYPES[array.datatype].type
-    return _CUDA, array.device_id, element, list(array.shape), array.address

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from backends.worker.devices.pinning_policy import PinnedBudget
 from backends.worker.devices.staging import NO_LIMITS, Staging, StagingLimits, gathered
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InternalError, Unavailable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from backends.reshape import TensorShapes
     from backends.worker.devices.device_arenas import DeviceArenas
+    from backends.worker.devices.pinning import HostPinning
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
@@ -95,6 +97,10 @@ class InstanceDevice:
         self._pool_byte_size = limits.kept_byte_size
         #: Where tensors for other workers are left; None if they cannot be.
         self.arenas: DeviceArenas | None = None
+        #: The pinned bytes of the host that the instance may have.
+        self.pinned_budget = PinnedBudget(limits.pinned_byte_size)
+        #: Pins shared memory; None where there is none.
+        self.pinning: HostPinning | None = None
         self._staging = Staging(self, limits)
         #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
@@ -255,10 +261,29 @@ class InstanceDevice:
         with self._lock:
             self.pending = True
 
+    def unpin(self, address: int) -> None:
+        """Unpin memory of the host (`Cuda.unpin`) after all copies from and to it. Raises `CudaError`.
+
+        It waits twice, so that other threads wait only for what they have enqueued in between.
+        """
+        self.cuda.wait_for_all()
+        with self._lock:
+            self.cuda.wait_for_all()
+            self.cuda.unpin(address)
+
+    def close(self) -> None:
+        """Unpin the memory of others, for a process that goes on after the instance."""
+        if self.pinning is not None:
+            self.pinning.close()
+            self.pinning = None
+
     def copy_to(self, array: DeviceArray, target: memoryview) -> None:
         """Copy the elements to memory of the host when it is the stream's turn; `target` is kept until then."""
         if len(target):
-            self.enqueue(address_of(target), array.address, len(target), (target, array.owner))
+            address = address_of(target)
+            if self.pinning is not None:
+                self.pinning.used(address, len(target))
+            self.enqueue(address, array.address, len(target), (target, array.owner))
 
     def to_host(self, array: DeviceArray) -> Array:
         """Return a copy on the host, which is complete. BF16 becomes UINT16."""

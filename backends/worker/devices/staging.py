@@ -1,4 +1,7 @@
-"""Gathers the inputs of a batch in one block of the device, through one pinned block of the host."""
+"""Gathers the inputs of a batch in one block of the device, through one pinned block of the host.
+
+What is pinned where it is, is copied from there (`pinning.py`).
+"""
 
 from __future__ import annotations
 
@@ -88,6 +91,7 @@ class Staging:
     def __init__(self, device: InstanceDevice, limits: StagingLimits) -> None:
         self._device = device
         self._pinned_limit = limits.pinned_byte_size
+        self._budget = device.pinned_budget
         self._block: DeviceBlock | None = None
         self._pinned_address = 0
         self._pinned_byte_size = 0
@@ -136,6 +140,11 @@ class Staging:
         wanted = 1 << max(byte_size - 1, _MIN_BLOCK_BYTE_SIZE - 1).bit_length()
         if wanted > self._pinned_limit:
             return False
+        more = wanted - self._pinned_byte_size
+        if not self._budget.take(more):
+            if self._device.pinning is not None:
+                self._device.pinning.make_room(more)  # for one of the next batches
+            return False
         cuda = self._device.cuda
         try:
             if self._pinned_address:
@@ -144,6 +153,7 @@ class Staging:
             self._pinned_address = cuda.allocate_pinned(wanted)
         except CudaError as error:  # no memory may be locked, for example: copies take longer, and work
             logger.warning("%d bytes of pinned memory cannot be allocated: %s", wanted, error)
+            self._budget.give(wanted)
             self._pinned_limit = 0
             return False
         self._pinned_byte_size = wanted
@@ -157,6 +167,7 @@ class _Runs:
         self._device = device
         self._target = target
         self._pinned = pinned
+        self._pinning = device.pinning
         self._start = self._end = 0
 
     def add(self, piece: Piece, offset: int) -> None:
@@ -167,12 +178,14 @@ class _Runs:
         if isinstance(piece, DeviceArray):
             crosses = piece.device_id != self._device.device_id
             self._device.enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=crosses)
-        elif not self._pinned:
-            source = np.ascontiguousarray(piece)
-            self._device.enqueue(self._target + offset, array_address(source), byte_size, source)
+            return
+        source = np.ascontiguousarray(piece)
+        address = array_address(source)
+        in_place = self._pinning is not None and self._pinning.used(address, byte_size)
+        if in_place or not self._pinned:
+            self._device.enqueue(self._target + offset, address, byte_size, source)
         else:
-            source = np.ascontiguousarray(piece)
-            ctypes.memmove(self._pinned + offset, array_address(source), byte_size)
+            ctypes.memmove(self._pinned + offset, address, byte_size)
             if offset != self._end:
                 self.end()
                 self._start = offset

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from backends.worker.devices.device_arenas import DeviceArenas
 from backends.worker.devices.device_tensors import DeviceInputs, DeviceOutputs
 from backends.worker.devices.instance_device import InstanceDevice
+from backends.worker.devices.pinning import HostPinning
 from backends.worker.devices.staging import StagingLimits
+from backends.worker.output_memory import ArenaOutputs
 from kernel.errors import Unavailable
 from shm.cuda import CudaUnavailable, cuda
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from backends.transport import wire
     from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions
+    from backends.worker.output_memory import OutputMemory
 
 
 def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice:
@@ -36,6 +39,7 @@ class DeviceTensors:
         device: InstanceDevice,
         regions: AttachedRegions,
         held: HeldInputs,
+        memory: OutputMemory,
         *,
         waits_at_once: bool,
         announce: Callable[[wire.DeviceArenaCreated], None] | None,
@@ -44,7 +48,10 @@ class DeviceTensors:
         """`announce` tells the kernel of arenas on the device; None if the worker shares no memory with others.
 
         `count_memory` gets the kind of memory, the number of the device and the bytes that are kept between batches.
+        Shared memory is pinned from now on, also that of the worker's own outputs, `memory`.
         """
+        if device.pinned_budget.limit_byte_size and isinstance(memory, ArenaOutputs):
+            device.pinning = HostPinning(device, regions, memory)
         self.inputs = DeviceInputs(device, held)
         device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
         self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce)

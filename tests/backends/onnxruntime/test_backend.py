@@ -12,6 +12,7 @@ from backends.base import ModelArguments
 from backends.onnxruntime.backend import OnnxRuntimeBackend
 from kernel.errors import InternalError, InvalidArgument, Unavailable, Unsupported
 from shm.arena import INLINE_LIMIT
+from tests.backends.add_sub_batch import check_rows_of_a_batch, floats
 
 if TYPE_CHECKING:
     from shm.arrays import Array
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).parents[3] / "kernel" / "demo"
 FLOAT = TensorProto.FLOAT
-
-
-def floats(*shape: int) -> Array:
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 def write_add_sub(models: OnnxModels, width: int = 4) -> None:
@@ -114,14 +111,7 @@ def test_a_warning_says_that_sharing_a_session_has_no_effect(lab: Lab, models: O
 def test_each_request_of_a_batch_gets_its_rows(lab: Lab, models: OnnxModels) -> None:
     write_add_sub(models)
     backend = models.loaded()
-    one = lab.request({"A": floats(1, 4), "B": np.ones((1, 4), np.float32)})
-    two = lab.request({"B": floats(2, 4), "A": floats(2, 4)}, outputs=["Y"])
-    backend.execute([one, two], lab.timings)
-    assert lab.outputs(one)["X"].tolist() == [[1, 2, 3, 4]]
-    assert lab.outputs(one)["Y"].tolist() == [[-1, 0, 1, 2]]
-    assert list(lab.outputs(two)) == ["Y"]
-    assert lab.outputs(two)["Y"].tolist() == [[0] * 4] * 2
-    assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
+    check_rows_of_a_batch(lab, backend)
 
 
 @pytest.mark.parametrize("volatile", [True, False])

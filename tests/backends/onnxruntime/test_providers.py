@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from backends.base import ModelArguments
-from backends.onnxruntime.providers import ignored_settings, providers
+from backends.onnxruntime.options import graph_run_options
+from backends.onnxruntime.providers import graph_obstacle, ignored_settings, providers, wanted_graphs
 from kernel.errors import InvalidArgument, ServingError, Unsupported
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
@@ -136,7 +138,55 @@ def test_providers_on_a_gpu_share_the_stream_of_the_instance() -> None:
     assert providers(given, [CUDA, CPU]) == [(CUDA, {"use_tf32": "0", "device_id": "1"}), (CPU, {})]
 
 
-def test_a_cuda_graph_is_not_made_and_the_log_says_so() -> None:
-    (line,) = ignored_settings(on_gpu({}, cuda={"enable_cuda_graph": "1"}), [CUDA, CPU])
-    assert line.startswith("parameter 'enable_cuda_graph' of the 'cuda' accelerator of model 'm' has no effect")
-    assert ignored_settings(on_gpu({}, cuda={"enable_cuda_graph": "0"}), [CUDA, CPU]) == []
+@pytest.mark.parametrize(
+    ("accelerator", "cuda", "sizes", "required"),
+    [
+        ({}, {}, [], False),
+        ({"enable_cuda_graph": "0"}, {}, [], False),
+        ({"enable_cuda_graph": "1"}, {}, [1, 2, 3, 4, 6, 8], True),
+        ({}, {"graphs": True}, [1, 2, 3, 4, 6, 8], False),
+        ({"enable_cuda_graph": "true"}, {"graph_spec": [{"batch_size": 5}]}, [5], True),
+        ({"enable_cuda_graph": ""}, {"graphs": True, "graph_spec": [{"batch_size": 3}]}, [3], False),
+    ],
+)
+def test_the_configuration_says_which_graphs_are_captured(
+    accelerator: dict[str, str], cuda: dict[str, Any], sizes: list[int], required: bool
+) -> None:
+    given = on_gpu({}, cuda=accelerator)
+    config = {**given.config, "max_batch_size": 8}
+    config["optimization"] = {**config["optimization"], "cuda": cuda}
+    specs, asked = wanted_graphs(msgspec.structs.replace(given, config=config))
+    assert ([spec.batch_size for spec in specs], asked) == (sizes, required)
+
+
+def test_a_session_that_captures_graphs_has_the_option_and_others_have_not() -> None:
+    given = on_gpu({}, cuda={"enable_cuda_graph": "1", "use_tf32": "0"})
+    device = {"device_id": "1", "has_user_compute_stream": "1", "user_compute_stream": "4711"}
+    for graphs, more in ((True, {"enable_cuda_graph": "1"}), (False, {})):
+        found = providers(given, [CUDA, CPU], 4711, graphs=graphs)
+        assert found == [(CUDA, {"use_tf32": "0", **device, **more}), (CPU, {})]
+    assert ignored_settings(given, [CUDA, CPU]) == []
+
+
+def test_a_graph_that_would_compute_with_the_first_batch_is_left_out_and_the_log_says_so() -> None:
+    given = on_gpu({}, tensorrt={"trt_cuda_graph_enable": "1", "precision_mode": "FP16"})
+    assert providers(given, [TENSORRT, CUDA, CPU])[0] == (TENSORRT, {"trt_fp16_enable": "True", "device_id": "1"})
+    (line,) = ignored_settings(given, [TENSORRT, CUDA, CPU])
+    assert line.startswith("parameter 'trt_cuda_graph_enable' of the 'tensorrt' accelerator of model 'm' has no effect")
+    off = on_gpu({}, tensorrt={"trt_cuda_graph_enable": "0"})
+    assert ignored_settings(off, [TENSORRT, CUDA, CPU]) == []
+
+
+def test_runs_name_their_graph() -> None:
+    given = on_gpu({"memory.enable_memory_arena_shrinkage": "gpu:0"}, cuda={})
+    for number in (-1, 3):
+        found = graph_run_options(given, number)
+        assert found.get_run_config_entry("gpu_graph_id") == str(number)
+        assert found.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+        assert found.get_run_config_entry("memory.enable_memory_arena_shrinkage") == "gpu:0"
+
+
+def test_models_with_tensors_on_the_host_can_have_no_graphs() -> None:
+    assert graph_obstacle({"input": [{"name": "A", "data_type": "TYPE_FP32"}]}) == ""
+    assert "'S' has strings" in graph_obstacle({"output": [{"name": "S", "data_type": "TYPE_STRING"}]})
+    assert "implicit state" in graph_obstacle({"sequence_batching": {"state": [{"input_name": "A"}]}})

@@ -156,6 +156,18 @@ def test_a_worker_may_write_to_what_it_is_given_for_writing_and_reads_the_rest(b
     other.close()
 
 
+def test_a_worker_that_pins_knows_which_pages_of_its_inputs_stay(bench: Bench) -> None:
+    other = Arena("outputs of another worker", CAPACITY)
+    kernels = bench.kernels_arena.region
+    bench.memory.steady_byte_size = 8192
+    bench.memory.attach(kernels, writable=True)
+    bench.memory.attach(other.region, writable=False)
+    bench.memory.attach(bench.clients_region, writable=True)
+    assert [message.steady_byte_size for message in bench.session.sent] == [8192, 0, 0]  # type: ignore[union-attr]
+    assert (kernels.steady_byte_size, other.region.steady_byte_size) == (8192, 0)
+    other.close()
+
+
 def test_a_region_is_attached_once_and_detached_when_it_is_closed(bench: Bench) -> None:
     region = Region("s", RegionKind.SYSTEM, FileHandle(os.memfd_create("s")), 64)
     lease = region.lease()

@@ -7,18 +7,14 @@ import pytest
 
 from backends.transport import wire
 from kernel.errors import InternalError, InvalidArgument, Unavailable, Unsupported
+from tests.backends.add_sub_batch import check_rows_of_a_batch, floats
 from tests.backends.tensorrt.plans import add_sub_plan, tensor
 from tests.fake_cuda import runtime
 from tests.fake_tensorrt.plan import PlanFile
 
 if TYPE_CHECKING:
-    from shm.arrays import Array
     from tests.backends.conftest import Lab
     from tests.backends.tensorrt.conftest import Plans
-
-
-def floats(*shape: int) -> Array:
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 def warnings(lab: Lab) -> list[str]:
@@ -106,14 +102,7 @@ def test_a_server_without_tensorrt_says_what_to_install(plans: Plans, monkeypatc
 def test_each_request_of_a_batch_gets_its_rows(lab: Lab, plans: Plans) -> None:
     plans.write(add_sub_plan())
     backend = plans.loaded()
-    one = lab.request({"A": floats(1, 4), "B": np.ones((1, 4), np.float32)})
-    two = lab.request({"B": floats(2, 4), "A": floats(2, 4)}, outputs=["Y"])
-    backend.execute([one, two], lab.timings)
-    assert lab.outputs(one)["X"].tolist() == [[1, 2, 3, 4]]
-    assert lab.outputs(one)["Y"].tolist() == [[-1, 0, 1, 2]]
-    assert list(lab.outputs(two)) == ["Y"]
-    assert lab.outputs(two)["Y"].tolist() == [[0] * 4] * 2
-    assert lab.timings.start_ns < lab.timings.inputs_ready_ns < lab.timings.inferred_ns
+    check_rows_of_a_batch(lab, backend)
 
 
 def test_a_batch_is_waited_for_once(lab: Lab, plans: Plans) -> None:

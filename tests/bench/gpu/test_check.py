@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
 def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
     file = tmp_path / "results" / "fake.json"
     command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick", f"--json={file}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "NAIAD_NVML": "tests.fake_cuda.nvml"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
-    assert {row["part"] for row in found["rows"]} == {"machine", "ceilings", "handles", "server", "latency", "failures"}
+    assert {row["part"] for row in found["rows"]} == {
+        "machine", "ceilings", "pinned", "handles", "server", "latency", "figures", "failures", "onnxruntime",
+        "network", "capabilities",
+    }  # fmt: skip
     assert [row for row in found["rows"] if not row.get("ok", True)] == []
     assert found["settings"]["fake"]
 

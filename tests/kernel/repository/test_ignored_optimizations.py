@@ -20,8 +20,9 @@ def ignored(text: str, *, backend: str = "python", gpus: UsableGpus = NO_GPUS) -
     ("settings", "phrase"),
     [
         ("cuda { graphs: true busy_wait_events: true }",
-         "optimization.cuda { graphs busy_wait_events } (only for TensorRT models)"),
-        ("cuda { graph_spec { batch_size: 1 } }", "optimization.cuda { graph_spec } (only for TensorRT models)"),
+         "optimization.cuda { graphs busy_wait_events } (only for TensorRT models, and ONNX models on a GPU)"),
+        ("cuda { graph_spec { batch_size: 1 } }",
+         "optimization.cuda { graph_spec } (only for TensorRT models, and ONNX models on a GPU)"),
         ("priority: PRIORITY_MAX", "optimization.priority PRIORITY_MAX (only for TensorRT models)"),
         ("gather_kernel_buffer_threshold: 3",
          "optimization.gather_kernel_buffer_threshold (only for tensors on a GPU)"),
@@ -45,6 +46,15 @@ def test_tensorrt_models_have_graphs_and_priorities() -> None:
         "optimization.cuda { busy_wait_events } (a batch is waited for once, without a busy processor)"
     ]
     assert ignored(files) == ["cc_model_filenames (only for models of TensorRT, and of ONNX and PyTorch on a GPU)"]
+
+
+def test_onnx_models_have_graphs_on_a_gpu() -> None:
+    text = "optimization { cuda { graphs: true output_copy_stream: true } } instance_group { kind: %s }"
+    assert ignored(text % "KIND_GPU", backend="onnxruntime", gpus=UsableGpus.first(1)) == [
+        "optimization.cuda { output_copy_stream } (a batch is waited for once, without a busy processor)"
+    ]
+    (line,) = ignored(text % "KIND_CPU", backend="onnxruntime", gpus=UsableGpus.first(1))
+    assert line.startswith("optimization.cuda { graphs output_copy_stream } (only for TensorRT models, and ONNX")
 
 
 def test_libraries_of_operators_are_only_for_onnx_models() -> None:

@@ -11,6 +11,7 @@ from backends.onnxruntime.backend import OnnxRuntimeBackend
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 from shm.tensor import RequestedOutput
+from tests.backends.add_sub_batch import floats
 from tests.backends.device_lab import DeviceLab, at
 from tests.backends.onnxruntime.conftest import OnnxModels
 from tests.fake_onnxruntime import FakeOnnxRuntime
@@ -18,7 +19,6 @@ from tests.fake_onnxruntime import FakeOnnxRuntime
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shm.arrays import Array
 
 FLOAT = TensorProto.FLOAT
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -47,10 +47,6 @@ def ort(monkeypatch: pytest.MonkeyPatch) -> FakeOnnxRuntime:
     fake = FakeOnnxRuntime()
     monkeypatch.setattr("backends.onnxruntime.session.ort", fake)
     return fake
-
-
-def floats(*shape: int) -> Array:
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 def loaded(lab: DeviceLab, models: OnnxModels, **more: Any) -> OnnxRuntimeBackend:

@@ -1,4 +1,4 @@
-"""For which shapes CUDA graphs are captured, and which batches may use them. Pure.
+"""For which shapes CUDA graphs are captured, and which batches may use them. Pure. For backends with graphs.
 
 A CUDA graph repeats one execution with fixed shapes and addresses, in one call of the driver. Rules and texts are those
 of Triton's TensorRT backend (`optimization.cuda`), except that a lower bound applies to the batch dimension only: where
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from backends.base import Config
-    from backends.tensorrt.signature import EngineSignature, Profile
 
 #: The batch sizes of graphs of a model without preferred batch sizes.
 _DEFAULT_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -67,24 +66,22 @@ def has_ignored_lower_bounds(specs: Iterable[GraphSpec]) -> bool:
     return any(spec.lower_shapes != spec.shapes for spec in specs)
 
 
-def graph_key(spec: GraphSpec, signature: EngineSignature, profile: Profile, batched: bool) -> GraphKey | str:
-    """Return the shapes of a graph, or a text that says why it cannot be captured with the profile."""
+def graph_shapes(spec: GraphSpec, inputs: Mapping[str, tuple[int, ...]], batched: bool) -> Shapes | str:
+    """Return the shapes of a graph, or a text that says why it cannot be captured.
+
+    `inputs` are the dimensions of the model's, with the batch dimension; -1 for a variable one.
+    """
     shapes = []
-    for name, tensor in sorted(signature.inputs.items()):
+    for name, dims in sorted(inputs.items()):
         given = spec.shapes.get(name)
         if given is not None:
             shape = (spec.batch_size, *given) if batched else given
         else:
-            shape = (spec.batch_size, *tensor.dims[1:]) if batched and tensor.dims[:1] == (-1,) else tensor.dims
+            shape = (spec.batch_size, *dims[1:]) if batched and dims[:1] == (-1,) else dims
         if -1 in shape:
             return f"the graph specification has no dimensions for input '{name}', which has variable dimensions"
-        extent = profile.dims[name]
-        if len(shape) != len(extent.maximum) or not all(
-            low <= size <= high for low, size, high in zip(extent.minimum, shape, extent.maximum, strict=True)
-        ):
-            return f"optimization profile {profile.index} does not support shape {list(shape)} of input '{name}'"
         shapes.append((name, shape))
-    return GraphKey(tuple(shapes), spec.batch_size, spec.lower_batch_size)
+    return tuple(shapes)
 
 
 def best_graph(keys: Sequence[GraphKey], shapes: Shapes) -> int | None:
