@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import trustme
+
 from bench.server import ServerProcess, wait_for
 from tests.docs.documents import code_spans, document, section, table
 from tests.end_to_end.test_metrics import infer
@@ -75,7 +77,10 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     (reporting / "config.pbtxt").write_text(REPORTING_CONFIG)
     (reporting / "backend.py").write_text(REPORTING)
     file = tmp_path / "traces.json"
-    with ServerProcess(tmp_path, *FLAGS, f"--trace-config=triton,file={file}") as server:
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(pem := tmp_path / "certificate.pem")
+    secure = ("--grpc-use-ssl=true", f"--grpc-server-cert={pem}", f"--grpc-server-key={pem}")
+    with ServerProcess(tmp_path, *FLAGS, *secure, f"--trace-config=triton,file={file}") as server:
         for _ in range(2):  # the second one finds the response of the first
             assert infer(server, 1, 7) == 200
 

@@ -215,7 +215,7 @@ def test_digests_of_outputs_find_differences_and_digests_of_inputs_are_not_sent(
         assert (code, only_model(report)["outputs_compared"]) == (0, 2)
         code, report = replay(both, same.url)
         assert (code, report["models"], list(report["skipped"].values())) == (2, [], [2])
-    source.write_text(source.read_text().replace("ADDED = 1", "ADDED = 2"))
+    source.write_text(source.read_text().replace("ADDED = 1", "ADDED = 2.0"))
     with ServerProcess(models) as changed:
         code, report = replay(outputs, changed.url)
         assert [each["text"] for each in report["differences"]] == [

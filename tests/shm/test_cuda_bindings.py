@@ -23,7 +23,7 @@ _TREE = ast.parse(Path(shm.cuda.__file__).read_text())
 
 #: How many values follow the error code.
 RESULTS = {
-    "cudaMemGetInfo": 2, "cudaDeviceGetStreamPriorityRange": 2, "cudaGetDeviceCount": 1, "cudaMalloc": 1,
+    "cudaMemGetInfo": 2, "cudaDeviceGetStreamPriorityRange": 2, "cudaGetDeviceCount": 1, "cudaGetDevice": 1, "cudaMalloc": 1,
     "cudaHostAlloc": 1, "cudaStreamCreateWithFlags": 1, "cudaStreamCreateWithPriority": 1,
     "cudaEventCreateWithFlags": 1, "cudaIpcOpenMemHandle": 1, "cudaIpcGetMemHandle": 1, "cudaGetDeviceProperties": 1,
     "cudaStreamEndCapture": 1, "cudaGraphInstantiate": 1,
@@ -91,7 +91,8 @@ def test_results_have_the_error_first_and_then_as_many_values_as_we_take() -> No
         "cudaStreamCreateWithPriority": (1, 0), "cudaEventCreateWithFlags": (3,),
         "cudaIpcOpenMemHandle": (runtime.cudaIpcMemHandle_t(), runtime.cudaIpcMemLazyEnablePeerAccess),
         "cudaIpcGetMemHandle": (4096,), "cudaGetDeviceProperties": (0,), "cudaStreamEndCapture": (stream,),
-        "cudaGraphInstantiate": (graph, 0), "cudaSetDevice": (0,), "cudaFree": (4096,), "cudaFreeHost": (4096,),
+        "cudaGraphInstantiate": (graph, 0), "cudaSetDevice": (0,), "cudaGetDevice": (),
+        "cudaFree": (4096,), "cudaFreeHost": (4096,),
         "cudaIpcCloseMemHandle": (4096,), "cudaHostUnregister": (4096,),
         "cudaHostRegister": (4096, 4096, runtime.cudaHostRegisterPortable), "cudaDeviceSynchronize": (),
         "cudaMemcpyAsync": (4096, 8192, 16, runtime.cudaMemcpyKind.cudaMemcpyDefault, stream),

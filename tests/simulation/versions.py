@@ -201,6 +201,9 @@ class SimulatedVersion:
     async def leave(self) -> None:
         """As `LoadedVersion.leave`: no repository agent is told."""
 
+    async def released(self, limit_s: float) -> None:
+        """As `LoadedVersion.released`: there are no devices."""
+
     async def stop(self, *, at_once: bool = False) -> None:
         """End all workers."""
         self.closed = True
@@ -316,6 +319,9 @@ class SimulatedInstance:
             self.lose("killed by signal 9 (SIGKILL)")
         await instances.left(handle)
         await handle.drain()
+
+    async def released(self, limit_s: float) -> None:
+        """As `InstanceSupervisor.released`: there are no devices."""
 
     async def stop(self, *, at_once: bool = False) -> None:
         """As `InstanceSupervisor.stop`."""
