@@ -23,8 +23,8 @@ _TREE = ast.parse(Path(shm.cuda.__file__).read_text())
 
 #: How many values follow the error code.
 RESULTS = {
-    "cudaMemGetInfo": 2, "cudaDeviceGetStreamPriorityRange": 2, "cudaGetDeviceCount": 1, "cudaGetDevice": 1, "cudaMalloc": 1,
-    "cudaHostAlloc": 1, "cudaStreamCreateWithFlags": 1, "cudaStreamCreateWithPriority": 1,
+    "cudaMemGetInfo": 2, "cudaDeviceGetStreamPriorityRange": 2, "cudaGetDeviceCount": 1, "cudaGetDevice": 1,
+    "cudaMalloc": 1, "cudaHostAlloc": 1, "cudaStreamCreateWithFlags": 1, "cudaStreamCreateWithPriority": 1,
     "cudaEventCreateWithFlags": 1, "cudaIpcOpenMemHandle": 1, "cudaIpcGetMemHandle": 1, "cudaGetDeviceProperties": 1,
     "cudaStreamEndCapture": 1, "cudaGraphInstantiate": 1,
 }  # fmt: skip
