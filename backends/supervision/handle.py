@@ -17,7 +17,13 @@ from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported.reported_metrics import ReportedMetrics
 from backends.supervision.reported.reported_statistics import ReportedStatistics
-from backends.supervision.reported.request_traces import add_traced_tensors, end_traces, trace_context, trace_execution
+from backends.supervision.reported.request_traces import (
+    OF_TIMES,
+    add_traced_tensors,
+    end_traces,
+    trace_context,
+    trace_execution,
+)
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
@@ -146,10 +152,15 @@ class WorkerHandle:
                         request.parameters,
                     )
                 )
-                if request.trace is not None:
+                trace = request.trace
+                if trace is not None:
                     batch.traced = True
-                    messages[-1].trace = context = trace_context(request.trace)
-                    tensors_traced = tensors_traced or context.tensors
+                    trace.executing += 1
+                    if trace.usual:
+                        messages[-1].trace = OF_TIMES
+                    else:
+                        messages[-1].trace = context = trace_context(trace)
+                        tensors_traced = tensors_traced or context.tensors
             number += 1
         self._next_number = number
         if batch.slots is not None:

@@ -6,6 +6,7 @@ itself: one object for each traced request.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kernel.serving.response import Response
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
     from kernel.tracing.front_doors import Reception
+    from kernel.tracing.trace import TraceOutput
 
 
 class TracedSink(Trace, eq=False, kw_only=True):
@@ -41,8 +43,6 @@ class TracedSink(Trace, eq=False, kw_only=True):
     now_ns: Callable[[], int]
     #: Of the model; None if the trace is not written.
     statistics: ModelStatistics | None = None
-    #: The trace of a usual request whose response is on its way to the client.
-    sent: UsualTrace | None = None
 
     @property
     def peer(self) -> str:
@@ -54,12 +54,51 @@ class TracedSink(Trace, eq=False, kw_only=True):
     def send(self, response: Response) -> None:
         """See `Sink`."""
         now_ns = self.now_ns()
-        if not self.usual and (self.explains or self.tensors):
+        inner, compute = self.inner, self.compute
+        if (
+            not self.usual
+            or compute is None
+            or self.executing
+            or response.leased
+            or response.outputs is None
+            or not response.final
+            or response.error is not None
+            or not FRONT_DOORS.get(type(inner))  # not known yet: the first of each class goes the long way
+        ):
+            self._send_unusual(response, now_ns)
+            return
+        # The usual case, with few calls.
+        request, statistics = self.request, self.statistics
+        assert request is not None, "a response after the final one"
+        assert statistics is not None, "a usual trace is written"
+        self.request = None
+        self.ended = True
+        received_ns = request.received_ns
+        exemplars = statistics.exemplars
+        if exemplars is None or exemplars.due(now_ns - received_ns, now_ns):
+            statistics.record_traced(now_ns - received_ns, self.trace_id, now_ns)
+        names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
+        begin_ns = begin_ns or received_ns
+        inner.send(response)
+        trace = UsualTrace(
+            names.place, self.id, self.model_name, self.model_version, self.request_id, begin_ns, end_ns or begin_ns,
+            received_ns, request.queue_start_ns, compute.compute_start_ns, compute.input_end_ns,
+            compute.output_start_ns, compute.compute_end_ns, now_ns, 0 if when_sent else self.now_ns(),
+        )  # fmt: skip
+        output, self.output = self.output, None
+        if when_sent is None:
+            output.put(trace)  # type: ignore[union-attr]  # a usual trace has one
+        else:
+            when_sent(partial(_put_sent, trace, output, self.now_ns))  # type: ignore[arg-type]  # as above
+
+    def _send_unusual(self, response: Response, now_ns: int) -> None:
+        """Take any response that `send` has no short way for."""
+        if self.explains or self.tensors:
             self._describe(response, now_ns)
         if not response.final:
             self._send_one_of_several(response, now_ns)
             return
-        request, inner = self.request, self.inner
+        request = self.request
         assert request is not None, "a response after the final one"
         self.request = None
         if response.error is not None:
@@ -69,42 +108,7 @@ class TracedSink(Trace, eq=False, kw_only=True):
             if exemplars is None or exemplars.due(duration_ns, now_ns):
                 self.statistics.record_traced(duration_ns, self.trace_id, now_ns)
         self.ended = True
-        compute = self.compute
-        if (
-            not self.usual
-            or compute is None
-            or self.executing
-            or response.leased
-            or response.outputs is None
-            or not FRONT_DOORS.get(type(inner))  # not known yet: the first of each class goes the long way
-        ):
-            self._end(request, response, now_ns)
-            return
-        # The usual case, without further calls.
-        names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
-        received_ns = request.received_ns
-        begin_ns = begin_ns or received_ns
-        inner.send(response)
-        trace = UsualTrace(
-            names.place, self.id, self.model_name, self.model_version, self.request_id, begin_ns, end_ns or begin_ns,
-            received_ns, request.queue_start_ns, compute.compute_start_ns, compute.input_end_ns,
-            compute.output_start_ns, compute.compute_end_ns, now_ns, 0,
-        )  # fmt: skip
-        if when_sent is None:
-            output, self.output = self.output, None
-            trace.send_end_ns = self.now_ns()
-            output.put(trace)  # type: ignore[union-attr]  # a usual trace has one
-        else:
-            self.sent = trace
-            when_sent(self._usual_sent)
-
-    def _usual_sent(self) -> None:
-        trace, self.sent = self.sent, None
-        output, self.output = self.output, None
-        assert trace is not None
-        assert output is not None
-        trace.send_end_ns = self.now_ns()
-        output.put(trace)
+        self._end(request, response, now_ns)
 
     def _end(self, request: Request, response: Response, now_ns: int) -> None:
         """Take the final response of a request that is not the usual one."""
@@ -174,6 +178,12 @@ class TracedSink(Trace, eq=False, kw_only=True):
             sent()
         else:
             when_sent(sent)
+
+
+def _put_sent(trace: UsualTrace, output: TraceOutput, now_ns: Callable[[], int]) -> None:
+    """Write the trace of a usual request whose response has been sent."""
+    trace.send_end_ns = now_ns()
+    output.put(trace)
 
 
 class TrackedResponse(Response):

@@ -41,6 +41,8 @@ class Tracer:
         #: The sampler of all requests, if no model has settings of its own and clients cannot ask to be traced.
         self._only: Sampler | None = None
         self._only_output: TraceOutput | None = None
+        #: The same output, if each of these requests gets a trace of times, and nothing is to be counted.
+        self._every_output: TraceOutput | None = None
         self._last_id = 0
         #: Called when it changes whether anything can be traced.
         self.on_switch: Callable[[bool], object] = _ignored
@@ -74,6 +76,14 @@ class Tracer:
 
     def begin(self, request: Request, model: Model) -> None:
         """Trace a checked request if it is its turn, or if it asks for an explanation."""
+        every_output = self._every_output
+        if every_output is not None and request.parent is None and not request.explain:
+            self._last_id = id = self._last_id + 1
+            request.trace = request.sink = TracedSink(
+                id, model.spec.name, model.version, request.id, every_output,
+                inner=request.sink, request=request, now_ns=self._now_ns, statistics=model.statistics,
+            )  # fmt: skip
+            return
         only = self._only
         if only is not None and request.parent is None and not request.explain:
             # The usual case, without further calls: all models have the settings of the server.
@@ -196,6 +206,9 @@ class Tracer:
         alone = shared is not None and len(self._samplers) == 1 and not shared.opentelemetry
         self._only = shared if alone else None
         self._only_output = self._outputs.get(shared) if alone and shared is not None else None
+        only = self._only
+        uncounted = only is not None and only.values.trace_rate == 1 and only.remaining < 0 and not only.tensors
+        self._every_output = self._only_output if uncounted else None
         self.on_switch(self.on)
         self.on_near(self.on and (self._only is None or self._only.until <= NEAR))
 

@@ -18,17 +18,14 @@ _MOST_TENSORS = 4096
 
 
 #: What most requests with a trace carry to the worker.
-_OF_TIMES, _OF_TENSORS = wire.TraceContext(), wire.TraceContext(tensors=True)
+OF_TIMES, _OF_TENSORS = wire.TraceContext(), wire.TraceContext(tensors=True)
 
 
 def trace_context(trace: Trace) -> wire.TraceContext:
-    """Return what the worker gets to know of a trace whose request it executes from now on."""
-    trace.executing += 1
-    if trace.usual:
-        return _OF_TIMES
+    """Return what the worker gets to know of a trace that is not usual, and whose request it executes."""
     spans = trace.spans
     if spans is None:
-        return _OF_TENSORS if trace.tensors else _OF_TIMES
+        return _OF_TENSORS if trace.tensors else OF_TIMES
     return wire.TraceContext(trace.traceparent, spans.state)
 
 
@@ -36,7 +33,7 @@ def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message:
     """Add an execution to the traces of the requests of its batch, before these get their responses."""
     for request in batch.entries:
         if request is not None and (trace := request.trace) is not None:
-            if trace.usual and trace.compute is None and not trace.ended:  # as `executed`, without its call
+            if trace.usual and trace.compute is None:  # as `executed`, without its call; it has not ended
                 trace.compute = times
                 trace.executing -= 1
                 continue

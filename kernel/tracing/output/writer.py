@@ -123,16 +123,24 @@ _encode_into = msgspec.msgpack.Encoder().encode_into
 _ARRAY_32 = struct.Struct(">BL")
 
 
-class _Group(msgspec.Struct, eq=False):
-    """Traces that are written together."""
+class _Group:
+    """Traces that are written together. Setting an attribute takes less time than that of a `msgspec.Struct`."""
 
-    destination: Destination
-    #: How many more there may be.
-    room: int
-    #: One `TraceRecord` or `UsualTrace` after the other in msgpack. They are encoded when they come, so that the memory
-    #: of a trace is freed at once, and is still in the processor's cache when the next trace takes it.
-    records: bytearray
-    count: int = 0
+    __slots__ = ("destination", "records", "room", "size")
+
+    def __init__(self, destination: Destination, size: int) -> None:
+        """There may be `size` traces."""
+        self.destination = destination
+        #: How many there may be, and how many more.
+        self.size = self.room = size
+        #: One `TraceRecord` or `UsualTrace` after the other in msgpack. They are encoded when they come, so that the
+        #: memory of a trace is freed at once, and is still in the processor's cache when the next trace takes it.
+        self.records = bytearray()
+
+    @property
+    def count(self) -> int:
+        """How many traces there are."""
+        return self.size - self.room
 
     def encoded(self) -> msgspec.Raw:
         """Return the records as a list in msgpack."""
@@ -149,8 +157,6 @@ class TraceWriter:
         #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
         self._last: _Group | None = None
-        #: How many traces wait.
-        self._count = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
         self._loss_reported_s = -_LOSS_REPORT_S
@@ -176,25 +182,34 @@ class TraceWriter:
 
     def put(self, destination: Destination, record: TraceRecord | UsualTrace) -> None:
         """Write `record` soon. Never waits."""
-        if self._count >= destination.max_waiting:
-            self._lose(1, "too many traces wait to be written")
-            return
-        self._count = count = self._count + 1
         group = self._last
-        if group is None or group.room <= 0 or group.destination is not destination:
-            self._last = group = _Group(destination, destination.batch, bytearray())
-            self._waiting.append(group)
+        if group is None or not group.room or group.destination is not destination:
+            group = self._begin_group(destination)
+            if group is None:
+                return
         records = group.records
         _encode_into(record, records, -1)
-        group.count += 1
-        group.room -= 1
-        if len(records) > _BATCH_BYTE_SIZE:
-            group.room = 0
-        turns = self._turns
-        if count == destination.batch:
-            turns.now()
-        elif turns.resting:
-            turns.soon(destination.delay_s)
+        group.room = room = group.room - 1
+        if not room or len(records) > _BATCH_BYTE_SIZE:
+            group.size, group.room = group.count, 0
+            if len(self._waiting) == 1:  # others are written at their time
+                self._turns.now()
+
+    def _begin_group(self, destination: Destination) -> _Group | None:
+        """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
+        room = min(destination.batch, destination.max_waiting - self._waiting_count())
+        if room <= 0:
+            self._lose(1, "too many traces wait to be written")
+            return None
+        group = self._last = _Group(destination, room)
+        self._waiting.append(group)
+        if self._turns.resting:
+            self._turns.soon(destination.delay_s)
+        return group
+
+    def _waiting_count(self) -> int:
+        """Return how many traces wait."""
+        return sum(group.count for group in self._waiting)
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
@@ -208,7 +223,6 @@ class TraceWriter:
         group = self._waiting.popleft()
         if group is self._last:
             self._last = None
-        self._count -= group.count
         destination, begun_s = group.destination, time.monotonic()
         return MessageTask(
             destination.task,
@@ -226,13 +240,13 @@ class TraceWriter:
             self._lose(outcome.lost + self._drop_all(), outcome.problem)
         elif outcome.lost:
             self._lose(outcome.lost, outcome.problem)
-        full = self._count >= destination.batch
+        full = self._waiting_count() >= destination.batch
         rest_s = (time.monotonic() - begun_s) * destination.rest_factor
         self._turns.ended(max(rest_s, 0.0 if full else destination.delay_s))
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
-        count, self._count, self._last = self._count, 0, None
+        count, self._last = self._waiting_count(), None
         self._waiting.clear()
         return count
 
@@ -258,14 +272,17 @@ class _IndexedOutput:
 
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
+        self._put = writer.put
         self._choice = choice
         self._destination: FileDestination | None = None
 
     def put(self, record: TraceRecord | UsualTrace) -> None:
         """See `TraceOutput`."""
         choice, destination = self._choice, self._destination
-        if destination is None or not choice.room:  # as `FileChoice.file_of`, without its call
+        room = choice.room
+        if not room or destination is None:  # as `FileChoice.file_of`, without its call
             destination = self._destination = self._writer.destination_of(choice.next_file())
+            room = choice.room
         if type(record) is UsualTrace or not record.parent_id:
-            choice.room -= 1
-        self._writer.put(destination, record)
+            choice.room = room - 1
+        self._put(destination, record)
