@@ -74,9 +74,11 @@ class OverlappingBatches:
         with self._reading:
             opened = self.responder.open_overlapping(message.requests, collects=self._collects)
             requests = self._inputs.read(opened)
+        del opened  # it refers to inputs, as what `begin` was given
         batch = _Batch(self, message, requests, timings)
         if requests:
-            self.backend.begin(list(requests), timings, batch.ended)
+            with batch.beginning:
+                self.backend.begin(list(requests), timings, batch.ended)
         else:
             batch.ended(None)
 
@@ -100,12 +102,16 @@ class _Batch:
         self._message = message
         self._requests = requests
         self._timings = timings
+        #: Held by the thread that begins with the batch, as long as it refers to the inputs.
+        self.beginning = threading.RLock()
 
     def ended(self, failure: ServingError | None) -> None:
         """Report the end of the batch. See `Backend.begin`."""
         self._fail_unfinished(failure)
         # They refer to the inputs: any reference that is left is the model's.
         self._requests.clear()
+        with self.beginning:  # another thread has at most to return from `Backend.begin`
+            pass
         batches, timings, refs = self._batches, self._timings, self._message.requests
         finals = batches.responder.close_overlapping([ref.number for ref in refs])
         reports = batches.responder.reports
