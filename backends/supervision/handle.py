@@ -155,10 +155,11 @@ class WorkerHandle:
                 trace = request.trace
                 if trace is not None:
                     batch.traced = True
-                    trace.executing += 1
-                    if trace.usual:
+                    if trace.usual and trace.compute is None:
+                        trace.executing = 1
                         messages[-1].trace = OF_TIMES
                     else:
+                        trace.executing += 1
                         messages[-1].trace = context = trace_context(trace)
                         tensors_traced = tensors_traced or context.tensors
             number += 1

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: How long an example stays before another one of its bucket takes its place, in nanoseconds.
 STAY_NS = 1_000_000_000
+#: How soon after one observation the next one is looked at, in nanoseconds.
+LOOK_NS = 1_000_000
 
 
 class Histogram:
@@ -77,7 +79,7 @@ class Exemplar(msgspec.Struct, frozen=True, gc=False):
 class Exemplars:
     """The examples of one histogram."""
 
-    __slots__ = ("_bounds", "_due_ns", "found")
+    __slots__ = ("_bounds", "_due_ns", "found", "look_ns")
 
     def __init__(self, histogram: Histogram) -> None:
         self._bounds = histogram.observed_bounds
@@ -85,9 +87,12 @@ class Exemplars:
         #: By bucket. The last bucket is above all bounds.
         self.found: list[Exemplar | None] = [None] * count
         self._due_ns = [0] * count
+        #: When `due` is worth the call again, in monotonic nanoseconds: of a flood of observations few are looked at.
+        self.look_ns = 0
 
     def due(self, value: int, now_ns: int) -> bool:
         """Whether `value` is to be noted: its bucket has no example, or an old one."""
+        self.look_ns = now_ns + LOOK_NS
         return now_ns >= self._due_ns[bisect_left(self._bounds, value)]
 
     def note(self, value: int, trace_id: str, now_ns: int) -> None:

@@ -72,10 +72,9 @@ class TracedSink(Trace, eq=False, kw_only=True):
         assert request is not None, "a response after the final one"
         assert statistics is not None, "a usual trace is written"
         self.request = None
-        self.ended = True
         received_ns = request.received_ns
         exemplars = statistics.exemplars
-        if exemplars is None or exemplars.due(now_ns - received_ns, now_ns):
+        if exemplars is None or (now_ns >= exemplars.look_ns and exemplars.due(now_ns - received_ns, now_ns)):
             statistics.record_traced(now_ns - received_ns, self.trace_id, now_ns)
         names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
         begin_ns = begin_ns or received_ns
@@ -85,7 +84,7 @@ class TracedSink(Trace, eq=False, kw_only=True):
             received_ns, request.queue_start_ns, compute.compute_start_ns, compute.input_end_ns,
             compute.output_start_ns, compute.compute_end_ns, now_ns, 0 if when_sent else self.now_ns(),
         )  # fmt: skip
-        output, self.output = self.output, None
+        output, self.output = self.output, None  # which says that it has ended
         if when_sent is None:
             output.put(trace)  # type: ignore[union-attr]  # a usual trace has one
         else:

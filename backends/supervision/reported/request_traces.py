@@ -35,7 +35,7 @@ def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message:
         if request is not None and (trace := request.trace) is not None:
             if trace.usual and trace.compute is None:  # as `executed`, without its call; it has not ended
                 trace.compute = times
-                trace.executing -= 1
+                trace.executing = 0
                 continue
             if trace.explains:
                 trace.execution = TracedExecution(times, batch, instance, message.copies, message.copied_byte_size)

@@ -16,7 +16,7 @@ from grpclib.const import Status
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
 from kernel.tracing.explanation import take_explain
-from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
+from kernel.tracing.front_doors import GRPC, Reception, WhenSent, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
@@ -275,8 +275,14 @@ class InferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.front_doors.FrontDoorSink`."""
-        compresses = self._inference.compression is not None  # which may take a helper, and so longer
-        return GRPC, self._begin_ns, self._received_ns, at_iteration_end if compresses else self._when_sent
+        sending = self._connection.sending
+        when_sent: WhenSent | None = None
+        if self._inference.compression is not None:  # which may take a helper, and so longer
+            when_sent = at_iteration_end
+        elif self._stream.state is _CLOSED or self._only is not None or sending.ended:
+            when_sent = self._when_sent
+        # Usually `send` has something written at the end of the iteration, and nothing else is to be done.
+        return GRPC, self._begin_ns, self._received_ns, when_sent or sending.releases.append
 
     def _when_sent(self, callback: Callable[[], None]) -> None:
         """Call `callback` when all output until now is written; see `kernel.tracing.front_doors.WhenSent`."""
