@@ -33,13 +33,17 @@ _MOST = 1000
 
 
 def end_sooner_without_memory() -> None:
-    """Let the system end this process rather than its parent when memory runs out (proc(5), oom_score_adj)."""
-    path = "/proc/self/oom_score_adj"
+    """Let the system end this process rather than its parent when memory runs out (proc(5), oom_score_adj).
+
+    Without `open`: its first use in a forked process would take 0.2 MiB of memory of its own.
+    """
     with contextlib.suppress(OSError, ValueError):
-        with open(path, encoding="ascii") as file:
-            score = int(file.read())
-        with open(path, "w", encoding="ascii") as file:
-            file.write(str(min(score + _SOONER, _MOST)))
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            score = int(os.pread(fd, 16, 0))
+            os.pwrite(fd, b"%d" % min(score + _SOONER, _MOST), 0)
+        finally:
+            os.close(fd)
 
 
 def set_process_name(name: str) -> None:
