@@ -76,6 +76,9 @@ def main() -> int:
     options = parser.parse_args()
     models, records = options.suite / "models", options.suite / "recorded"
     files = options.files or sorted((options.suite / "cases").glob("*.py"))
+    for path in files:
+        if path.suffix != ".py" or not path.is_file():
+            parser.error(f"'{path}' is not a file of cases, such as {options.suite / 'cases' / 'in_time.py'}")
     cases = {path.stem: [case for case in load_cases(path) if options.only in case.name] for path in files}
     theirs: dict[str, Responses] = {}
     try:
