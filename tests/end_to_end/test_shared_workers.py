@@ -177,7 +177,8 @@ def test_models_that_come_and_go_leave_nothing_in_the_process(server: ServerProc
     before = state()
     for _ in range(10):
         cycle()
-    wait_for(lambda: state() == before)
+    # Fewer if the model of the first cycle had not quite left.
+    wait_for(lambda: all(now <= then for now, then in zip(state(), before, strict=True)))
     assert process_of(server, "b") == process
 
 
