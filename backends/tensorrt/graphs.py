@@ -14,7 +14,7 @@ import msgspec
 from backends.tensorrt.context import EngineContext
 from backends.tensorrt.graph_keys import graph_key
 from backends.tensorrt.output_memory import OutputBlocks
-from backends.worker.devices.graph_specs import GraphKey, best_graph
+from backends.worker.devices.graph_specs import GraphKey, best_graph, key_of_captured, outputs_of_batch
 from backends.worker.devices.instance_device import DeviceBlock, end_if_lost
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InternalError, ServingError
@@ -125,9 +125,7 @@ class CapturedGraphs:
             self._abandon_capture()
             raise
         graph = cuda.end_capture(stream)
-        if any(output.shape[:1] != (key.row_count,) for output in outputs.values()):
-            # Not one row for each row of the batch: only batches of exactly these shapes may use it.
-            key = GraphKey(key.shapes, key.row_count, key.row_count)
+        key = key_of_captured(key, outputs.values())
         self._keys.append(key)
         self._graphs.append(CapturedGraph(key, graph, context, inputs, outputs))
 
@@ -189,10 +187,7 @@ class CapturedGraphs:
             end_if_lost(error)
             raise InternalError(f"unable to launch a CUDA graph for {self._name}: {error}") from None
         self._device.computes()
-        count = max((array.shape[0] for array in inputs.values() if array.ndim), default=0)
-        if found.key.row_count in (0, count):
-            return found.outputs
-        return {name: output[:count] for name, output in found.outputs.items()}
+        return outputs_of_batch(found.key, inputs, found.outputs)
 
     def close(self) -> None:
         """Free the graphs. Nothing may be enqueued with them."""

@@ -14,7 +14,13 @@ import msgspec
 
 from backends.onnxruntime.errors import ORT_ERRORS
 from backends.onnxruntime.gpu.device_place import bound_place
-from backends.worker.devices.graph_specs import GraphKey, best_graph, graph_shapes
+from backends.worker.devices.graph_specs import (
+    GraphKey,
+    best_graph,
+    graph_shapes,
+    key_of_captured,
+    outputs_of_batch,
+)
 from backends.worker.devices.instance_device import DeviceBlock, end_if_lost
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InternalError, ServingError
@@ -112,9 +118,7 @@ class OnnxGraphs:
             self._session.run_with_iobinding(binding, options)
             self._device.computes()
             self._device.synchronize()
-        if any(output.shape[:1] != (key.row_count,) for output in outputs.values()):
-            # Not one row for each row of the batch: only batches of exactly these shapes may use it.
-            key = GraphKey(key.shapes, key.row_count, key.row_count)
+        key = key_of_captured(key, outputs.values())
         self._keys.append(key)
         self._graphs.append(OnnxGraph(key, binding, options, inputs, outputs))
 
@@ -157,6 +161,4 @@ class OnnxGraphs:
             raise InternalError(f"the inputs of a CUDA graph cannot be copied: {error}") from None
         self._session.run_with_iobinding(found.binding, found.options)
         self._device.computes()
-        count = max((array.shape[0] for array in inputs.values() if array.ndim), default=0)
-        whole = found.key.row_count in (0, count)
-        return {name: found.outputs[name] if whole else found.outputs[name][:count] for name in names}
+        return outputs_of_batch(found.key, inputs, {name: found.outputs[name] for name in names})

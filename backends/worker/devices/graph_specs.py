@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from backends.base import Config
+    from backends.worker.devices.tensors import DeviceArray
 
 #: The batch sizes of graphs of a model without preferred batch sizes.
 _DEFAULT_BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -154,3 +155,23 @@ def _check(spec: GraphSpec, max_batch_size: int) -> None:
                 raise InvalidArgument(f"graph spec expects input '{name}' to have dimension >= 0")
             if low > size:
                 raise InvalidArgument(f"graph lower bound spec expects input '{name}' to have dimension <= {size}")
+
+
+def key_of_captured(key: GraphKey, outputs: Iterable[DeviceArray]) -> GraphKey:
+    """Return the key of a graph that was captured for `key`, and has these outputs.
+
+    If an output has not one row for each row of the batch, only batches of exactly these shapes may use the graph.
+    """
+    if all(output.shape[:1] == (key.row_count,) for output in outputs):
+        return key
+    return GraphKey(key.shapes, key.row_count, key.row_count)
+
+
+def outputs_of_batch(
+    key: GraphKey, inputs: Mapping[str, DeviceArray], outputs: dict[str, DeviceArray]
+) -> dict[str, DeviceArray]:
+    """Return the graph's outputs without the rows that the batch with `inputs` does not have."""
+    count = max((array.shape[0] for array in inputs.values() if array.ndim), default=0)
+    if key.row_count in (0, count):
+        return outputs
+    return {name: output[:count] for name, output in outputs.items()}
