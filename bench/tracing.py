@@ -35,8 +35,8 @@ _WARM_UP = 3000
 #: Requests of a slice, and those before it that are not counted. With the rate of 1000 each slice has one trace.
 _REQUESTS, _SETTLING = 1000, 50
 
-#: What the kernel spends to give traces to the helper is measured apart, because it comes later: after so many traces,
-#: for a time that is longer than they wait, so often.
+#: What the kernel spends to give traces to the helper comes later than the requests, so it is measured apart: the
+#: number of traces, a time that is longer than they wait, in seconds, and how often this is measured.
 _HANDED_OVER, _HANDING_OVER_S, _HANDOVERS = 3000, 0.4, 6
 
 _OFF: dict[str, object] = {"trace_level": ["OFF"]}

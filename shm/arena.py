@@ -31,7 +31,9 @@ INLINE_LIMIT = 4096
 
 
 def pinned_window(pinned_byte_size: int) -> int:
-    """Return how many first bytes of an arena a worker pins that may pin so many in all: an eighth, a power of two.
+    """Return how many bytes a worker pins at the start of an arena, if it may pin `pinned_byte_size` bytes in all.
+
+    It is the largest power of two that is at most an eighth.
 
     Blocks at low offsets are taken first, so these are in use most of the time. Pure.
     """

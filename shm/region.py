@@ -93,8 +93,8 @@ class Region:
         self.lost = False
         #: Whether processes copy the bytes with pread and pwrite and do not map them. Only for regions of clients.
         self.copied = False
-        #: For an arena: the pages of so many first bytes are not given back to the system, so that a worker may pin
-        #: them for a GPU (docs/decisions/gpu-workers.md).
+        #: For an arena: the first bytes, as many as this, keep their pages, so that a worker may pin them for a GPU
+        #: (docs/decisions/gpu-workers.md).
         self.steady_byte_size = 0
         #: For a client's region: gets regions that a process had mapped which died by SIGBUS (a client has shortened
         #: one), and those of them that requests used.

@@ -110,7 +110,7 @@ def to_capsule(array: DeviceArray, device: InstanceDevice, stream: int | None) -
 
 
 class _Imported:
-    """Memory of another library. The library is told when nothing uses the memory any more."""
+    """Memory of another library. Its deleter is called when nothing uses the memory any more."""
 
     def __init__(self, managed: _DlManagedTensor, capsule: object) -> None:
         weakref.finalize(self, _give_back, managed, capsule).atexit = False

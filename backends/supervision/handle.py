@@ -114,7 +114,10 @@ class WorkerHandle:
         session.on_message = self._on_message
 
     def keep_pages(self, byte_size: int) -> None:
-        """Let the worker pin so many first bytes of arenas that it writes to; 0 for none. Before the first batch."""
+        """Keep the pages of the first `byte_size` bytes of each arena that the worker gets, so that it may pin them.
+
+        To be called before the first batch; 0 keeps none.
+        """
         if isinstance(self._memory, WorkerMemory):
             self._memory.steady_byte_size = byte_size
 

@@ -86,7 +86,7 @@ class AttachedRegion:
     ) -> None:
         """Without `private_writes` nothing writes to a region that is not writable: its views are read-only."""
         self.number = 0
-        #: So many first bytes of an arena keep their pages, and may be pinned.
+        #: For an arena: the first bytes, as many as this, keep their pages and may be pinned.
         self.steady_byte_size = 0
         self.volatile = volatile
         self.private = False

@@ -78,7 +78,7 @@ class ArenaOutputs:
         return Span(_OWN_ARENA, block.offset, byte_size), block.view()
 
     def keep_pages(self, byte_size: int) -> None:
-        """Give the pages of so many first bytes of the arena not back any more: they are about to be pinned."""
+        """Keep the pages of the first `byte_size` bytes of the arena from now on: they are about to be pinned."""
         with self._lock:  # no page is being given back meanwhile
             self._steady_byte_size = byte_size
             if self.arena is not None:

@@ -6,7 +6,7 @@ It needs Python, cuda-bindings and the server's own packages; torch and cupy are
 list of rows: what was looked at, the value, and whether it is as expected. A part that fails is a row, and the
 others continue. `--fake` runs it on the CUDA of the tests, which shows that the file works, and no figures.
 
-It is one file, so that it can be copied to a machine with a GPU and run there.
+The file is long because it is a list of small parts that nothing else uses: one file to run, beside the project's own.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: How long an example stays before another one of its bucket takes its place, in nanoseconds.
 STAY_NS = 1_000_000_000
-#: How soon after one observation the next one is looked at, in nanoseconds.
+#: The shortest time between two observations that are checked, in nanoseconds.
 LOOK_NS = 1_000_000
 
 
@@ -87,7 +87,7 @@ class Exemplars:
         #: By bucket. The last bucket is above all bounds.
         self.found: list[Exemplar | None] = [None] * count
         self._due_ns = [0] * count
-        #: When `due` is worth the call again, in monotonic nanoseconds: of a flood of observations few are looked at.
+        #: Before this time `due` need not be called, in monotonic nanoseconds: to check each of many requests is slow.
         self.look_ns = 0
 
     def due(self, value: int, now_ns: int) -> bool:

@@ -90,7 +90,7 @@ class FileTarget:
         return max(written - len(end_of_torn), 0)
 
     def _report(self, error: OSError) -> None:
-        """Say once on standard error that the file cannot be written, if somebody reads it."""
+        """Write once to standard error that the file cannot be written."""
         if self._reported:
             return
         self._reported = True

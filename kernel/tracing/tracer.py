@@ -49,7 +49,7 @@ class Tracer:
         #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
         self.on_near: Callable[[bool], object] = _ignored
         #: How many of the next requests of clients are certainly not traced: `Kernel.submit` counts them here, and
-        #: calls `begin` only for those that ask for an explanation. Always 0 while somebody else looks at each request.
+        #: calls `begin` only for those that ask for an explanation. Always 0 while a recorder sees each request.
         self.passing = 0
         self._looks_at_each = False
 
@@ -117,7 +117,7 @@ class Tracer:
             self._attach(request, model, 0, None, tensors=False)
 
     def look_at_each(self, always: bool) -> None:
-        """Let somebody else look at each request before `begin` gets it, or no longer."""
+        """Count no requests as passing while `always`: a recorder must see each request before `begin` gets it."""
         self._count_passing()
         self._looks_at_each = always
 

@@ -91,7 +91,7 @@ class Certificates:
             # Between two steps of a renewal a key may belong to another certificate. At the next look it does not.
             if stamp == self._wrong_stamp:
                 self._stamp = stamp
-                logger.error("%s goes on with the certificate that it has: %s", self._title, error)
+                logger.error("%s keeps the certificate that it has: %s", self._title, error)
             self._wrong_stamp = stamp
             return
         self._current, self._stamp, self._wrong_stamp = context, stamp, None

@@ -30,7 +30,7 @@ input [{ name: "IN" data_type: TYPE_UINT8 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_UINT8 dims: [-1] }]
 """
 
-#: Of so many calls one in a hundred may take longer than the bound.
+#: The number of calls, of which one in a hundred may take longer than the bound.
 CALLS = 400
 
 #: The promise is 50 ms of the server's time. A machine on which calls need that much without a flood is given this

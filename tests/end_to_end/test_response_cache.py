@@ -168,7 +168,7 @@ def test_large_tensors_are_cached(protocol: str, shared: str, write_model: Write
 
 
 def wait_for_entries(server: ServerProcess, count: int) -> None:
-    """Wait until the cache has so many entries: large responses are stored in the background."""
+    """Wait until the cache has `count` entries: large responses are stored in the background."""
     deadline = time.monotonic() + 30
     while metrics(server)["nv_cache_num_entries"] < count:
         assert time.monotonic() < deadline, server.log

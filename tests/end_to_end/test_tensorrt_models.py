@@ -105,7 +105,7 @@ def test_outputs_of_calls_stay_on_the_gpu(tmp_path: Path, graphs: str) -> None:
 
 
 class EngineClient:
-    """A client whose tensors are in its regions on the GPU: A and B, X and Y, with so many rows each."""
+    """A client whose tensors are in its regions on the GPU: A and B, X and Y, with `row_count` rows each."""
 
     def __init__(self, server: ServerProcess, regions: Any, row_count: int) -> None:
         self.server, self.regions, self.row_count = server, regions, row_count

@@ -100,7 +100,7 @@ class HostPinning:
             return found.pinned
 
     def make_room(self, byte_size: int) -> None:
-        """Unpin regions of clients, a little later, for so many bytes of other pinned memory."""
+        """Let the thread unpin regions of clients, until `byte_size` bytes can be pinned for something else."""
         with self._lock:
             self._unpin(self._policy.make_room(byte_size - self._budget.free_byte_size))
 

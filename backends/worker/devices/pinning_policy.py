@@ -14,10 +14,10 @@ import msgspec
 #: Clients' regions of fewer bytes are not pinned: copying them to pinned memory takes less time than a call of CUDA.
 MIN_REGION_BYTE_SIZE = 1 << 20
 
-#: After so many uses a client's region is pinned.
+#: The number of uses after which a client's region is pinned.
 MIN_USES = 16
 
-#: A pinned region that was not used during so many uses of others may be unpinned for another one.
+#: A pinned region may be unpinned for another one if the others had this number of uses since its last use.
 IDLE_USES = 4 * MIN_USES
 
 
@@ -97,11 +97,17 @@ class PinningPolicy:
         return unpinned
 
     def make_room(self, byte_size: int) -> list[int]:
-        """Return clients' regions to unpin, the longest unused first, for so many bytes of the batches' own block."""
+        """Return clients' regions to unpin, the longest unused first: together they have at least `byte_size` bytes.
+
+        Empty if all of them have fewer.
+        """
         return self._idle(byte_size, 0) or []
 
     def _idle(self, byte_size: int, least_idle: int) -> Optional[list[int]]:  # noqa: UP045 - as above
-        """Take regions out that have so many bytes together; None if there are too few that can go."""
+        """Mark as not pinned the regions that are longest unused, `byte_size` bytes together, and return them.
+
+        Only those that were not used during `least_idle` uses of others. None if these have fewer bytes.
+        """
         chosen: list[int] = []
         pinned = [(uses.last, number) for number, uses in self._regions.items() if uses.pinned and not uses.stays]
         for last, number in sorted(pinned):
@@ -116,7 +122,7 @@ class PinningPolicy:
         return chosen
 
     def not_pinned(self, number: int, *, ever: bool) -> None:
-        """What was to be pinned is not: there was no room after all, or it cannot be pinned, without `ever`."""
+        """Note that a region was not pinned: there was no room for it, or, without `ever`, it can never be pinned."""
         found = self._regions.get(number)
         if found is not None:
             found.pinned, found.count, found.refused = False, 0, not ever

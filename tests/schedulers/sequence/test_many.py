@@ -129,7 +129,7 @@ def _step_ns(lab: Lab, live: int) -> float:
 
 
 def _with_live(count: int) -> tuple[Lab, int]:
-    """Return a scheduler with so many live sequences, and the bytes that they take."""
+    """Return a scheduler with `count` live sequences, and the bytes that they take."""
     lab = sequence_lab(oldest=True, slots=10_000)
     tracemalloc.start()
     for number in range(1, count + 1):

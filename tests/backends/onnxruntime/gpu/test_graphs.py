@@ -25,7 +25,7 @@ ASKED = {"execution_accelerators": {"gpu_execution_accelerator": [
 
 
 def infer(lab: DeviceLab, backend: OnnxRuntimeBackend, *sizes: int) -> None:
-    """Execute a batch of requests with so many rows each, and check the outputs."""
+    """Execute a batch of requests with these numbers of rows, and check the outputs."""
     requests = [lab.request({"A": floats(size, 4) + size, "B": floats(size, 4)}) for size in sizes]
     backend.execute(requests, lab.timings)
     for size, request in zip(sizes, requests, strict=True):
