@@ -268,9 +268,11 @@ class ModelStatistics:
             self.summaries.cache_hit.observe(lookup_ns // 1000, now_ns)
 
     def record_traced(self, duration_ns: int, trace_id: str, now_ns: int) -> None:
-        """Keep a traced request, which is counted apart, as the example of its bucket."""
+        """Keep a traced request, which is counted apart, as the example of its bucket, if that needs a new one."""
         if self.exemplars is None:
             self.exemplars = Exemplars(self.durations)
+        if not self.exemplars.due(duration_ns, now_ns):
+            return
         self.exemplars.note(duration_ns, trace_id, now_ns)
         if not self.decoupled:
             self._note_first(duration_ns, trace_id, now_ns)

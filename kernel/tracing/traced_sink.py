@@ -74,7 +74,7 @@ class TracedSink(Trace, eq=False, kw_only=True):
         self.request = None
         received_ns = request.received_ns
         exemplars = statistics.exemplars
-        if exemplars is None or (now_ns >= exemplars.look_ns and exemplars.due(now_ns - received_ns, now_ns)):
+        if exemplars is None or now_ns >= exemplars.look_ns:
             statistics.record_traced(now_ns - received_ns, self.trace_id, now_ns)
         names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as is known
         begin_ns = begin_ns or received_ns
@@ -103,9 +103,7 @@ class TracedSink(Trace, eq=False, kw_only=True):
         if response.error is not None:
             self.error = response.error.message
         elif self.statistics is not None:
-            exemplars, duration_ns = self.statistics.exemplars, now_ns - request.received_ns
-            if exemplars is None or exemplars.due(duration_ns, now_ns):
-                self.statistics.record_traced(duration_ns, self.trace_id, now_ns)
+            self.statistics.record_traced(now_ns - request.received_ns, self.trace_id, now_ns)
         self.ended = True
         self._end(request, response, now_ns)
 
