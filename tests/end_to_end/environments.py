@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -103,12 +104,21 @@ def interpreters(version: str) -> Iterator[str]:
 def with_numpy(version: str, kept: Path) -> Path:
     """Return a venv of a version of Python that has NumPy and no msgspec. It is kept in `kept` for other tests.
 
+    Tests in several processes ask at once: one makes the venv, the others wait for it.
     Skips the test if this machine has no such interpreter, or NumPy cannot be installed for it.
     """
     folder = kept / f"python{version}"
-    if (folder / "complete").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with (kept / f"python{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make_venv(version, folder)
+            (folder / "complete").touch()
+    return folder
+
+
+def make_venv(version: str, folder: Path) -> None:
+    """Make a venv with NumPy in `folder`, or skip the test."""
     for python in interpreters(version):
         said = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
         if not re.match(rf"Python {re.escape(version)}\.", said.stdout):
@@ -121,6 +131,5 @@ def with_numpy(version: str, kept: Path) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean)
             if done.returncode:
                 pytest.skip(f"no environment with Python {version} can be made here: {done.stderr[-300:]}")
-        (folder / "complete").touch()
-        return folder
+        return
     pytest.skip(f"there is no Python {version} on this machine")

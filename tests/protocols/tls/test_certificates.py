@@ -110,7 +110,7 @@ def test_wrong_files_change_nothing_and_are_reported_once(files: Files, caplog: 
     certificates.look(time.time())
     certificates.look(time.time())
     assert caplog.messages == [
-        f"gRPC goes on with the certificate that it has: TLS server certificate '{files.options.certificate}' with key "
+        f"gRPC keeps the certificate that it has: TLS server certificate '{files.options.certificate}' with key "
         f"'{files.options.key}' cannot be used: the key does not belong to the certificate"
     ]
     assert shown_to(files.authority, certificates, own_authority=files.authority) == first
