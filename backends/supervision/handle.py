@@ -171,7 +171,12 @@ class WorkerHandle:
             _add_sequence_entries(messages, batch, batch.slots)
         poller = self._poller
         poller.moved(in_flight)
-        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns, tensors_traced))
+        poll_ns = poller.polling.worker_ns
+        self._send_execute(wire.Execute(batch.number, messages, poll_ns, tensors_traced))
+        # The worker has nothing to do. Sending at once pays if few requests are in flight, or if a worker waits for
+        # the response: a call's round trip takes a tenth less. With many requests in flight, messages share a send.
+        if len(self.record.batches) == 1 and (poll_ns or any(r.parent is not None for r in batch.requests)):
+            self._session.flush()
         if not self._watched_batch and len(self.record.batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
@@ -447,7 +452,7 @@ class WorkerHandle:
             if self.record.concurrency == 1 and self.record.unstarted():
                 self._send(wire.Recall())
             calls = self._worker_calls = CallerCalls(
-                self, self._calls, self._memory, self._send, lambda: self._requests, self._session.arena_byte_size
+                self, self._calls, self._memory, self._session, lambda: self._requests, self._session.arena_byte_size
             )
         match message:
             case wire.Submit():

@@ -65,6 +65,8 @@ class WorkerSession:
         self.clock_offset_ns = 0
         #: Sends a message at the end of the event-loop iteration. After the worker's end it does nothing.
         self.send: Callable[[wire.ToWorker], None] = self._not_started
+        #: Sends these messages now.
+        self.flush: Callable[[], None] = lambda: None
         self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
         #: Takes the requests of the model to load and unload models, also while it is loaded itself.
@@ -78,7 +80,7 @@ class WorkerSession:
         except OSError as error:
             raise file_error(f"a worker process could not be started: {error}", error) from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
-        self.send = self._channel.send
+        self.send, self.flush = self._channel.send, self._channel.flush
         self._launched.on_lost(self._process_lost)
         if not await done_while_working(self._response, lambda: self.work_mark, HELLO_TIMEOUT_S):
             self.kill()

@@ -75,6 +75,9 @@ class SimulatedWorker:
 
     # ---- the session, as the handle uses it --------------------------------------------------
 
+    def flush(self) -> None:
+        """Do nothing: the worker has each message when it is sent."""
+
     def send_with_fd(self, message: wire.ToWorker, fd: int) -> None:
         self.receive(message)
 

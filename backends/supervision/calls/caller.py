@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from backends.supervision.remote_memory import RemoteMemory
+    from backends.supervision.session import WorkerSession
     from backends.supervision.worker_memory import WorkerMemory
     from kernel.serving.calls.calls import Calls
     from kernel.serving.instances import Instance
@@ -65,7 +66,7 @@ class CallerCalls:
         instance: Instance,
         calls: Calls,
         memory: WorkerMemory | RemoteMemory,
-        send: Callable[[wire.ToWorker], None],
+        session: WorkerSession,
         requests: Callable[[], Mapping[int, Request]],
         kept_limit: int,
     ) -> None:
@@ -76,7 +77,8 @@ class CallerCalls:
         self._instance = instance
         self._calls = calls
         self._memory = memory
-        self._send = send
+        self._send = session.send
+        self._flush = session.flush
         self._requests = requests
         self._kept_limit = kept_limit
         #: By the number in messages.
@@ -231,6 +233,8 @@ class CallerCalls:
             del self._open[number]
             self._calls.ended(call.request)
         self._memory.deliver_result(number, response, self._deliver)
+        if not self._open:  # the model waits for this response, and for no other: send it at once
+            self._flush()
 
     def _deliver(self, number: int, response: Response) -> None:
         """Send a response whose outputs the worker can read: inline, in regions that it knows, or just sent to it."""

@@ -121,8 +121,12 @@ class Bench:
         return request
 
     async def received(self) -> list[wire.ToWorker]:
-        """Return what the worker has been sent since the last time."""
+        """Return what the worker has been sent since the last time, when the event loop has had its iterations."""
         await settle()
+        return self.received_now()
+
+    def received_now(self) -> list[wire.ToWorker]:
+        """Return what the worker has been sent since the last time, before the event loop runs on."""
         messages: list[wire.ToWorker] = []
         while raw := self.worker.channel.receive(wait=False):
             messages += map(wire.to_worker_decoder.decode, raw)

@@ -115,6 +115,19 @@ def test_a_call_has_the_fields_of_the_message_and_the_request_as_its_parent() ->
     calling(scenario)
 
 
+def test_the_last_open_call_has_its_response_at_once_and_others_share_a_send() -> None:
+    async def scenario(bench: CallBench) -> None:
+        bench.submit()
+        await bench.say(submit(1, SMALL), submit(2, SMALL))
+        await bench.received()
+        for call, expected in zip(bench.calls.calls, (0, 2), strict=True):
+            call.respond(Response("other", "2", "", [Tensor("OUT", "UINT8", [1], b"x")]))
+            assert len(bench.received_now()) == expected
+        await bench.say(wire.Executed(1, [response()]))
+
+    calling(scenario)
+
+
 def test_the_trace_of_a_call_is_that_of_the_request_that_the_model_names() -> None:
     async def scenario(bench: CallBench) -> None:
         first = bench.submit()
