@@ -147,6 +147,8 @@ class FakeInstance:
         self.cancelled: list[Request] = []
         #: The slots that sequences have left.
         self.ended_slots: list[int] = []
+        #: How often its messages were sent at once.
+        self.sent_now = 0
 
     def execute(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -156,6 +158,9 @@ class FakeInstance:
 
     def consumed(self, request: Request, count: int) -> None:
         """Do nothing: fake instances do not limit their responses."""
+
+    def send_now(self) -> None:
+        self.sent_now += 1
 
     def end_sequence(self, slot: int) -> None:
         self.ended_slots.append(slot)

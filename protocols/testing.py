@@ -83,6 +83,9 @@ class InProcessInstance:
     def consumed(self, request: Request, count: int) -> None:
         self.credit[request] = self.credit.get(request, 0) + count
 
+    def send_now(self) -> None:
+        """Do nothing: batches are executed in this process."""
+
     def end_sequence(self, slot: int) -> None:
         """Do nothing: there is no implicit state."""
 

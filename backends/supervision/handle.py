@@ -171,12 +171,7 @@ class WorkerHandle:
             _add_sequence_entries(messages, batch, batch.slots)
         poller = self._poller
         poller.moved(in_flight)
-        poll_ns = poller.polling.worker_ns
-        self._send_execute(wire.Execute(batch.number, messages, poll_ns, tensors_traced))
-        # The worker has nothing to do. Sending at once pays if few requests are in flight, or if a worker waits for
-        # the response: a call's round trip takes a tenth less. With many requests in flight, messages share a send.
-        if len(self.record.batches) == 1 and (poll_ns or any(r.parent is not None for r in batch.requests)):
-            self._session.flush()
+        self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns, tensors_traced))
         if not self._watched_batch and len(self.record.batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
@@ -241,6 +236,9 @@ class WorkerHandle:
             self._granted[number] = self._granted.get(number, 0) + credit
             credit = 0
         self._unsent_credit[number] = credit
+
+    def send_now(self) -> None:
+        self._session.flush()
 
     def end_sequence(self, slot: int) -> None:
         if not self._lost:

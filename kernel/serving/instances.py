@@ -45,6 +45,9 @@ class Instance(Protocol):
     def consumed(self, request: Request, count: int) -> None:
         """Let the model send `count` more responses of a decoupled request."""
 
+    def send_now(self) -> None:
+        """Send the worker its messages now, and not at the end of the event-loop iteration, where they share a send."""
+
     def end_sequence(self, slot: int) -> None:
         """Free the implicit state of the sequence in `slot`, which is over."""
 

@@ -17,6 +17,7 @@ from kernel.serving.calls.call_waits import CallWaits
 if TYPE_CHECKING:
     from kernel.loop.clock import Alarm, Clock
     from kernel.serving.calls.call_waits import Execution, LiveModels
+    from kernel.serving.instances import Instance
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 
@@ -72,8 +73,12 @@ class Calls:
         if call.finished or execution is None:
             return
         self._waits.add(call, execution, self._clock.now_ns())
-        if execution.blocking and not _begins_at_once(call, model):
-            self._look_at(call)
+        if execution.blocking:
+            instance = _executing_at_once(call, model)
+            if instance is None:
+                self._look_at(call)
+            else:  # the calling thread does nothing but wait for the response
+                instance.send_now()
         if self._alarm is None:
             self._alarm = self._clock.alarm(self._look)
         if len(self._waits) == 1:
@@ -149,10 +154,12 @@ class Calls:
         self._waits.check()
 
 
-def _begins_at_once(call: Request, model: Model) -> bool:
-    """Whether a submitted call was dispatched to an instance that has no other batch before it."""
+def _executing_at_once(call: Request, model: Model) -> Instance | None:
+    """Return the instance to which a submitted call was dispatched, if it has no other batch before it."""
     instance = model.live.instance_of.get(call)
-    return instance is not None and len(instance.record.batches) <= instance.record.concurrency
+    if instance is None or len(instance.record.batches) > instance.record.concurrency:
+        return None
+    return instance
 
 
 def refused(call: Request, error: ServingError) -> ServingError:

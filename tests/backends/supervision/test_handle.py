@@ -68,25 +68,14 @@ def test_a_batch_is_one_message_with_its_requests() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(
-    ("others", "is_call", "at_once"),
-    [
-        pytest.param(0, False, True, id="few requests in flight"),
-        pytest.param(50, False, False, id="many requests in flight"),
-        pytest.param(50, True, True, id="many, but a worker waits for the response"),
-    ],
-)
-def test_when_a_worker_with_nothing_to_do_gets_its_batch(others: int, is_call: bool, at_once: bool) -> None:
+def test_batches_of_an_iteration_share_a_send_unless_one_is_to_be_sent_now() -> None:
     async def scenario(bench: Bench) -> None:
-        bench.polling.in_flight += others
-        parent = Request("caller", [], RecordingSink()) if is_call else None
-        bench.model.instances.dispatch(bench.handle, Batch([queued(bench, parent=parent)]))
-        now = bench.received_now()
-        bench.model.instances.dispatch(bench.handle, Batch([queued(bench, parent=parent)]))
-        assert bench.received_now() == [], "a busy worker gets the messages of an iteration together"
-        assert [type(message) for message in now + await bench.received()] == [wire.Execute] * 2
-        assert bool(now) is at_once
-        bench.polling.in_flight -= others
+        for _ in range(2):
+            bench.model.instances.dispatch(bench.handle, Batch([queued(bench)]))
+            assert bench.received_now() == []
+        bench.handle.send_now()
+        assert [type(message) for message in bench.received_now()] == [wire.Execute] * 2
+        assert await bench.received() == [], "nothing is sent twice"
         await bench.say(wire.Executed(1, [response()]), wire.Executed(2, [response()]))
 
     run(scenario)

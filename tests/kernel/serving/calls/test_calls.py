@@ -128,6 +128,18 @@ def error_of(call: Request) -> str:
 # ---- errors -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_call_leaves_at_once_if_its_caller_waits_and_an_instance_is_free(lab: CallLab, *, blocking: bool) -> None:
+    lab.model("caller")
+    lab.model("called")
+    request = lab.ask("caller")
+    lab.call(request, "called", blocking=blocking)
+    [called] = lab.kept["called"]
+    assert called.sent_now == blocking, "the calls of an event loop share a send"
+    lab.call(request, "called", blocking=blocking)
+    assert called.sent_now == blocking, "the second call waits behind the first one"
+
+
 def test_a_model_that_is_not_there_is_not_ready(lab: CallLab) -> None:
     with pytest.raises(ServingError) as found:
         lab.call(None, "nothing")
