@@ -30,6 +30,10 @@ EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 SCHEDULER = _PREFIX + "scheduler"
 BATCHING = _PREFIX + "batching"
 
+#: Whether a batch may start before `max_queue_delay_microseconds` have passed, when no more requests are expected.
+QUEUE_DELAY = _PREFIX + "queue_delay"
+FIXED, ADAPTIVE = "fixed", "adaptive"
+
 #: Names of modules, with commas between, that are imported once before the workers of the model are forked.
 PRELOAD = _PREFIX + "preload"
 
@@ -43,7 +47,10 @@ CONCURRENCY = _PREFIX + "concurrency"
 #: The most batches that an instance may execute at the same time.
 MAX_CONCURRENCY = 1024
 
-_NAMES = (EXECUTION_TIMEOUT, SCHEDULER, BATCHING, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER, CONCURRENCY)
+_NAMES = (
+    EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
+    CONCURRENCY,
+)  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
@@ -69,6 +76,8 @@ class ModelParameters(msgspec.Struct, frozen=True):
     fair: FairQueuing | None = None
     #: "" for workers of the model's own.
     worker: str = ""
+    #: `FIXED` or `ADAPTIVE`.
+    queue_delay: str = ADAPTIVE
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -89,7 +98,15 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
     preloaded_modules(config)
     worker = _worker(config) if WORKER in config.parameters else ""
     _check_concurrency(config, shares_worker=bool(worker))
-    return ModelParameters(timeout_ns, scheduler, batching, autoscale_settings(config), fair_queuing(config), worker)
+    return ModelParameters(
+        timeout_ns,
+        scheduler,
+        batching,
+        autoscale_settings(config),
+        fair_queuing(config),
+        worker,
+        _queue_delay(config),
+    )
 
 
 def _name(config: ModelConfig, name: str) -> str:
@@ -115,6 +132,23 @@ def preloaded_modules(config: ModelConfig) -> tuple[str, ...]:
                 f"'torch,transformers'; found '{text}'"
             )
     return names
+
+
+def _queue_delay(config: ModelConfig) -> str:
+    """Return how long a batch waits for more requests. Raises `BadConfig`."""
+    if QUEUE_DELAY not in config.parameters:
+        return ADAPTIVE
+    text = config.parameters[QUEUE_DELAY].string_value
+    if text not in (FIXED, ADAPTIVE):
+        raise BadConfig(
+            f"parameter '{QUEUE_DELAY}' of model '{config.name}' must be '{ADAPTIVE}' or '{FIXED}'; found '{text}'"
+        )
+    if not config.dynamic_batching.max_queue_delay_microseconds:
+        raise BadConfig(
+            f"parameter '{QUEUE_DELAY}' needs dynamic_batching with max_queue_delay_microseconds, which model "
+            f"'{config.name}' does not have"
+        )
+    return text
 
 
 def _worker(config: ModelConfig) -> str:

@@ -16,14 +16,13 @@ from kernel.config.ensemble_spec import (
 )
 from kernel.config.fair_queuing import FairQueuing  # noqa: TC001 - msgspec reads annotations: specs go to helpers
 from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
-from kernel.config.model_parameters import model_parameters
+from kernel.config.model_parameters import FIXED, ModelParameters, model_parameters
 from kernel.config.sequence_spec import SequenceBatching, sequence_batching
 from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import (
         ModelConfig,
-        ModelDynamicBatching,
         ModelInput,
         ModelOutput,
     )
@@ -68,6 +67,8 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     #: Ascending.
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
+    #: Whether a batch may start before the delay has passed, when no more requests are expected.
+    delay_may_end_early: bool = True
     preserve_ordering: bool = False
     #: 0 if the model has no priorities; otherwise levels count from 1, the most urgent.
     priority_levels: int = 0
@@ -143,7 +144,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         inputs={tensor.name: _input(tensor, batched) for tensor in config.input},
         outputs={tensor.name: _output(tensor, batched) for tensor in config.output},
         decoupled=config.model_transaction_policy.decoupled,
-        dynamic_batching=(_dynamic_batching(config.dynamic_batching) if config.HasField("dynamic_batching") else None),
+        dynamic_batching=_dynamic_batching(config, ours) if config.HasField("dynamic_batching") else None,
         sequence_batching=sequence_batching(config),
         ensemble=ensemble_spec(config),
         response_cache=config.response_cache.enable,
@@ -188,11 +189,13 @@ def _datatype(data_type: DataType) -> str:
     return BY_CONFIG_NAME[DataType.Name(data_type)].name
 
 
-def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatching:
+def _dynamic_batching(config: ModelConfig, ours: ModelParameters) -> DynamicBatching:
+    batching = config.dynamic_batching
     levels = batching.priority_levels
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
+        delay_may_end_early=ours.queue_delay != FIXED,
         preserve_ordering=batching.preserve_ordering,
         priority_levels=levels,
         # Without levels, the default level and the policies of levels have no effect (Triton).

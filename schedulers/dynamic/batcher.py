@@ -1,7 +1,8 @@
 """Which queued requests run together, and when. No clock, no I/O, no asyncio.
 
 Times are monotonic nanoseconds from the caller. Sizes count rows (the first dimension of the inputs), not requests. The
-rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc). Triton forms a batch when the rule allows it,
+rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc), except that a delay ends early when no more
+requests are expected (`schedulers/dynamic/fruitless_waits.py`). Triton forms a batch when the rule allows it,
 and adds requests until an instance takes it. Here a batch is formed when an instance can take it, which has the same
 result.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.spec import DynamicBatching
+from schedulers.dynamic.fruitless_waits import FruitlessWaits
 from schedulers.queue import RequestQueue
 from schedulers.shapes import BatchKeys
 
@@ -57,6 +59,7 @@ class DynamicBatcher:
         self._max_preferred = max(self._preferred, default=self._max_rows)
         #: How long the oldest request may wait for a larger batch, in nanoseconds; 0 for no wait.
         self.delay_ns = settings.max_queue_delay_ns
+        self._waits = FruitlessWaits(self.delay_ns, learns=settings.delay_may_end_early)
         self._keys = BatchKeys(spec)
         self._rule = rule
         self._hold_until_count = hold_until_count
@@ -82,13 +85,18 @@ class DynamicBatcher:
         # A preferred size counts only while no request has waited too long.
         if batch.preferred_count and not overdue:
             self.closed_by = "preferred size"
+            self._waits.filled()
             return self.queue.take(batch.preferred_count)
         if batch.full or batch.rows >= self._max_preferred:
             self.closed_by = "full" if not self._alone else "alone"
+            self._waits.filled()
         elif overdue:
             self.closed_by = "delay"
-        elif self.delay_ns:
+            self._waits.waited(batch.rows, now_ns)
+        elif self.delay_ns and self._waits.should_wait(batch.rows, now_ns):
             return []
+        elif self.delay_ns:
+            self.closed_by = "no more expected"
         else:
             self.closed_by = "idle instance"
         return self.queue.take(batch.count)

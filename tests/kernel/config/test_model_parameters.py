@@ -75,6 +75,24 @@ def test_models_share_a_worker_by_its_name() -> None:
     assert model_parameters(config()).worker == ""
 
 
+@pytest.mark.parametrize(("text", "may_end_early"), [(None, True), ("adaptive", True), ("fixed", False)])
+def test_a_queue_delay_may_be_fixed(text: str | None, *, may_end_early: bool) -> None:
+    made = config() if text is None else config(naiad__queue_delay=text)
+    made.dynamic_batching.max_queue_delay_microseconds = 500
+    batching = model_spec(made).dynamic_batching
+    assert batching is not None
+    assert batching.delay_may_end_early is may_end_early
+
+
+def test_a_wrong_queue_delay_refuses_the_model() -> None:
+    made = config(naiad__queue_delay="no")
+    made.dynamic_batching.max_queue_delay_microseconds = 500
+    with pytest.raises(BadConfig, match="of model 'm' must be 'adaptive' or 'fixed'; found 'no'"):
+        check_config(made, "m")
+    with pytest.raises(BadConfig, match="needs dynamic_batching with max_queue_delay_microseconds, which model 'm'"):
+        check_config(config(naiad__queue_delay="fixed"), "m")
+
+
 @pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "ä", "x" * 65])
 def test_a_wrong_name_of_a_worker_refuses_the_model(name: str) -> None:
     with pytest.raises(BadConfig) as caught:
