@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 _MIB = 1 << 20
+#: The most characters of an error in a row.
+_MOST_TEXT = 1500
 
 
 class GpuRow(msgspec.Struct):
@@ -95,7 +97,10 @@ class GpuCheck:
             self.rows += work(self)
         except Exception as error:  # a driver or a library may raise anything: the other parts continue
             said = f": {error.stderr}" if isinstance(error, subprocess.CalledProcessError) else ""
-            self.rows.append(GpuRow(part, "failed", f"{type(error).__name__}: {error}{said}", ok=False))
+            text = f"{error}{said}"
+            if len(text) > _MOST_TEXT:  # the log of a server, whose end says why
+                text = f"... {text[-_MOST_TEXT:]}"
+            self.rows.append(GpuRow(part, "failed", f"{type(error).__name__}: {text}", ok=False))
 
 
 def timed_us(action: Callable[[], object], count: int) -> float:
