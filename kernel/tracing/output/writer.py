@@ -157,6 +157,8 @@ class TraceWriter:
         #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
         self._last: _Group | None = None
+        #: How many traces wait in groups before `_last`. With a log frequency of 1 there are as many groups as traces.
+        self._before_last = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
         self._loss_reported_s = -_LOSS_REPORT_S
@@ -201,6 +203,8 @@ class TraceWriter:
         if room <= 0:
             self._lose(1, "too many traces wait to be written")
             return None
+        if self._last is not None:
+            self._before_last += self._last.count
         group = self._last = _Group(destination, room)
         self._waiting.append(group)
         if self._turns.resting:
@@ -209,7 +213,7 @@ class TraceWriter:
 
     def _waiting_count(self) -> int:
         """Return how many traces wait."""
-        return sum(group.count for group in self._waiting)
+        return self._before_last + (0 if self._last is None else self._last.count)
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
@@ -223,6 +227,8 @@ class TraceWriter:
         group = self._waiting.popleft()
         if group is self._last:
             self._last = None
+        else:
+            self._before_last -= group.count
         destination, begun_s = group.destination, time.monotonic()
         return MessageTask(
             destination.task,
@@ -246,7 +252,7 @@ class TraceWriter:
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
-        count, self._last = self._waiting_count(), None
+        count, self._last, self._before_last = self._waiting_count(), None, 0
         self._waiting.clear()
         return count
 
