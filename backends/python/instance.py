@@ -72,7 +72,7 @@ class PythonInstance:
         self.reshaped_inputs = _reshaped(arguments, "input")
         self.reshaped_outputs = _reshaped(arguments, "output")
         #: Compares the first responses with the configuration.
-        self.output_check = OutputCheck(self.model_name, arguments.config, self.output_names)
+        self.output_check = OutputCheck(arguments.config, self.output_names)
         #: Whether the outputs of responses are sent without a call of `prepare_outputs`.
         self.usual_outputs = False
         #: Inputs in a client's shared memory are copied, so that the model can write to them.

@@ -26,11 +26,10 @@ _NAMES = {number: name for name, number in datatypes.NUMBERS.items()}
 class OutputCheck:
     """What the configuration says of the outputs, and which of them were reported."""
 
-    __slots__ = ("_configured", "_left", "_names", "_prefix", "_reported", "_rows")
+    __slots__ = ("_configured", "_left", "_names", "_reported", "_rows")
 
-    def __init__(self, model_name: str, config: Mapping[str, Any], names: AbstractSet[str]) -> None:
+    def __init__(self, config: Mapping[str, Any], names: AbstractSet[str]) -> None:
         """`names` are those of all outputs that the configuration has, states included."""
-        self._prefix = f"model '{model_name}': output "
         self._configured = {str(output["name"]): output for output in config.get("output", ())}
         self._names = names
         #: The batch dimension, if the model batches.
@@ -58,7 +57,7 @@ class OutputCheck:
         if name not in self._names:
             there = ", ".join(f"'{each}'" for each in sorted(self._names)) or "none"
             return (
-                f"{self._prefix}'{name}' is not in the configuration, which has {there}: no client gets it; add it "
+                f"output '{name}' is not in the configuration, which has {there}: no client gets it; add it "
                 "to 'output' in config.pbtxt, or do not send it"
             )
         expected = self._configured.get(name, {})
@@ -68,7 +67,7 @@ class OutputCheck:
         datatype, sent = known.name, _NAMES[tensor.triton_dtype()]
         if datatype != sent:
             return (
-                f"{self._prefix}'{name}' is {sent}, but its configuration and metadata say {datatype}: clients get "
+                f"output '{name}' is {sent}, but its configuration and metadata say {datatype}: clients get "
                 f"{sent}; change the model, or data_type in config.pbtxt"
             )
         dims = [*self._rows, *(int(dim) for dim in expected.get("dims", ()))]
@@ -76,7 +75,7 @@ class OutputCheck:
         fits = len(dims) == len(shape) and all(dim in (-1, size) for dim, size in zip(dims, shape))
         if expected.get("reshape") is None and not fits:
             return (
-                f"{self._prefix}'{name}' has shape {shape}, but its configuration and metadata say {dims}: clients "
+                f"output '{name}' has shape {shape}, but its configuration and metadata say {dims}: clients "
                 f"get {shape}; change the model, or dims in config.pbtxt"
             )
         return ""

@@ -16,7 +16,7 @@ OUT = {"name": "OUT", "data_type": "TYPE_FP32", "dims": [2, -1]}
 
 def warnings(tensor: Tensor, *, max_batch_size: int = 0, **output: Any) -> list[str]:
     config = {"output": [{**OUT, **output}], "max_batch_size": max_batch_size}
-    return OutputCheck("m", config, {"OUT"}).warnings([tensor])
+    return OutputCheck(config, {"OUT"}).warnings([tensor])
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_an_output_that_fits_is_not_reported(array: Any, config: dict[str, Any])
     [
         (
             Tensor("OUT", np.zeros((2, 1), np.int64)), {},
-            "model 'm': output 'OUT' is INT64, but its configuration and metadata say FP32: clients get INT64; change "
+            "output 'OUT' is INT64, but its configuration and metadata say FP32: clients get INT64; change "
             "the model, or data_type in config.pbtxt",
         ),
         (
             Tensor("OUT", np.zeros((2, 1), np.float32)), {"max_batch_size": 4},
-            "model 'm': output 'OUT' has shape [2, 1], but its configuration and metadata say [-1, 2, -1]: clients get "
+            "output 'OUT' has shape [2, 1], but its configuration and metadata say [-1, 2, -1]: clients get "
             "[2, 1]; change the model, or dims in config.pbtxt",
         ),
         (
             Tensor("out", np.zeros((2, 1), np.float32)), {},
-            "model 'm': output 'out' is not in the configuration, which has 'OUT': no client gets it; add it to "
+            "output 'out' is not in the configuration, which has 'OUT': no client gets it; add it to "
             "'output' in config.pbtxt, or do not send it",
         ),
     ],
@@ -60,7 +60,7 @@ def test_an_output_that_does_not_fit_is_reported_with_what_to_change(
 
 
 def test_each_output_is_reported_once_and_only_the_first_responses_are_compared() -> None:
-    check = OutputCheck("m", {"output": [OUT]}, {"OUT"})
+    check = OutputCheck({"output": [OUT]}, {"OUT"})
     wrong = [Tensor("OUT", np.zeros(1, np.int8))]
     assert len(check.warnings(wrong)) == 1
     assert check.warnings([]) == []
@@ -85,7 +85,7 @@ def test_a_model_is_reported_in_the_log_and_later_responses_take_no_call(lab: La
         assert [*lab.run().outputs] == ["OUT"]
     [(level, line)] = lab.logged
     assert level == "WARNING"
-    assert line.startswith("model 'lab': output 'MORE' is not in the configuration, which has 'OUT': ")
+    assert line.startswith("output 'MORE' is not in the configuration, which has 'OUT': ")
     instance = backend._instance
     assert instance is not None
     assert instance.usual_outputs is (reshape is None)
