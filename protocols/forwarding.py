@@ -37,6 +37,19 @@ _LEADING_FLAGS = re.compile(r"\(\?(?P<on>[ims]*)(?:-(?P<off>[ims]+))?\)")
 _FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
 _NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
 
+#: The parts of a pattern that matter here: an escape, a set of characters, and what only Python's `re` has.
+_PARTS = re.compile(
+    r"\\(?P<escape>.)"
+    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
+    r"|(?P<group>\(\?(?:<?[=!]|#|>|\(|P=))"
+    r"|(?<!\()(?P<possessive>[*+?}]\+)",
+    re.DOTALL,
+)
+_NOT_IN_RE2 = {
+    "(?=": "lookaheads", "(?!": "lookaheads", "(?<=": "lookbehinds", "(?<!": "lookbehinds", "(?#": "comments",
+    "(?>": "atomic groups", "(?(": "conditions", "(?P=": "references to groups",
+}  # fmt: skip
+
 
 class ReservedHeader(InvalidArgument):
     """A header with the name of a reserved parameter matches the pattern."""
@@ -64,7 +77,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     """Compile a pattern in the syntax of RE2, which Triton uses. It ignores case unless it begins with `(?-i)`.
 
     RE2's syntax is a subset of that of Python's `re`, with two additions: flags can be removed, and classes can have
-    names. Raises `re.error` for what cannot be translated.
+    names. What only Python has is refused, because Triton refuses it, and because it can make a search take long.
+    Raises `re.error` for what cannot be translated.
     """
     flags = re.IGNORECASE
     if found := _LEADING_FLAGS.match(pattern):
@@ -75,7 +89,26 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         pattern = pattern[found.end() :]
     if found := _NAMED_CLASS.search(pattern):
         raise re.error(f"classes such as {found.group()} are not supported: list the characters, such as [a-z]")
-    return re.compile(pattern, flags)
+    compiled = re.compile(pattern, flags)
+    if unknown := _unknown_to_re2(pattern):
+        raise re.error(f"{unknown} are not part of RE2's syntax")
+    return compiled
+
+
+def _unknown_to_re2(pattern: str) -> str:
+    """Return what a pattern that Python can compile has and RE2 lacks, in the plural; "" for nothing."""
+    for part in _PARTS.finditer(pattern):
+        escape = part["escape"]
+        if escape is not None:
+            if escape in "123456789":
+                return "references to groups"
+            if escape == "Z":
+                return "escapes such as \\Z"
+        elif part["group"] is not None:
+            return _NOT_IN_RE2[part["group"]]
+        elif part["possessive"] is not None:
+            return "possessive repetitions"
+    return ""
 
 
 class HeaderForwarder:

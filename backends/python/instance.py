@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from backends.python.output_check import OutputCheck
 from backends.python.tensors import Tensor
 from backends.reshape import output_array, tensor_specs
 from backends.worker.sequences.sequence_config import sequence_batching_of, state_outputs
@@ -38,11 +39,13 @@ class PythonInstance:
         "model_name",
         "model_version",
         "name",
+        "output_check",
         "output_names",
         "received",
         "reshaped_inputs",
         "reshaped_outputs",
         "results",
+        "usual_outputs",
         "version_dir",
         "writable_inputs",
     )
@@ -68,6 +71,10 @@ class PythonInstance:
         #: Tensors with `reshape`: name → shapes.
         self.reshaped_inputs = _reshaped(arguments, "input")
         self.reshaped_outputs = _reshaped(arguments, "output")
+        #: Compares the first responses with the configuration.
+        self.output_check = OutputCheck(arguments.config, self.output_names)
+        #: Whether the outputs of responses are sent without a call of `prepare_outputs`.
+        self.usual_outputs = False
         #: Inputs in a client's shared memory are copied, so that the model can write to them.
         self.writable_inputs = _flag(arguments, "writable_inputs", default=False)
         #: Whether inputs that clients have on a GPU stay there. Only for instances on a GPU.
@@ -84,8 +91,19 @@ class PythonInstance:
             if spec is not None:
                 view.shape = spec.model_shape(view.shape)
 
-    def reshape_output(self, output: OutputValue) -> OutputValue:
-        """Return `output` in the shape that clients see. Raises `InternalError` if the shape is wrong."""
+    def prepare_outputs(self, tensors: Sequence[Tensor], outputs: list[OutputValue]) -> list[OutputValue]:
+        """Return `outputs`, made from `tensors` of a response, in the shapes that clients see.
+
+        Logs what does not fit the configuration. Raises `InternalError` if the shape of one with `reshape` is wrong.
+        """
+        check = self.output_check
+        if not check.done:
+            for line in check.warnings(tensors):
+                self.host.log("WARNING", line)
+            self.usual_outputs = check.done and not self.reshaped_outputs
+        return [self._reshape_output(output) for output in outputs] if self.reshaped_outputs else outputs
+
+    def _reshape_output(self, output: OutputValue) -> OutputValue:
         spec = self.reshaped_outputs.get(output.name)
         if spec is not None:
             output.array = output_array(output.array, spec)

@@ -141,8 +141,8 @@ class InferenceResponse:
             request.fail(self._error.as_serving_error(), final=final)
             return
         outputs = select_outputs(self._output_tensors, request.ref.outputs, instance.output_names)
-        if instance.reshaped_outputs:
-            outputs = [instance.reshape_output(output) for output in outputs]
+        if not instance.usual_outputs:
+            outputs = instance.prepare_outputs(self._output_tensors, outputs)
         request.responder.respond(request, outputs, self._parameters, final)
 
 

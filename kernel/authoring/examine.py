@@ -7,6 +7,7 @@ the models of their steps.
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ from kernel.errors import InvalidArgument, ServingError
 from kernel.repository.ensembles import in_order, parts_of
 from kernel.repository.limits import refuse_batching_library, refuse_unsupported
 from kernel.repository.source import ModelSource
+from kernel.repository.warmup import warmup_samples
 from kernel.serving.catalog import DUPLICATE_REASON
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.layout import ModelFolder, RepositoryContents
     from kernel.repository.loading import VersionLoader
+    from kernel.repository.source import PreparedConfig
 
 
 class Examined(msgspec.Struct):
@@ -101,7 +104,9 @@ class Examination:
         assert config is not None, "a model without configuration is not valid"
         for version in result.versions:
             try:
-                result.config = (await loader.examine(source, config, version)).config
+                prepared = await loader.examine(source, config, version)
+                result.config = prepared.config
+                await asyncio.to_thread(_check_warmup, source, prepared)
             except ServingError as error:
                 prefix = f"version {version}: " if len(result.versions) > 1 else ""
                 result.reason = prefix + _text(error)
@@ -136,6 +141,13 @@ class Examination:
 
 def _is_ensemble(result: Examined) -> bool:
     return result.config is not None and result.config.HasField("ensemble_scheduling")
+
+
+def _check_warmup(source: ModelSource, prepared: PreparedConfig) -> None:
+    """Make the requests of the model's warm-up, which only a load sends. Blocks. Raises `ServingError`."""
+    config = prepared.config
+    if config.model_warmup:
+        warmup_samples(config, prepared.spec, source.read_warmup_files(config), random.Random())
 
 
 def _text(error: ServingError) -> str:

@@ -189,6 +189,24 @@ def test_models_lists_a_repository_and_says_what_is_wrong(tmp_path: Path) -> Non
     assert "valid" in good
 
 
+def test_models_makes_the_requests_of_a_warm_up_as_a_load_does(tmp_path: Path) -> None:
+    sample = 'name: "w" batch_size: 1 inputs { key: "%s" value { data_type: TYPE_FP32 dims: [1] %s: %s } }'
+    for name, warmup in (
+        ("good", sample % ("X", "zero_data", "true")),
+        ("misspelt", sample % ("x", "zero_data", "true")),
+        ("missing", sample % ("X", "input_data_file", '"none"')),
+    ):
+        (tmp_path / name / "1").mkdir(parents=True)
+        tensors = "".join(f'{kind} [{{ name: "X" data_type: TYPE_FP32 dims: [1] }}]\n' for kind in ("input", "output"))
+        text = f'backend: "identity"\n{tensors}model_warmup [{{ {warmup} }}]\n'
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    done = naiad("models", str(tmp_path), "--json")
+    reasons = {each["name"]: each["reason"] for each in json.loads(done.stdout)}
+    assert (done.returncode, reasons["good"]) == (1, "")
+    assert "in warmup sample 'w', which has 'x'; the inputs of the model are 'X'" in reasons["misspelt"]
+    assert "missing/warmup/none: No such file or directory" in reasons["missing"]
+
+
 def test_the_demo_models_are_valid() -> None:
     done = naiad("models")
     assert done.returncode == 0, done.stdout

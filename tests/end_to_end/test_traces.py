@@ -343,7 +343,7 @@ def test_a_collector_that_is_down_costs_only_the_spans(models: Path) -> None:
     ) as server:  # fmt: skip
         assert infer(server, "plus_one", [1])[0] == 200
         wait_for(lambda: metric(server, "naiad_traces_lost_total") == 1)
-        wait_for(lambda: "the collector of OpenTelemetry did not take them" in server.log)
+        wait_for(lambda: f"the collector at '{collector.url}' did not take them" in server.log)
         assert infer(server, "plus_one", [1])[0] == 200
 
 

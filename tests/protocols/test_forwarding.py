@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kernel.options import BadOption
@@ -74,6 +76,33 @@ def test_a_pattern_may_say_like_those_of_re2_whether_case_counts(pattern: str, f
 def test_a_pattern_of_re2_that_cannot_be_translated_is_refused(pattern: str) -> None:
     with pytest.raises(BadOption, match="is not a regular expression for headers to forward: "):
         HeaderForwarder(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [
+        ("(?<=a)b", "lookbehinds"),
+        ("x(?<!a)b", "lookbehinds"),
+        ("x(?=a)", "lookaheads"),
+        ("(?i)^(?!a).*", "lookaheads"),
+        (r"(a)\1", "references to groups"),
+        ("(?P<n>a)(?P=n)", "references to groups"),
+        ("(a)?(?(1)b|c)", "conditions"),
+        ("(?>a+)b", "atomic groups"),
+        ("a++b", "possessive repetitions"),
+        ("a{2}+b", "possessive repetitions"),
+        ("a(?#why)", "comments"),
+        (r"a\Z", r"escapes such as \Z"),
+    ],
+)
+def test_what_only_pythons_patterns_have_is_refused_and_named(pattern: str, what: str) -> None:
+    with pytest.raises(BadOption, match=f"{re.escape(what)} are not part of RE2's syntax$"):
+        HeaderForwarder(pattern)
+
+
+@pytest.mark.parametrize("pattern", [r"a\\1", r"[\1(?=]", "[]*+]x", r"\(\?=", "(?P<n>a+?)", "(?:x)+?", r"\++", r"x\d+"])
+def test_what_only_looks_so_is_taken(pattern: str) -> None:
+    HeaderForwarder(pattern)
 
 
 def test_a_bad_pattern_is_refused_at_start() -> None:

@@ -37,6 +37,8 @@ _EXPORTER_DEFAULTS = (
     ("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", "2048"),
 )
 
+_EXPORTER_SETTINGS = {"url", "resource", *(key for key, _, _ in _EXPORTER_DEFAULTS)}
+
 
 def trace_values(
     config: Sequence[str], old: Mapping[str, Sequence[str]], environment: Mapping[str, str]
@@ -68,8 +70,8 @@ def trace_values(
                     values = msgspec.structs.replace(values, trace_file=text)
                 case "triton", "log-frequency":
                     values = msgspec.structs.replace(values, log_frequency=_unsigned(text))
-                case "opentelemetry", _:
-                    exporter.setdefault(key, []).append(text)
+                case "opentelemetry", _ if key in _EXPORTER_SETTINGS:
+                    exporter.setdefault(key, []).append(_exporter_value(key, text))
                 case _:
                     notes.append(f"--trace-config has no setting '{f'{mode},' if mode else ''}{key}': it is ignored")
         except BadValue as error:
@@ -84,6 +86,17 @@ def trace_values(
             _check_positive(key, exporter[key][-1])
         values = msgspec.structs.replace(values, exporter=tuple((key, tuple(texts)) for key, texts in exporter.items()))
     return values, notes
+
+
+def _exporter_value(key: str, text: str) -> str:
+    """Return the value of a setting of OpenTelemetry. Raises `BadValue` for one that no export could use."""
+    if key == "url":
+        scheme, there, rest = text.rpartition("://")
+        if scheme not in (("http", "https") if there else ("",)) or not rest.partition("/")[0]:
+            raise BadValue(f"expected [http://]HOST:PORT/PATH, such as localhost:4318/v1/traces, got {text}")
+    if key == "resource" and text.find("=") < 1:
+        raise BadValue(f"expected KEY=VALUE, got {text}")
+    return text
 
 
 def _check_positive(key: str, text: str) -> None:

@@ -66,4 +66,5 @@ class CollectorDestination:
         exported = decode_export_result(result)
         if not exported.error:
             return WriteOutcome()
-        return WriteOutcome(exported.lost, f"the collector of OpenTelemetry did not take them: {exported.error}")
+        where = f"at '{self._url}'" if self._url else "of OTEL_EXPORTER_OTLP_ENDPOINT, or else at localhost:4318,"
+        return WriteOutcome(exported.lost, f"the collector {where} did not take them: {exported.error}")

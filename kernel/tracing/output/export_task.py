@@ -67,19 +67,30 @@ def _export(wanted: ExportArguments) -> str:
         for span in spans_of(record)
     ]
     exporter, complaints = _exporter(wanted.url)
-    complaints.last = ""
+    complaints.clear()
     if exporter.export(spans) is SpanExportResult.SUCCESS:
         return ""
-    return complaints.last or "no reason was given"
+    return complaints.text()
 
 
 class _Complaints(logging.Handler):
     """Keeps what the exporter logs: the kernel logs it, now and then."""
 
-    last = ""
+    _first = _last = ""
+
+    def clear(self) -> None:
+        """Forget the complaints before the next export."""
+        self._first = self._last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
+        self._last = record.getMessage()
+        self._first = self._first or self._last
+
+    def text(self) -> str:
+        """Return the last complaint with the first: after retries only the first has the cause."""
+        if self._first == self._last:
+            return self._last or "no reason was given"
+        return f"{self._last} The first attempt: {self._first}"
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -24,6 +25,12 @@ WRITE_TRACES = "traces.write"
 
 #: How much of a file is copied at a time.
 _COPY_BYTE_SIZE = 1 << 20
+
+#: What traces leave free of a disk, so that other programs can still write: bytes and files, or this share of the disk
+#: if that is less. With a log frequency the number of files has no limit, and clients can set one.
+_FREE_BYTE_SIZE = 1 << 30
+_FREE_FILES = 10_000
+_FREE_SHARE = 20
 
 
 class WriteArguments(msgspec.Struct, array_like=True):
@@ -82,6 +89,7 @@ def write_traces(wanted: WriteArguments) -> int:
         if found.st_size < kept:
             kept = 0
     new = b",\n".join(map(trace_json, wanted.records))
+    check_free(os.statvfs(os.path.dirname(path)), kept + len(new))
     aside = f"{path}.part"
     try:
         with open(aside, "wb") as file:
@@ -98,6 +106,19 @@ def write_traces(wanted: WriteArguments) -> int:
             os.unlink(aside)
         raise
     return size
+
+
+def check_free(disk: os.statvfs_result, byte_size: int) -> None:
+    """Raise OSError if a file of this size would leave too little of the disk to other programs."""
+    free = disk.f_bavail * disk.f_frsize
+    least = min(_FREE_BYTE_SIZE, disk.f_blocks * disk.f_frsize // _FREE_SHARE)
+    if free - byte_size < least:
+        text = f"its disk has {free >> 20} MiB free, and traces leave at least {least >> 20} MiB to other programs"
+        raise OSError(errno.ENOSPC, text)
+    least = min(_FREE_FILES, disk.f_files // _FREE_SHARE)  # 0 for a file system without a limit
+    if disk.f_favail < least:
+        text = f"its disk has room for {disk.f_favail} files, and traces leave at least {least} to other programs"
+        raise OSError(errno.ENOSPC, text)
 
 
 def _copy(source: int, target: int, byte_size: int) -> None:

@@ -161,7 +161,7 @@ class TraceWriter:
         #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
         self._last: _Group | None = None
-        #: How many traces wait in groups before the last one.
+        #: How many traces wait in groups before `_last`. With a log frequency of 1 there are as many groups as traces.
         self._closed_count = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}

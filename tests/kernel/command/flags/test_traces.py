@@ -13,6 +13,9 @@ def values(*config: str, **old: list[str]) -> TraceValues:
     return trace_values(config, old, {})[0]
 
 
+NO_URL = "expected [http://]HOST:PORT/PATH, such as localhost:4318/v1/traces, got"
+
+
 def test_without_flags_nothing_is_traced() -> None:
     assert values() == TraceValues()
 
@@ -59,6 +62,7 @@ def test_settings_of_an_inactive_mode_are_dropped() -> None:
     [
         ("levle=OFF", "--trace-config has no setting 'levle': it is ignored"),
         ("triton,url=x", "--trace-config has no setting 'triton,url': it is ignored"),
+        ("opentelemetry,urls=x", "--trace-config has no setting 'opentelemetry,urls': it is ignored"),
     ],
 )
 def test_unknown_settings_are_ignored_and_logged(setting: str, message: str) -> None:
@@ -77,6 +81,10 @@ def test_unknown_settings_are_ignored_and_logged(setting: str, message: str) -> 
         ("rate=x", "--trace-config rate: 'x' is not a whole number"),
         ("rate=2147483648", "--trace-config rate: Provided option value is out of bound. Got 2147483648"),
         ("triton,log-frequency=x", "--trace-config triton,log-frequency: 'x' is not a whole number"),
+        ("opentelemetry,url=ftp://x/y", f"--trace-config opentelemetry,url: {NO_URL} ftp://x/y"),
+        ("opentelemetry,url=http:///y", f"--trace-config opentelemetry,url: {NO_URL} http:///y"),
+        ("opentelemetry,resource=a", "--trace-config opentelemetry,resource: expected KEY=VALUE, got a"),
+        ("opentelemetry,resource==a", "--trace-config opentelemetry,resource: expected KEY=VALUE, got =a"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(setting: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import msgspec
@@ -103,12 +104,24 @@ def test_spans_arrive_at_a_collector() -> None:
     assert root.resource["team"] == "vision"
 
 
-def test_a_collector_that_refuses_or_is_down_is_an_error_with_its_reason() -> None:
+def test_a_collector_that_refuses_is_an_error_with_its_reason() -> None:
     pytest.importorskip("opentelemetry.sdk")
     with Collector(status=400) as collector:
         refused = export(collector.url, record(), record())
     assert refused.lost == 2
     assert "400" in refused.error
+
+
+def test_a_collector_that_is_down_is_an_error_with_the_cause_of_the_first_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
+    with socket.socket() as unused:  # nothing listens at its port
+        unused.bind(("127.0.0.1", 0))
+        down = export(f"127.0.0.1:{unused.getsockname()[1]}/v1/traces", record())
+    assert down.lost == 1
+    assert "Connection refused" in down.error
 
 
 def test_the_settings_of_batches_count_spans() -> None:
@@ -122,10 +135,14 @@ def test_the_settings_of_batches_count_spans() -> None:
 
 
 def test_traces_that_a_collector_did_not_take_are_lost_and_tracing_goes_on() -> None:
-    destination = CollectorDestination(TraceValues(trace_mode="opentelemetry"))
+    values = TraceValues(trace_mode="opentelemetry", exporter=(("url", ("c:4318/v1/traces",)),))
+    destination = CollectorDestination(values)
     outcome = destination.done(msgspec.msgpack.encode(ExportResult(3, "it is down")))
     assert (outcome.lost, outcome.stops) == (3, False)
-    assert outcome.problem == "the collector of OpenTelemetry did not take them: it is down"
+    assert outcome.problem == "the collector at 'c:4318/v1/traces' did not take them: it is down"
+    usual = CollectorDestination(TraceValues(trace_mode="opentelemetry"))
+    problem = usual.done(msgspec.msgpack.encode(ExportResult(1, "no"))).problem
+    assert problem == ("the collector of OTEL_EXPORTER_OTLP_ENDPOINT, or else at localhost:4318, did not take them: no")
     assert destination.done(msgspec.msgpack.encode(ExportResult())).lost == 0
 
 

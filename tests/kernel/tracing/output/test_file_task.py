@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.tracing.output.file_task import WriteArguments, write_traces
+from kernel.tracing.output.file_task import WriteArguments, check_free, write_traces
 from kernel.tracing.trace import TraceRecord
 
 if TYPE_CHECKING:
@@ -47,6 +47,31 @@ def test_a_file_of_an_earlier_server_is_replaced(tmp_path: Path) -> None:
     path.write_text("x" * 1000)
     write_traces(WriteArguments(str(path), 0, [record(1)]))
     assert ids(path) == [1]
+
+
+def disk(free_mib: int, mib: int, free_files: int = 0, files: int = 0) -> os.statvfs_result:
+    """Return the figures of a disk with blocks of 1 MiB."""
+    return os.statvfs_result((1 << 20, 1 << 20, mib, free_mib, free_mib, files, free_files, free_files, 0, 255))
+
+
+@pytest.mark.parametrize(
+    "found", [disk(1100, 100_000), disk(60, 1000), disk(2000, 100_000, 10_001, 10**6), disk(60, 1000, 6, 100)]
+)
+def test_traces_are_written_while_the_disk_has_enough_for_others(found: os.statvfs_result) -> None:
+    check_free(found, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (disk(1024, 100_000), "its disk has 1024 MiB free, and traces leave at least 1024 MiB to other programs"),
+        (disk(50, 1000), "its disk has 50 MiB free, and traces leave at least 50 MiB to other programs"),
+        (disk(2000, 10_000, 9999, 10**6), "its disk has room for 9999 files, and traces leave at least 10000 to other"),
+    ],
+)
+def test_traces_do_not_take_the_last_of_the_disk(found: os.statvfs_result, text: str) -> None:
+    with pytest.raises(OSError, match=text):
+        check_free(found, 1 << 20)
 
 
 def test_a_file_that_was_moved_or_cut_begins_again(tmp_path: Path) -> None:

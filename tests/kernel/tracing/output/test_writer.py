@@ -80,6 +80,34 @@ async def test_each_file_with_an_index_is_written(tmp_path: Path) -> None:
     assert [ids(tmp_path / f"t.{index}") for index in range(3)] == [[1, 2], [3, 4], [5]]
 
 
+async def test_the_traces_that_wait_are_counted_as_they_come_go_and_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 3)
+    helpers = LateHelpers()
+    bench = Bench(tmp_path / "t", helpers, log_frequency=4)
+    writer = bench.writer
+
+    def counted_groups() -> int:
+        assert writer._waiting_count() == sum(group.count for group in writer._waiting)
+        return len(writer._waiting)
+
+    most = 0
+    for id in range(1, 40):
+        bench.put(id)
+        most = max(most, counted_groups())
+        if id % 7 == 0:
+            writer._turns.now()
+            helpers.run_all()
+            counted_groups()
+    assert most > 2
+    writer._drop_all()
+    assert counted_groups() == 0
+    bench.put(41)
+    assert counted_groups() == 1
+    await writer.close(0)
+
+
 async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
