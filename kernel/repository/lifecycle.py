@@ -25,6 +25,7 @@ from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
 from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
+from kernel.repository.running_loads import EndedByUnload, RunningLoads
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Lifecycle:
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._running_loads = RunningLoads()
         self._background = BackgroundTasks()
         #: Called after the workers of a version have ended that was unloaded or replaced.
         self.on_retired: Callable[[], None] = lambda: None
@@ -214,8 +216,11 @@ class Lifecycle:
         identifier, ensembles = folder.identifier, self._ensembles
         before = self._serving(identifier)
         self._identifiers.setdefault(folder.name, set()).add(identifier)
+        mark = self._running_loads.mark(identifier)
         async with self._lock(identifier):
             try:
+                if self._running_loads.is_outdated(identifier, mark):
+                    raise EndedByUnload
                 await self._load(folder, request)
             except ServingError as error:
                 ensembles.note_result(folder.name, error)
@@ -292,14 +297,14 @@ class Lifecycle:
         for version in versions:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.LOADING)
-        results = await asyncio.gather(
-            *(
+        results = await self._running_loads.run(
+            identifier,
+            [
                 self.loader.update(staying[version], source, config)
                 if version in staying
                 else self.loader.load(source, config, version)
                 for version in versions
-            ),
-            return_exceptions=True,
+            ],
         )
         found = dict(zip(versions, results, strict=True))
         loaded = {v: result for v, result in found.items() if isinstance(result, LoadedVersion)}
@@ -352,8 +357,9 @@ class Lifecycle:
     async def unload_model(self, identifier: str) -> None:
         """Stop serving a model's versions now; requests in flight finish in the background.
 
-        Ensembles with a step of it are unloaded as well.
+        Ensembles with a step of it are unloaded as well. Loads of it that were asked for before are ended.
         """
+        self._running_loads.end(identifier)
         names = {loaded.model.name for loaded in self._loaded.get(identifier, {}).values()}
         async with self._lock(identifier):
             for version, loaded in self._loaded.pop(identifier, {}).items():

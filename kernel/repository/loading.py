@@ -25,6 +25,7 @@ from kernel.repository.load_limit import LoadLimit
 from kernel.repository.load_progress import LoadProgress
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
+from kernel.repository.running_loads import LoadReports, LongLoads
 from kernel.repository.warming import warm_up
 from kernel.repository.worker_needs import worker_needs
 from kernel.serving.model import Model
@@ -165,14 +166,19 @@ class VersionLoader:
         self._settings = settings
         self._load_limit = LoadLimit(settings.load_thread_count, clock)
         self.progress = LoadProgress()
+        long_loads = LongLoads(settings.load_thread_count, settings.load_timeout_s, explicit=settings.explicit)
+        self._reports = LoadReports(long_loads, clock)
 
     async def load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         """Load a version and return it; it takes requests. On `ServingError` its workers have ended."""
-        async with self._load_limit.slot() as slot:
-            self.progress.loads(source.folder.identifier, self._clock.now_ns())
-            logger.info("loading: %s:%d", source.folder.identifier, version)
-            with about_model(source.name, version):
-                return await self._load_with_retries(source, config, version, slot)
+        identifier = source.folder.identifier
+        with self._reports.of(identifier, version) as got_turn:
+            async with self._load_limit.slot() as slot:
+                got_turn()
+                self.progress.loads(identifier, self._clock.now_ns())
+                logger.info("loading: %s:%d", identifier, version)
+                with about_model(source.name, version):
+                    return await self._load_with_retries(source, config, version, slot)
 
     async def _load_with_retries(
         self, source: ModelSource, config: ModelConfig, version: int, slot: LoadSlot
