@@ -118,9 +118,10 @@ class Helper:
         finally:
             block.release()
 
-    async def _kill(self, session: WorkerSession, why: str) -> None:
+    async def _kill(self, session: WorkerSession, result: asyncio.Future[_T], why: str) -> None:
         """Kill the process because of its task, if it is still the same; the next task starts another one."""
         logger.error("%s %s and is killed", self._title, why)
+        result.cancel()  # nobody waits for it
         if self._session is session:
             self._session = None
             self._lost(why)
@@ -175,11 +176,11 @@ class Helper:
             if result.done():
                 break
             if clock() >= end_s:
-                await self._kill(session, f"took more than {self._task_timeout_s:.0f} s for a task")
+                await self._kill(session, result, f"took more than {self._task_timeout_s:.0f} s for a task")
                 raise Unavailable(f"{problem} within {self._task_timeout_s:.0f} s")
             is_stopped = session.stopped
             if is_stopped and was_stopped:
-                await self._kill(session, "was stopped by a signal (SIGSTOP) in a task")
+                await self._kill(session, result, "was stopped by a signal (SIGSTOP) in a task")
                 raise Unavailable(f"{problem}: the helper process was stopped by a signal")
             was_stopped = is_stopped
         return result.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -118,6 +119,8 @@ def test_a_helper_that_a_signal_has_stopped_is_replaced(
         with pytest.raises(Unavailable, match="not read or written: the helper process was stopped by a signal"):
             await lab.helper.read(lab.span(0, 8))
         assert "helper was stopped by a signal (SIGSTOP) in a task and is killed" in caplog.text
+        gc.collect()
+        assert "never retrieved" not in caplog.text
         (await lab.helper.read(lab.span(0, 8))).lease.release()
         assert len(lab.launcher.started) == 2
 
