@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How long an unload waits for a load of the same model, in seconds. A load that takes longer is ended.
+UNLOAD_WAIT_S = 5.0
+
 
 class Lifecycle:
     """Loads and unloads models. Implements `kernel.serving.kernel.RepositoryControl`."""
@@ -357,11 +360,11 @@ class Lifecycle:
     async def unload_model(self, identifier: str) -> None:
         """Stop serving a model's versions now; requests in flight finish in the background.
 
-        Ensembles with a step of it are unloaded as well. Loads of it that were asked for before are ended.
+        Ensembles with a step of it are unloaded as well. Loads of it that were asked for before may end within
+        `UNLOAD_WAIT_S`; then they are ended.
         """
-        self._running_loads.end(identifier)
         names = {loaded.model.name for loaded in self._loaded.get(identifier, {}).values()}
-        async with self._lock(identifier):
+        async with self._running_loads.ended_after(UNLOAD_WAIT_S, identifier, self._lock(identifier)):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
                 self._background.start(self._retire(identifier, loaded, mark_unloaded=True))

@@ -1,4 +1,4 @@
-"""The loads of versions that run. An unload of a model ends those of the model; the log names those that take long.
+"""The loads of versions that run. An unload of a model ends those that hang; the log names those that take long.
 
 Without both, models that hang in `initialize` hold the turns of all other loads until --model-load-timeout-secs has
 passed, and nobody is told.
@@ -16,7 +16,7 @@ import msgspec
 from kernel.errors import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 
     from kernel.loop.clock import Clock
 
@@ -64,6 +64,17 @@ class RunningLoads:
         finally:
             self._tasks.pop(identifier, None)
         return [EndedByUnload() if isinstance(result, asyncio.CancelledError) else result for result in results]
+
+    @contextlib.asynccontextmanager
+    async def ended_after(self, limit_s: float, identifier: str, lock: asyncio.Lock) -> AsyncIterator[None]:
+        """Hold `lock`, which loads of the model hold. Those that keep it for more than `limit_s` seconds are ended."""
+        timer = asyncio.get_running_loop().call_later(limit_s, self.end, identifier)
+        try:
+            async with lock:
+                timer.cancel()
+                yield
+        finally:
+            timer.cancel()
 
     def end(self, identifier: str) -> None:
         """End the load of a model that runs, and let those fail that wait for it."""

@@ -7,10 +7,16 @@ import asyncio
 import pytest
 
 from kernel.errors import ModelLoadFailed, ServingError
-from kernel.repository import running_loads
+from kernel.repository import lifecycle, running_loads
 from kernel.repository.running_loads import EndedByUnload, LoadReports, LongLoads, RunningLoads
-from kernel.repository.testing import RepositoryLab, run, until
+from kernel.repository.testing import RepositoryLab, run, settled, until
 from kernel.testing import FakeClock
+
+
+@pytest.fixture(autouse=True)
+def _ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "UNLOAD_WAIT_S", 0)
+
 
 SECOND_NS = 1_000_000_000
 
@@ -41,6 +47,24 @@ def test_an_unload_ends_a_load_that_hangs(lab: RepositoryLab) -> None:
         assert "the load was ended, because the model was unloaded meanwhile" in error.message
         assert lab.alive == []
         assert [item.state for item in await lab.lifecycle.index()] == ["UNAVAILABLE"]
+
+    run(lab, scenario)
+
+
+def test_an_unload_waits_for_a_load_that_ends_in_time(lab: RepositoryLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "UNLOAD_WAIT_S", 600)
+    lab.write("m")
+    lab.gate = asyncio.Event()
+
+    async def scenario(lab: RepositoryLab) -> None:
+        loading = await begun(lab, "m")
+        unloading = asyncio.ensure_future(lab.lifecycle.unload("m"))
+        await settled()
+        assert lab.gate is not None
+        lab.gate.set()
+        await loading
+        await unloading
+        await until(lambda: lab.alive == [])
 
     run(lab, scenario)
 
