@@ -341,7 +341,15 @@ class Lifecycle:
             serving = ServingVersion(
                 version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
             )
-            self._background.start(Autoscaling(serving, settings, self.loader, self._commit, self._clock).run())
+            self._background.start(Autoscaling(serving, settings, self._scale, self._commit, self._clock).run())
+
+    async def _scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
+        load = self.loader.scale(version, source, count)
+        [result] = await self._running_loads.run(source.folder.identifier, [load])
+        if isinstance(result, BaseException):
+            raise result
+        update: InstanceUpdate = result
+        return update
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""
