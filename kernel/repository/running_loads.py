@@ -28,8 +28,8 @@ REPORT_S = 60.0
 #: How often loads are looked at, in seconds.
 LOOK_S = 5.0
 
-#: How many models that load are named.
-_NAMED = 3
+#: How many models that load are named in a line, and have a line of their own, at a time.
+_NAMED, _LINES = 3, 8
 
 
 class EndedByUnload(Unavailable):
@@ -94,6 +94,14 @@ class _Load(msgspec.Struct):
     #: Whether it has got its turn (--model-load-thread-count).
     has_turn: bool = False
 
+    @property
+    def title(self) -> str:
+        return f"model '{self.name}' version {self.version}"
+
+    def seconds(self, now_ns: int) -> int:
+        """Return since how many seconds it loads or waits."""
+        return (now_ns - self.begun_ns) // 1_000_000_000
+
 
 class LongLoads:
     """Decides which loads are reported, and how. Pure."""
@@ -129,21 +137,20 @@ class LongLoads:
 
     def due(self, now_ns: int) -> list[str]:
         """Return the lines about loads that are to be reported now."""
-        lines = []
-        for load in self._loads.values():
-            elapsed_ns = now_ns - load.begun_ns
-            if elapsed_ns < load.report_ns:
-                continue
-            while load.report_ns <= elapsed_ns:
+        due = [load for load in self._loads.values() if now_ns - load.begun_ns >= load.report_ns]
+        for load in due:
+            while load.report_ns <= now_ns - load.begun_ns:
                 load.report_ns *= 2
-            what = f"model '{load.name}' version {load.version}"
-            if load.has_turn:
-                lines.append(f"{what} has been loading for {elapsed_ns / 1e9:.0f} s{self._ends}")
-            else:
-                lines.append(
-                    f"{what} has waited for {elapsed_ns / 1e9:.0f} s until other models are loaded: {self._names()} "
-                    f"(--model-load-thread-count={self._thread_count})"
-                )
+        loading, waiting = [load for load in due if load.has_turn], [load for load in due if not load.has_turn]
+        lines = [f"{load.title} has been loading for {load.seconds(now_ns)} s{self._ends}" for load in loading[:_LINES]]
+        if len(loading) > _LINES:
+            lines.append(f"{len(loading) - _LINES} more models have been loading for as long")
+        if waiting:
+            who = f"{waiting[0].title} and {len(waiting) - 1} more have" if waiting[1:] else f"{waiting[0].title} has"
+            lines.append(
+                f"{who} waited for {waiting[0].seconds(now_ns)} s until other models are loaded: {self._names()} "
+                f"(--model-load-thread-count={self._thread_count})"
+            )
         return lines
 
     def _names(self) -> str:

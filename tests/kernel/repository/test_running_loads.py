@@ -156,6 +156,21 @@ def test_a_load_that_waits_for_its_turn_names_those_that_have_it() -> None:
     assert not loads.empty
 
 
+def test_many_loads_are_reported_in_few_lines() -> None:
+    loads = LongLoads(20, 0, explicit=False)
+    numbers = [loads.begin(f"m{number}", 1, 0) for number in range(200)]
+    for number in numbers[:20]:
+        loads.turn(number)
+    lines = loads.due(61 * SECOND_NS)
+    assert len(lines) == 10
+    assert lines[8:] == [
+        "12 more models have been loading for as long",
+        "model 'm20' version 1 and 179 more have waited for 61 s until other models are loaded: 'm0', 'm1', 'm2' and "
+        "17 more (--model-load-thread-count=20)",
+    ]
+    assert loads.due(62 * SECOND_NS) == []
+
+
 def test_the_log_has_a_load_that_takes_long(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(running_loads, "LOOK_S", 0)
     clock = FakeClock()
