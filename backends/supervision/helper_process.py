@@ -11,7 +11,7 @@ import fcntl
 import itertools
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from backends.supervision.session import WorkerSession
 from backends.supervision.worker_memory import WorkerMemory
@@ -32,7 +32,12 @@ logger = logging.getLogger(__name__)
 #: Seconds that a task of a front door may take. The largest legal message takes about ten on a processor of its own.
 TASK_TIMEOUT_S = 120.0
 
+#: How often a task that runs is looked at, in seconds. A process that is stopped at two looks in a row is killed.
+LOOK_S = 1.0
+
 _STOP_GRACE_S = 1.0
+
+_T = TypeVar("_T")
 
 
 class Helper:
@@ -82,11 +87,7 @@ class Helper:
         self._task_result = asyncio.get_running_loop().create_future()
         session.send(wire.RunTask(self._task_number, task.name, task.arguments, task.sources))
         try:
-            async with asyncio.timeout(self._task_timeout_s):
-                return await self._task_result
-        except TimeoutError:
-            await self._kill(session)
-            raise Unavailable(f"a message was not decoded or encoded within {self._task_timeout_s:.0f} s") from None
+            return await self._in_time(session, self._task_result, "a message was not decoded or encoded")
         finally:
             self._task = self._task_result = None
 
@@ -117,12 +118,13 @@ class Helper:
         finally:
             block.release()
 
-    async def _kill(self, session: WorkerSession) -> None:
+    async def _kill(self, session: WorkerSession, result: asyncio.Future[_T], why: str) -> None:
         """Kill the process because of its task, if it is still the same; the next task starts another one."""
-        logger.error("%s took more than %.0f s for a task and is killed", self._title, self._task_timeout_s)
+        logger.error("%s %s and is killed", self._title, why)
+        result.cancel()  # nobody waits for it
         if self._session is session:
             self._session = None
-            self._lost("its task took too long")
+            self._lost(why)
         await session.stop(0)
 
     async def close(self) -> None:
@@ -158,13 +160,30 @@ class Helper:
         self._tasks[message.task] = future
         session.send(message)
         try:
-            async with asyncio.timeout(self._task_timeout_s):
-                return await future
-        except TimeoutError:
-            await self._kill(session)
-            raise Unavailable(f"a region was not read or written within {self._task_timeout_s:.0f} s") from None
+            return await self._in_time(session, future, "a region was not read or written")
         finally:
             del self._tasks[message.task]
+
+    async def _in_time(self, session: WorkerSession, result: asyncio.Future[_T], problem: str) -> _T:
+        """Return the result of a task. Raises its error, and `Unavailable` with the `problem` if it takes too long.
+
+        The process is killed then, or if a signal has stopped it: other large messages wait for it too.
+        """
+        clock = asyncio.get_running_loop().time
+        end_s, was_stopped = clock() + self._task_timeout_s, False
+        while not result.done():
+            await asyncio.wait([result], timeout=min(LOOK_S, max(0, end_s - clock())))
+            if result.done():
+                break
+            if clock() >= end_s:
+                await self._kill(session, result, f"took more than {self._task_timeout_s:.0f} s for a task")
+                raise Unavailable(f"{problem} within {self._task_timeout_s:.0f} s")
+            is_stopped = session.stopped
+            if is_stopped and was_stopped:
+                await self._kill(session, result, "was stopped by a signal (SIGSTOP) in a task")
+                raise Unavailable(f"{problem}: the helper process was stopped by a signal")
+            was_stopped = is_stopped
+        return result.result()
 
     def _on_message(self, message: wire.ToKernel) -> None:
         assert self._memory is not None

@@ -14,11 +14,11 @@ from kernel.observe.log_context import about_model
 from kernel.repository.autoscaler import Autoscaler, LoadSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from kernel.config.autoscale import AutoscaleSettings
     from kernel.loop.clock import Clock
-    from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader
+    from kernel.repository.loading import InstanceUpdate, LoadedVersion
     from kernel.repository.source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -45,17 +45,20 @@ class Autoscaling:
         self,
         serving: ServingVersion,
         settings: AutoscaleSettings,
-        loader: VersionLoader,
+        scale: Callable[[LoadedVersion, ModelSource, int], Awaitable[InstanceUpdate]],
         commit: Callable[[InstanceUpdate], object],
         clock: Clock,
         available: Callable[[], int] = available_memory_byte_size,
     ) -> None:
-        """`commit` applies a prepared change. `available` returns the bytes of memory that processes can still get."""
+        """`scale` prepares a change, see `VersionLoader.scale`; `commit` applies it.
+
+        `available` returns the bytes of memory that processes can still get.
+        """
         self._serving = serving
         self._version = version = serving.version
         self._model = version.model
         self._settings = settings
-        self._loader = loader
+        self._prepare = scale
         self._commit = commit
         self._clock = clock
         self._available = available
@@ -102,7 +105,7 @@ class Autoscaling:
         async with serving.lock:
             if not serving.serves():
                 return False
-            self._commit(await self._loader.scale(serving.version, serving.source, count))
+            self._commit(await self._prepare(serving.version, serving.source, count))
             return True
 
     def _sample(self) -> LoadSample:

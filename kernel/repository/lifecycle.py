@@ -25,6 +25,7 @@ from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
 from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
+from kernel.repository.running_loads import EndedByUnload, RunningLoads
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model, SchedulerFactory
 
 logger = logging.getLogger(__name__)
+
+#: How long an unload waits for a load of the same model, in seconds. A load that takes longer is ended.
+UNLOAD_WAIT_S = 5.0
 
 
 class Lifecycle:
@@ -72,6 +76,7 @@ class Lifecycle:
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._running_loads = RunningLoads()
         self._background = BackgroundTasks()
         #: Called after the workers of a version have ended that was unloaded or replaced.
         self.on_retired: Callable[[], None] = lambda: None
@@ -214,8 +219,11 @@ class Lifecycle:
         identifier, ensembles = folder.identifier, self._ensembles
         before = self._serving(identifier)
         self._identifiers.setdefault(folder.name, set()).add(identifier)
+        mark = self._running_loads.mark(identifier)
         async with self._lock(identifier):
             try:
+                if self._running_loads.is_outdated(identifier, mark):
+                    raise EndedByUnload
                 await self._load(folder, request)
             except ServingError as error:
                 ensembles.note_result(folder.name, error)
@@ -292,14 +300,14 @@ class Lifecycle:
         for version in versions:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.LOADING)
-        results = await asyncio.gather(
-            *(
+        results = await self._running_loads.run(
+            identifier,
+            [
                 self.loader.update(staying[version], source, config)
                 if version in staying
                 else self.loader.load(source, config, version)
                 for version in versions
-            ),
-            return_exceptions=True,
+            ],
         )
         found = dict(zip(versions, results, strict=True))
         loaded = {v: result for v, result in found.items() if isinstance(result, LoadedVersion)}
@@ -333,7 +341,15 @@ class Lifecycle:
             serving = ServingVersion(
                 version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
             )
-            self._background.start(Autoscaling(serving, settings, self.loader, self._commit, self._clock).run())
+            self._background.start(Autoscaling(serving, settings, self._scale, self._commit, self._clock).run())
+
+    async def _scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
+        load = self.loader.scale(version, source, count)
+        [result] = await self._running_loads.run(source.folder.identifier, [load])
+        if isinstance(result, BaseException):
+            raise result
+        update: InstanceUpdate = result
+        return update
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""
@@ -352,10 +368,11 @@ class Lifecycle:
     async def unload_model(self, identifier: str) -> None:
         """Stop serving a model's versions now; requests in flight finish in the background.
 
-        Ensembles with a step of it are unloaded as well.
+        Ensembles with a step of it are unloaded as well. Loads of it that were asked for before may end within
+        `UNLOAD_WAIT_S`; then they are ended.
         """
         names = {loaded.model.name for loaded in self._loaded.get(identifier, {}).values()}
-        async with self._lock(identifier):
+        async with self._running_loads.ended_after(UNLOAD_WAIT_S, identifier, self._lock(identifier)):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
                 self._background.start(self._retire(identifier, loaded, mark_unloaded=True))

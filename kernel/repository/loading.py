@@ -7,6 +7,7 @@ load leaves no worker running. The instances of a version can be changed while i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,14 @@ from kernel.repository.load_limit import LoadLimit
 from kernel.repository.load_progress import LoadProgress
 from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
+from kernel.repository.running_loads import LoadReports, LongLoads
 from kernel.repository.warming import warm_up
 from kernel.repository.worker_needs import worker_needs
 from kernel.serving.model import Model
 from kernel.serving.sequences.sequence_model import loaded_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import AsyncIterator, Callable, Collection
 
     from kernel.loop.clock import Clock
     from kernel.repository.agents.model_agents import ModelAgents
@@ -165,14 +167,25 @@ class VersionLoader:
         self._settings = settings
         self._load_limit = LoadLimit(settings.load_thread_count, clock)
         self.progress = LoadProgress()
+        long_loads = LongLoads(settings.load_thread_count, settings.load_timeout_s, explicit=settings.explicit)
+        self._reports = LoadReports(long_loads, clock)
 
     async def load(self, source: ModelSource, config: ModelConfig, version: int) -> LoadedVersion:
         """Load a version and return it; it takes requests. On `ServingError` its workers have ended."""
-        async with self._load_limit.slot() as slot:
-            self.progress.loads(source.folder.identifier, self._clock.now_ns())
-            logger.info("loading: %s:%d", source.folder.identifier, version)
+        identifier = source.folder.identifier
+        async with self._turn(identifier, version) as slot:
+            self.progress.loads(identifier, self._clock.now_ns())
+            logger.info("loading: %s:%d", identifier, version)
             with about_model(source.name, version):
                 return await self._load_with_retries(source, config, version, slot)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, identifier: str, version: int) -> AsyncIterator[LoadSlot]:
+        """Wait for the turn of a load; it ends with the `async with` block. The log says if both take long."""
+        with self._reports.of(identifier, version) as got_turn:
+            async with self._load_limit.slot() as slot:
+                got_turn()
+                yield slot
 
     async def _load_with_retries(
         self, source: ModelSource, config: ModelConfig, version: int, slot: LoadSlot
@@ -267,7 +280,7 @@ class VersionLoader:
         model = version.model
         config = ModelConfig()
         config.CopyFrom(model.config)
-        async with self._load_limit.slot() as slot:
+        async with self._turn(source.folder.identifier, model.version) as slot:
             with about_model(source.name, model.version):
                 prepared = await asyncio.to_thread(source.prepare, config)
                 return await self._start_update(version, source, prepared, version.origin, count, slot)
@@ -275,7 +288,7 @@ class VersionLoader:
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
         """Start the instances of `config` that `version` does not have. On `ServingError` they have ended."""
         model = version.model
-        async with self._load_limit.slot() as slot:
+        async with self._turn(source.folder.identifier, model.version) as slot:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)
                 prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))

@@ -94,7 +94,10 @@ class RequestTask:
         if self._model is None:
             request.model_name, request.model_version = described.model_name, described.model_version
             self._model = self._resolve(request)
-        block = self._block = self._kernel.memory_for(self._model, max(1, described.byte_size))
+        # Long names and parameters live as long as the request. The block counts for them too, though they are not in
+        # it: pages that nobody writes to take no memory.
+        beside = len(message) if len(message) > LOOP_BYTE_SIZE else 0
+        block = self._block = self._kernel.memory_for(self._model, max(1, described.byte_size) + beside)
         position = block.offset
         for tensor, byte_size in zip(request.inputs, described.byte_sizes, strict=True):
             if tensor.client_span is None:

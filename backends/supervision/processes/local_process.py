@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.launcher import KILL_WAIT_S, describe_exit
 from backends.supervision.processes.memory_kills import MemoryKills
+from backends.supervision.processes.stopped import is_stopped
 from backends.supervision.processor_demand import work_mark
 
 if TYPE_CHECKING:
@@ -75,15 +76,7 @@ class LocalProcess:
 
     @property
     def stopped(self) -> bool:
-        # One system call, which leaves the report for the next call (waitid(2)). A process that a debugger holds does
-        # not count as stopped.
-        if self._ended.is_set():
-            return False
-        try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return False
-        return found is not None
+        return not self._ended.is_set() and is_stopped(self._pidfd)
 
     @property
     def work_mark(self) -> tuple[int, str] | None:

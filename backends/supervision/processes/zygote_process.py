@@ -17,6 +17,7 @@ import msgspec
 from backends.supervision.launcher import describe_exit
 from backends.supervision.output.capture import OutputCapture
 from backends.supervision.output.worker_output import WorkerOutput
+from backends.supervision.processes.stopped import is_stopped
 from backends.supervision.processes.zygote_start import StartedZygote
 from backends.supervision.processor_demand import work_mark
 from backends.supervision.watch.working import done_while_working
@@ -126,9 +127,9 @@ class ZygoteProcess:
             try:
                 self._send(msgspec.structs.replace(request, number=number), fds)
                 limit_s = FORK_TIMEOUT_S
-                if not await done_while_working(future, lambda: work_mark(self.pid), limit_s):
-                    logger.error("the zygote did not start a worker within %g s", limit_s)
-                    self.end()
+                if not await done_while_working(future, lambda: work_mark(self.pid), limit_s, self._is_stopped):
+                    stopped = "a signal (SIGSTOP) has stopped it"
+                    self._drop(stopped if self._is_stopped() else f"it did not start a worker within {limit_s:g} s")
                     raise ZygoteLost("it did not respond")
                 pid: int = future.result()
                 # What models preload runs in the zygote: like a worker, it is not trusted.
@@ -191,6 +192,9 @@ class ZygoteProcess:
                 self._ending = True
                 if future := self._waiting(number):
                     future.set_exception(BackendLeavesThreads(text))
+
+    def _is_stopped(self) -> bool:
+        return not self.ended and is_stopped(self._pidfd)
 
     def _drop(self, problem: str) -> None:
         logger.error("a zygote is killed: %s", problem)

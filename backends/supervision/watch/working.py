@@ -32,14 +32,24 @@ class WorkWatch:
         return now_ns - self._changed_ns >= self._limit_ns
 
 
-async def done_while_working(future: asyncio.Future[Any], mark: Callable[[], Hashable], limit_s: float) -> bool:
+async def done_while_working(
+    future: asyncio.Future[Any],
+    mark: Callable[[], Hashable],
+    limit_s: float,
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
     """Wait for `future`, which is not cancelled; returns False if the process did nothing for `limit_s` seconds before.
 
-    `mark` returns the mark of the process that will set the future.
+    `mark` returns the mark of the process that will set the future. A process that is `stopped` by a signal at two
+    looks in a row does nothing either.
     """
-    watch = WorkWatch(round(limit_s * 1e9), time.monotonic_ns())
+    watch, was_stopped = WorkWatch(round(limit_s * 1e9), time.monotonic_ns()), False
     while not future.done():
         await asyncio.wait([future], timeout=min(LOOK_S, limit_s))
-        if not future.done() and watch.stands_still(time.monotonic_ns(), mark()):
+        if future.done():
+            break
+        is_stopped = stopped()
+        if watch.stands_still(time.monotonic_ns(), mark()) or (is_stopped and was_stopped):
             return False
+        was_stopped = is_stopped
     return True

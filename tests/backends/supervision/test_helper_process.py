@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.supervision import helper_process
 from backends.supervision.helper_process import Helper
 from backends.supervision.processes.local_process import LocalProcess
 from backends.supervision.processes.spawning import SpawningLauncher
@@ -100,6 +102,25 @@ def test_a_helper_that_dies_fails_what_it_was_asked_and_the_next_use_starts_anot
         os.kill(lab.launcher.started[0].pid, signal.SIGKILL)
         with pytest.raises(Unavailable, match="the helper process was lost"):
             await pending
+        (await lab.helper.read(lab.span(0, 8))).lease.release()
+        assert len(lab.launcher.started) == 2
+
+    run(scenario)
+
+
+def test_a_helper_that_a_signal_has_stopped_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(helper_process, "LOOK_S", 0.01)
+
+    async def scenario(lab: Lab) -> None:
+        (await lab.helper.read(lab.span(0, 8))).lease.release()
+        os.kill(lab.launcher.started[0].pid, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match="not read or written: the helper process was stopped by a signal"):
+            await lab.helper.read(lab.span(0, 8))
+        assert "helper was stopped by a signal (SIGSTOP) in a task and is killed" in caplog.text
+        gc.collect()
+        assert "never retrieved" not in caplog.text
         (await lab.helper.read(lab.span(0, 8))).lease.release()
         assert len(lab.launcher.started) == 2
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.repository import autoscaling
+from kernel.repository import autoscaling, lifecycle
 from kernel.repository.testing import CONFIG, EchoInstance, RepositoryLab, run, settled, until
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, FakeInstance, RecordingSink
@@ -218,5 +219,29 @@ def test_a_version_that_was_unloaded_is_not_scaled_any_more(lab: RepositoryLab, 
         await lab.lifecycle.unload("m")
         await until(lambda: not lab.lifecycle._background.count)
         assert lab.alive == []
+
+    run(lab, scenario)
+
+
+@pytest.mark.usefixtures("slow_instances")
+def test_an_unload_ends_the_start_of_an_instance_that_hangs(
+    lab: RepositoryLab, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "UNLOAD_WAIT_S", 0)
+    lab.write("m", config=scaled("max=3,up_after=100ms,down_after=100ms"))
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        submit(lab.catalog.resolve("m"), 9)
+        await until(lambda: lab.lifecycle._background.count == 1)
+        await settled()
+        lab.gate = asyncio.Event()
+        while len(lab.keepers) < 2:
+            clock.advance(100 * MS)
+            await asyncio.sleep(0)
+        await until(lambda: lab.keepers[1].plan is not None)
+        await lab.lifecycle.unload("m")
+        finish_all(lab)
+        await until(lambda: lab.alive == [])
 
     run(lab, scenario)

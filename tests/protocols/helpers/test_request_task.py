@@ -236,3 +236,12 @@ def test_a_task_belongs_to_the_peer_that_waits_for_it() -> None:
     assert peer_of_sink(Known()) == "user 7"
     assert peer_of_sink(Gone()) == "", "its task is cancelled soon"
     assert Bench().task.peer == ""
+
+
+def test_long_parameters_count_as_memory_of_the_request_until_it_has_ended() -> None:
+    bench = Bench()
+    bench.task.start()
+    span = bench.task.needs_memory(next(steps("FP32", [4], 16, fill, parameters={"p": "x" * 100_000})))
+    assert span.byte_size >= 100_016
+    bench.task.failed(RequestCancelled())
+    assert bench.blocks == 0

@@ -16,6 +16,7 @@ import pytest
 from backends.supervision.processes import children, zygote_pool, zygote_process, zygote_start
 from backends.supervision.processes.forking import ForkingLauncher
 from backends.supervision.processes.spawning import SpawningLauncher
+from backends.supervision.watch import working
 from backends.transport import zygote_messages as messages
 from kernel.errors import InvalidArgument, Unavailable
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
@@ -134,17 +135,33 @@ def test_a_worker_that_was_being_forked_is_forked_by_the_next_zygote() -> None:
 def test_a_zygote_that_does_not_respond_is_killed_and_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(zygote_start, "ZYGOTE_MODULE", "tests.backends.zygote.wrong_zygote")
+    monkeypatch.setattr(zygote_process, "FORK_TIMEOUT_S", 0.01)
+    monkeypatch.setenv("WRONG_RESPONSE", messages.encode(messages.Forked(99, 1)).hex())
+
     async def scenario() -> None:
-        async with worker_processes("fork") as processes:
-            zygote = await zygote_of(processes)
-            monkeypatch.setattr(zygote_process, "FORK_TIMEOUT_S", 0.01)
-            os.kill(zygote, signal.SIGSTOP)
+        async with worker_processes("auto") as processes:
             launched = asyncio.ensure_future(launch(processes.launcher))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await until(lambda: "it did not start a worker within 0.01 s" in caplog.text)
+            monkeypatch.setattr(zygote_start, "ZYGOTE_MODULE", "backends.zygote")
             monkeypatch.setattr(zygote_process, "FORK_TIMEOUT_S", 30)
             worker = await launched
-            assert "the zygote did not start a worker within 0.01 s" in caplog.text
+            await hello_of(worker)
+            await stop(worker)
+
+    run(scenario())
+
+
+def test_a_zygote_that_a_signal_has_stopped_is_killed_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(working, "LOOK_S", 0.01)
+
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            os.kill(await zygote_of(processes), signal.SIGSTOP)
+            worker = await launch(processes.launcher)
+            assert "a zygote is killed: a signal (SIGSTOP) has stopped it" in caplog.text
             await hello_of(worker)
             await stop(worker)
 

@@ -10,6 +10,7 @@ import pytest
 
 from backends.supervision import session as session_module
 from backends.supervision.session import WorkerSession
+from backends.supervision.watch import working
 from backends.supervision.watch.working import WorkWatch, done_while_working
 from backends.transport import wire
 from kernel.errors import InternalError
@@ -66,6 +67,20 @@ def test_a_future_that_is_set_in_time_is_waited_for_as_long_as_the_mark_changes(
         assert next(looks) == 21
 
     asyncio.run(main())
+
+
+def test_a_process_that_a_signal_has_stopped_at_two_looks_in_a_row_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(working, "LOOK_S", 0.001)
+    looks = iter([True, False, True, True])
+
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future()
+        assert not await done_while_working(future, lambda: None, 600, lambda: next(looks))
+
+    asyncio.run(main())
+    assert list(looks) == []
 
 
 def test_a_worker_that_works_may_start_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
