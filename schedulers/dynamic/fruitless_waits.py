@@ -26,9 +26,9 @@ ENOUGH = 16
 #: After this many batches that started at once, one waits. It costs little time, and new clients are noticed soon.
 WAIT_AFTER = 64
 
-#: How often the number of waits is doubled, at most. After `ENOUGH` waits in a row that confirm what was learned, it is
-#: the usual one again.
-MOST_DOUBLINGS = 5
+#: How often the number of waits is doubled, at most: also clients of which now and then one is late have so many waits
+#: in a row. After `ENOUGH` waits that confirm what was learned, without a mistake between, it is the usual one again.
+MOST_DOUBLINGS = 3
 
 
 class FruitlessWaits:
@@ -48,7 +48,7 @@ class FruitlessWaits:
         #: How many are enough, and how often this number was doubled.
         self._enough = ENOUGH
         self._doublings = 0
-        #: How many waits in a row have confirmed what was learned.
+        #: How many waits have confirmed what was learned since it was wrong.
         self._confirmed = 0
         #: How many batches have started at once since the last wait.
         self._started_at_once = 0
@@ -77,7 +77,7 @@ class FruitlessWaits:
         else:
             if rows > self._rows:
                 self._more_came()
-            self._rows, self._count, self._confirmed = rows, 1, 0
+            self._rows, self._count = rows, 1
         self._started_at_once = self._waiting_rows = 0
         if self._count >= ENOUGH:
             longer = max(self._delay_ns, self._execution_ns())
@@ -95,6 +95,7 @@ class FruitlessWaits:
                 self._doublings = 0
 
     def _more_came(self) -> None:
-        if self._started_at_once == WAIT_AFTER and self._doublings < MOST_DOUBLINGS:
-            self._doublings += 1
-        self._count = self._confirmed = 0
+        if self._started_at_once == WAIT_AFTER:
+            self._confirmed = 0
+            self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
+        self._count = 0

@@ -115,7 +115,7 @@ def waits_until_at_once(waits: Waits) -> int:
 def test_each_time_more_come_than_expected_twice_as_many_waits_are_needed() -> None:
     waits = taught(0)
     waits.arrive(0)
-    for doublings in (1, 2, 3, 4, 5, 5):
+    for doublings in (1, 2, 3, 3):
         for _ in range(WAIT_AFTER - 1):
             waits.arrive(0)
         assert waits.last(WAIT_AFTER) == [(1, 0)] * WAIT_AFTER
