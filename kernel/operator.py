@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
     from kernel.settings import LogSettings
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a server of the command line after it has answered what it has accepted.
+
+    SIGHUP comes when a terminal is closed; without a handler the process would end at once and lose its requests. It is
+    not among them where it was ignored when the process began, as `nohup` has it.
+    """
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if is_ignored else (signal.SIGHUP,)))
 
 
 class ServerOperator(Protocol):

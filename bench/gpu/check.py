@@ -1,10 +1,12 @@
 """What a GPU and this server do on it: run it whenever there is a GPU. It needs no network.
 
-    python bench/gpu/check.py [--json FILE] [--quick] [--fake] [--parts PART ...]
+    python bench/gpu/check.py [--json FILE] [--quick] [--fake] [--parts PART ...] [--limit SECONDS]
 
-It needs Python, cuda-bindings and the server's own packages; torch and cupy are used if they are there. Each part is a
-list of rows: what was looked at, the value, and whether it is as expected. A part that fails is a row, and the
-others continue. `--fake` runs it on the CUDA of the tests, which shows that the file works, and no figures.
+It needs Python, psutil, cuda-bindings and the server's own packages; torch, cupy and jax are used if they are there.
+Each part is a list of rows: what was looked at, the value, and whether it is as expected. A part that fails is a row,
+and the others continue: each is a process of its own, so that a driver that hangs, or that loses the device, ends one
+part. Rows are printed, and written to FILE, as soon as they are there. `--fake` runs it on the CUDA of the tests, which
+shows that the file works, and no figures.
 
 The file is long because it is a list of small parts that nothing else uses: one file to run, beside the project's own.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -21,6 +24,7 @@ import math
 import mmap
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -28,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,16 +40,22 @@ from typing import TYPE_CHECKING, Any
 _ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT))
 
-import msgspec  # noqa: E402 - the file may be run by its path
-import psutil  # noqa: E402
+try:  # the file may be run by its path, and by an interpreter without our packages
+    import msgspec
+    import psutil
+except ImportError as missing:
+    sys.exit(f"bench/gpu/check.py needs msgspec and psutil besides the server's packages: {missing}")
 
 from bench.server import ServerProcess  # noqa: E402
 from shm.cuda import BINDINGS_VARIABLE, HANDLE_BYTE_SIZE, Cuda, CudaError, DeviceMemory, cuda  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
 _MIB = 1 << 20
+#: The most characters of an error in a row.
+_MOST_TEXT = 1500
 
 
 class GpuRow(msgspec.Struct):
@@ -58,21 +69,38 @@ class GpuRow(msgspec.Struct):
     ok: bool = True
 
 
+class SaidRows(list[GpuRow]):
+    """The rows of a part, each printed in JSON when it is added: what comes later may end the process."""
+
+    def append(self, row: GpuRow) -> None:
+        super().append(row)
+        print(msgspec.json.encode(row).decode(), flush=True)
+
+    def __iadd__(self, rows: Iterable[GpuRow]) -> Self:  # type: ignore[misc,override]  # only rows are added
+        for row in rows:
+            self.append(row)
+        return self
+
+
 class GpuCheck:
-    """The rows so far, and how often things are repeated."""
+    """The rows of the part that this process runs, and how often things are repeated."""
 
     def __init__(self, *, quick: bool) -> None:
-        self.rows: list[GpuRow] = []
+        self.rows = SaidRows()
         self.repeats = 5 if quick else 200
         self.requests = 20 if quick else 3000
         self.sizes = (4096, _MIB) if quick else (4096, 65536, _MIB, 64 * _MIB)
 
     def run(self, part: str, work: Callable[[GpuCheck], list[GpuRow]]) -> None:
-        """Add the rows of a part."""
+        """Add the rows of a part, or of a piece of one. A failure is a row."""
         try:
             self.rows += work(self)
         except Exception as error:  # a driver or a library may raise anything: the other parts continue
-            self.rows.append(GpuRow(part, "failed", f"{type(error).__name__}: {error}", ok=False))
+            said = f": {error.stderr}" if isinstance(error, subprocess.CalledProcessError) else ""
+            text = f"{error}{said}"
+            if len(text) > _MOST_TEXT:  # the log of a server, whose end says why
+                text = f"... {text[-_MOST_TEXT:]}"
+            self.rows.append(GpuRow(part, "failed", f"{type(error).__name__}: {text}", ok=False))
 
 
 def timed_us(action: Callable[[], object], count: int) -> float:
@@ -89,23 +117,38 @@ def timed_us(action: Callable[[], object], count: int) -> float:
 
 
 def machine(check: GpuCheck) -> list[GpuRow]:
+    rows = check.rows
+    rows.append(GpuRow("machine", "python", platform.python_version()))
+    rows.append(GpuRow("machine", "processors", os.cpu_count() or 0))
+    missing = missing_packages()
+    rows.append(GpuRow("machine", "missing packages of the server", ", ".join(missing) or "none", ok=not missing))
     devices = cuda()
-    rows = [
-        GpuRow("machine", "python", platform.python_version()),
-        GpuRow("machine", "processors", os.cpu_count() or 0),
-    ]
     for number in range(devices.device_count):
         found = devices.properties(number)
         text = f"{found.name}, {found.uuid}, {found.byte_size >> 20} MiB, compute capability {found.capability}"
         rows.append(GpuRow("machine", f"GPU {number}", text))
-    libraries = ("torch", "cupy", "onnxruntime", "tensorrt", "pynvml")
+    libraries = ("torch", "cupy", "jax", "onnxruntime", "tensorrt", "pynvml")
     there = {name: "there" if importlib.util.find_spec(name) else "not there" for name in libraries}
-    return rows + [GpuRow("machine", name, text) for name, text in there.items()]
+    return [GpuRow("machine", name, text) for name, text in there.items()]
+
+
+def missing_packages() -> list[str]:
+    """Return the dependencies of the server that this interpreter does not find."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    names = [re.split(r"[^\w-]", text)[0] for text in project["dependencies"]]
+    return [name for name in names if not _is_there("google.protobuf" if name == "protobuf" else name)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False
 
 
 def ceilings(check: GpuCheck) -> list[GpuRow]:
     """Copies by size and direction, and the wait for an event: the least that a request costs."""
-    devices, rows = cuda(), []
+    devices, rows = cuda(), check.rows
     stream, event = devices.new_stream(0), devices.new_event(0)
     most = check.sizes[-1]
     here, there, other = devices.allocate_pinned(most), devices.allocate(most, 0), devices.allocate(most, 0)
@@ -137,7 +180,7 @@ def ceilings(check: GpuCheck) -> list[GpuRow]:
     took_us = timed_us(lambda: devices.free_pinned(devices.allocate_pinned(64 * _MIB)), 3)
     rows.append(GpuRow("ceilings", "pin and unpin 64 MiB", round(took_us / 1000, 2), "ms"))
     took_us = timed_us(lambda: devices.free(devices.allocate(_MIB, 0), 0), 20)
-    return [*rows, GpuRow("ceilings", "allocate and free 1 MiB", round(took_us, 1), "µs")]
+    return [GpuRow("ceilings", "allocate and free 1 MiB", round(took_us, 1), "µs")]
 
 
 def launches(check: GpuCheck, devices: Cuda, stream: Any, event: Any) -> list[GpuRow]:
@@ -167,7 +210,7 @@ def launches(check: GpuCheck, devices: Cuda, stream: Any, event: Any) -> list[Gp
 
 def pinned(check: GpuCheck) -> list[GpuRow]:
     """Arenas that are pinned where they are: how long it takes, how fast copies are, and that their pages must stay."""
-    devices, rows, size = cuda(), [], check.sizes[-1]
+    devices, rows, size = cuda(), check.rows, check.sizes[-1]
     devices.use(0)
     fd = os.memfd_create("naiad check")
     os.ftruncate(fd, size)
@@ -198,9 +241,26 @@ def pinned(check: GpuCheck) -> list[GpuRow]:
     start = time.perf_counter()
     devices.unpin(address)
     rows.append(GpuRow("pinned", "unpin", round((time.perf_counter() - start) * 1000, 2), "ms"))
-    devices.free(there, 0)
     os.close(fd)
-    return rows
+    text = over_the_end(devices, stream, event, there)  # the last one: nobody knows what it leaves
+    return [GpuRow("pinned", "a copy over the end of pinned memory", text)]
+
+
+def over_the_end(devices: Cuda, stream: Any, event: Any, there: int) -> str:
+    """What a copy of memory gives of which only the beginning is pinned. The server makes two copies of it."""
+    with mmap.mmap(-1, 16 * mmap.PAGESIZE) as half:
+        view = ctypes.c_char.from_buffer(half)
+        address = ctypes.addressof(view)
+        del view
+        devices.pin(address, 8 * mmap.PAGESIZE)
+        try:
+            devices.enqueue_copy(there, address, 16 * mmap.PAGESIZE, stream)
+            devices.wait(stream, event)
+            return "works"
+        except CudaError as error:
+            return str(error)
+        finally:
+            devices.unpin(address)
 
 
 # ---- questions about IPC handles -----------------------------------------------------------------
@@ -237,7 +297,7 @@ def opened_elsewhere(raw: bytes) -> dict[str, Any]:
 
 
 def handles(check: GpuCheck) -> list[GpuRow]:
-    devices, rows = cuda(), []
+    devices, rows = cuda(), check.rows
     address = devices.allocate(_MIB, 0)
     raw = devices.export_handle(address)
     devices.copy_from_host(DeviceMemory(address, _MIB, 0), 0, b"exported")
@@ -263,13 +323,12 @@ def handles(check: GpuCheck) -> list[GpuRow]:
     found = child(["open", raw.hex()])
     rows.append(GpuRow("handles", "memory that was freed", found.get("error", "can be opened"), ok="error" in found))
     found = child(["open", "00" * HANDLE_BYTE_SIZE])
-    rows.append(GpuRow("handles", "64 bytes of zeros", found.get("error", "can be opened"), ok="error" in found))
-    return rows
+    return [GpuRow("handles", "64 bytes of zeros", found.get("error", "can be opened"), ok="error" in found)]
 
 
 def more_handles(check: GpuCheck) -> list[GpuRow]:
     """Who else may open a handle, and what a process sees whose exporter frees the memory or ends."""
-    devices, rows = cuda(), []
+    devices, rows = cuda(), check.rows
     first, second = devices.allocate(4096, 0), devices.allocate(4096, 0)
     for address, content in ((first, b"first..."), (second, b"second..")):
         devices.copy_from_host(DeviceMemory(address, 4096, 0), 0, content)
@@ -303,8 +362,7 @@ def more_handles(check: GpuCheck) -> list[GpuRow]:
     devices.free(first, 0)
     found = child(["fork"])
     rows.append(GpuRow("handles", "CUDA in a fork of a process that imported it", found["text"]))
-    rows.append(GpuRow("handles", "start of a process until it has a context", found["context_ms"], "ms"))
-    return rows
+    return [GpuRow("handles", "start of a process until it has a context", found["context_ms"], "ms")]
 
 
 class Holder:
@@ -349,14 +407,14 @@ def in_namespace(words: list[str]) -> str:
 def capabilities(check: GpuCheck) -> list[GpuRow]:
     """What the driver says that it can, and which memory has no handle. Calls that the server itself does not make."""
     runtime: Any = importlib.import_module(f"{os.environ.get(BINDINGS_VARIABLE) or 'cuda.bindings'}.runtime")
-    devices, rows = cuda(), []
+    devices, rows = cuda(), check.rows
     devices.use(0)
     for name in ("cudaDevAttrIpcEventSupport", "cudaDevAttrHostRegisterSupported", "cudaDevAttrUnifiedAddressing"):
         attribute = getattr(runtime.cudaDeviceAttr, name, None)
         value = "not there" if attribute is None else str(runtime.cudaDeviceGetAttribute(attribute, 0)[-1])
         rows.append(GpuRow("capabilities", name, value, ok=value != "0"))
     if not hasattr(runtime, "cudaMallocAsync"):  # the fake of the tests
-        return rows
+        return []
     stream = devices.new_stream(0)
     code, address = runtime.cudaMallocAsync(4096, stream)
     if not int(code):
@@ -377,7 +435,7 @@ def capabilities(check: GpuCheck) -> list[GpuRow]:
         command = [sys.executable, __file__, "--child", "open", raw.hex()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=hidden)
         rows.append(GpuRow("capabilities", "a handle of a GPU that is not visible", done.stdout.strip()))
-    return rows
+    return []
 
 
 def hold(raw: bytes) -> None:
@@ -470,7 +528,7 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", %s)]))
         return responses
 """
-#: Gives its input to another model, and gives back the result.
+#: Gives its input to another model, or to an ensemble, and gives back the result.
 _CALLS = """
 import triton_python_backend_utils as pb_utils
 
@@ -479,7 +537,7 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             call = pb_utils.InferenceRequest(
-                model_name="copies", requested_output_names=["OUT"],
+                model_name="%s", requested_output_names=["OUT"],
                 inputs=[pb_utils.get_input_tensor_by_name(request, "IN")],
             )
             response = call.exec()
@@ -503,10 +561,16 @@ ensemble_scheduling { step [
     output_map { key: "OUT" value: "OUT" } }
 ] }
 """
+_BATCHING = "dynamic_batching { max_queue_delay_microseconds: 2000 }\n"
 _LIBRARIES = {
     "dlpack": ("", "given"),
     "torch": ("import torch", "torch.from_dlpack(given) * 1"),
     "cupy": ("import cupy", "cupy.from_dlpack(given) * 1"),
+    # Without the variable jax takes three quarters of the GPU.
+    "jax": (
+        'import os\nos.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"\nimport jax.dlpack',
+        "jax.dlpack.from_dlpack(given) * 1",
+    ),
 }
 
 
@@ -517,8 +581,10 @@ def write_models(folder: Path) -> list[str]:
         if name == "dlpack" or importlib.util.find_spec(name):
             source = _PYTHON % (imports, result)
             models[name] = (_CONFIG % 'backend: "python"', "1/model.py", source)
-    models["calls"] = (_CONFIG % 'backend: "python"', "1/model.py", _CALLS)
+    models["batched"] = (_CONFIG % 'backend: "batched"' + _BATCHING, "backend.py", _COPIES)
+    models["calls"] = (_CONFIG % 'backend: "python"', "1/model.py", _CALLS % "copies")
     models["chain"] = (_CHAIN, "1/none", "")
+    models["calls_chain"] = (_CONFIG % 'backend: "python"', "1/model.py", _CALLS % "chain")
     for name, (config, file, source) in models.items():
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config)
@@ -557,13 +623,16 @@ class RegionClient:
         }
 
     def right(self, model: str, fill: int) -> bool:
-        """Whether the output of a model is its input."""
+        """Whether the output of a model is its input, which is left as it was."""
         given = bytes([fill]) * self.byte_size
         self.devices.copy_from_host(self.memory["in"], 0, given)
         self.call(f"/v2/models/{model}/infer", self.body(1))
         found = bytearray(self.byte_size)
-        self.devices.copy_to_host(self.memory["out"], 0, memoryview(found))
-        return bytes(found) == given
+        for memory in self.memory.values():
+            self.devices.copy_to_host(memory, 0, memoryview(found))
+            if found != given:
+                return False
+        return True
 
     def close(self) -> None:
         self.http.close()
@@ -588,25 +657,141 @@ def page(server: ServerProcess) -> list[str]:
 
 def served(check: GpuCheck) -> list[GpuRow]:
     """Region → model → region: right bytes, no copies on the host, latency over the bare copy, and failures."""
-    rows: list[GpuRow] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = write_models(folder)
-        with ServerProcess(folder, start_timeout_s=300) as server:
+        with ServerProcess(folder, "--exit-on-error=false", start_timeout_s=300) as server:
             client = RegionClient(server.http_port, 4 * 150_528)  # an image of ResNet-50
             for model in models:
-                right = client.right(model, 1) and client.right(model, 2)
-                rows.append(GpuRow("server", f"{model}: the output is the input", "yes" if right else "no", ok=right))
-                copies = copied_tensors(server, model)
-                rows.append(GpuRow("server", f"{model}: copies between host and device", copies, ok=copies == 0))
+                check.run("server", lambda check, model=model: from_region_to_region(server, client, model))  # type: ignore[misc]  # a default binds it
             copies = sum(copied_tensors(server, model) for model in models)
-            rows.append(GpuRow("server", "copies of all, after calls and steps", copies, ok=copies == 0))
-            rows += latencies(check, client)
-            rows += figures(server)
-            rows += killed_in_flight(server, client)
-            rows += failures(server, client)
+            check.rows.append(GpuRow("server", "copies of all, after calls and steps", copies, ok=copies == 0))
+            check.run("latency", lambda check: latencies(check, client))
+            check.run("host", lambda check: from_the_host(check, server))
+            check.run("figures", lambda check: figures(server))
+            check.run("failures", lambda check: killed_in_flight(server, client))
+            check.run("failures", lambda check: failures(server, client))
             client.close()
-    return rows
+    return []
+
+
+def from_region_to_region(server: ServerProcess, client: RegionClient, model: str) -> list[GpuRow]:
+    try:
+        right = client.right(model, 1) and client.right(model, 2)
+    except RuntimeError as error:
+        return [GpuRow("server", f"{model}: the output is the input", str(error), ok=False)]
+    copies = copied_tensors(server, model)
+    return [
+        GpuRow("server", f"{model}: the output is the input", "yes" if right else "no", ok=right),
+        GpuRow("server", f"{model}: copies between host and device", copies, ok=copies == 0),
+    ]
+
+
+# ---- tensors of the host -------------------------------------------------------------------------
+
+
+class HostClient:
+    """A client whose tensors are in the messages, or in a region of the host."""
+
+    def __init__(self, port: int) -> None:
+        self._http = HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[bytes, int]:
+        """Return the response and how long its JSON is. Raises `RuntimeError` with its text for an error."""
+        self._http.request("POST", path, body, headers)
+        response = self._http.getresponse()
+        text = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{path}: {response.status} {text.decode(errors='replace')}")
+        return text, int(response.headers.get("Inference-Header-Content-Length", len(text)))
+
+    def infer(self, model: str, given: bytes) -> bytes:
+        """Return the output for an input of one row; both are in the messages."""
+        tensor = {"name": "IN", "shape": [1, len(given) // 4], "datatype": "FP32",
+                  "parameters": {"binary_data_size": len(given)}}  # fmt: skip
+        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        text, start = self.post(f"/v2/models/{model}/infer", head + given, headers)
+        return text[start:]
+
+    def infer_in_region(self, model: str, byte_size: int) -> None:
+        """Let a model read the first half of the region `check`, and write its second half."""
+        place = {"shared_memory_region": "check", "shared_memory_byte_size": byte_size}
+        tensor = {"name": "IN", "shape": [1, byte_size // 4], "datatype": "FP32", "parameters": place}
+        output = {"name": "OUT", "parameters": {**place, "shared_memory_offset": byte_size}}
+        body = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+        self.post(f"/v2/models/{model}/infer", body, {"Content-Type": "application/json"})
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def from_the_host(check: GpuCheck, server: ServerProcess) -> list[GpuRow]:
+    """Inputs and outputs on the host of models on a GPU: alone, in batches, and in memory that is pinned meanwhile."""
+    client = HostClient(server.http_port)
+    for byte_size in (64, 4096, 4 * 150_528, 4 * _MIB):
+        given = [bytes([number]) * byte_size for number in range(1, 41)]
+        right = all(client.infer("copies", each) == each for each in given)
+        what = f"{byte_size} bytes in messages: the outputs are the inputs"
+        check.rows.append(GpuRow("host", what, "yes" if right else "no", ok=right))
+        took_us = timed_us(lambda given=given: client.infer("copies", given[0]), check.repeats)  # type: ignore[misc]  # a default binds it
+        check.rows.append(GpuRow("host", f"{byte_size} bytes in messages", round(took_us, 1), "µs"))
+    check.run("host", lambda check: in_batches(server))
+    check.run("host", lambda check: in_host_region(client))
+    client.close()
+    return []
+
+
+def in_batches(server: ServerProcess) -> list[GpuRow]:
+    """Requests of several clients at a time, which share executions."""
+    wrong = list[str]()
+
+    def infer(number: int) -> None:
+        client = HostClient(server.http_port)
+        for fill in range(20):
+            given = bytes([8 * fill + number]) * 65_536
+            try:
+                if client.infer("batched", given) != given:
+                    wrong.append(f"client {number}, request {fill}")
+            except (RuntimeError, OSError) as error:
+                wrong.append(str(error))
+        client.close()
+
+    threads = [threading.Thread(target=infer, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [GpuRow("host", "batches of 8 clients: wrong outputs of 160", f"{len(wrong)} {wrong[:1]}", ok=not wrong)]
+
+
+def in_host_region(client: HostClient) -> list[GpuRow]:
+    """A region of a client in shared memory, used so often that it is pinned."""
+    size, name = 4 * _MIB, f"naiad_check_{os.getpid()}"
+    path = Path("/dev/shm") / name
+    try:
+        path.write_bytes(bytes(2 * size))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 2 * size) as memory:
+            register = json.dumps({"key": f"/{name}", "offset": 0, "byte_size": 2 * size}).encode()
+            json_headers = {"Content-Type": "application/json"}
+            client.post("/v2/systemsharedmemory/region/check/register", register, json_headers)
+            wrong = 0
+            for fill in range(1, 61):
+                given = bytes([fill]) * size
+                memory[:size] = given
+                client.infer_in_region("copies", size)
+                wrong += memory[size:] != given
+            took_us = timed_us(lambda: client.infer_in_region("copies", size), 20)
+            client.post("/v2/systemsharedmemory/region/check/unregister", b"", json_headers)
+    finally:
+        path.unlink(missing_ok=True)
+    return [
+        GpuRow("host", "a client's region of the host: wrong outputs of 60", wrong, ok=not wrong),
+        GpuRow("host", f"{size} bytes in a client's region of the host", round(took_us, 1), "µs"),
+    ]
+
+
+# ---- latencies, figures, failures ----------------------------------------------------------------
 
 
 def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
@@ -628,7 +813,9 @@ def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
         rows.append(GpuRow("latency", f"over the bare copy, {count} rows", round(took_us - bare_us, 1), "µs"))
     alone, body = "/v2/models/copies/infer", client.body(1)
     alone_us = timed_us(lambda: client.call(alone, body), check.requests)
-    for model, what in (("calls", "a call of another model"), ("chain", "another step of an ensemble")):
+    more = {"calls": "a call of another model", "chain": "another step of an ensemble",
+            "calls_chain": "a call of an ensemble of two steps"}  # fmt: skip
+    for model, what in more.items():
         path = f"/v2/models/{model}/infer"
         took_us = timed_us(lambda path=path: client.call(path, body), check.requests)  # type: ignore[misc]  # as above
         rows.append(GpuRow("latency", f"{what}, over one request", round(took_us - alone_us, 1), "µs"))
@@ -714,7 +901,7 @@ def failures(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
     return [*rows, GpuRow("failures", "another client after it", "served" if right else "not served", ok=right)]
 
 
-# ---- ONNX models, and a network of the shape of ResNet-50 ------------------------------------------
+# ---- ONNX models ---------------------------------------------------------------------------------
 
 _DIGITS = """
 backend: "onnxruntime"
@@ -736,9 +923,9 @@ def onnx_models(check: GpuCheck) -> list[GpuRow]:
         [sys.executable, "-c", "import onnxruntime as o; print(o.get_available_providers(), o.__version__)"],
         capture_output=True, text=True, timeout=120,
     ).stdout.strip()  # fmt: skip
-    rows = [GpuRow("onnxruntime", "providers", available)]
+    check.rows.append(GpuRow("onnxruntime", "providers", available))
     if "CUDAExecutionProvider" not in available:
-        return rows
+        return []
     groups = {"digits_cpu": ("KIND_CPU", ""), "digits_gpu": ("KIND_GPU", ""), "digits_graphs": ("KIND_GPU", _GRAPHS)}
     source = next((_ROOT / "kernel" / "demo" / "digits").rglob("*.onnx"))
     with tempfile.TemporaryDirectory() as name:
@@ -747,11 +934,9 @@ def onnx_models(check: GpuCheck) -> list[GpuRow]:
             (Path(name) / model / "config.pbtxt").write_text(_DIGITS % settings)
             (Path(name) / model / "1" / "model.onnx").write_bytes(source.read_bytes())
         with ServerProcess(Path(name), "--exit-on-error=false", start_timeout_s=300) as server:
-            rows += onnx_latencies(check, server, list(groups))
-            rows += [
-                GpuRow("onnxruntime", "log", line) for line in server.log.splitlines() if "without CUDA graph" in line
-            ]
-    return rows
+            check.run("onnxruntime", lambda check: onnx_latencies(check, server, list(groups)))
+            lines = [line for line in server.log.splitlines() if "without CUDA graph" in line]
+    return [GpuRow("onnxruntime", "log", line) for line in lines]
 
 
 def onnx_latencies(check: GpuCheck, server: ServerProcess, models: list[str]) -> list[GpuRow]:
@@ -791,6 +976,72 @@ def onnx_latencies(check: GpuCheck, server: ServerProcess, models: list[str]) ->
     http.close()
     return rows
 
+
+# ---- the PyTorch backend -------------------------------------------------------------------------
+
+
+def pytorch(check: GpuCheck) -> list[GpuRow]:
+    """A TorchScript file and an exported program on the GPU: from region to region, with and without a change of the
+    input, which must not reach the client's memory."""
+    if not importlib.util.find_spec("torch"):
+        return [GpuRow("pytorch", "torch", "not there")]
+    with tempfile.TemporaryDirectory() as name:
+        models = child(["torch models", name])
+        if "error" in models:
+            return [GpuRow("pytorch", "torch", models["error"])]
+        for model in models["names"]:
+            (Path(name) / model / "config.pbtxt").write_text(_CONFIG % 'backend: "pytorch"')
+        with ServerProcess(Path(name), "--exit-on-error=false", start_timeout_s=300) as server:
+            client = RegionClient(server.http_port, 4 * 150_528)
+            for model in models["names"]:
+                check.run("pytorch", lambda check, model=model: from_region_to_region(server, client, model))  # type: ignore[misc]  # a default binds it
+                check.run("pytorch", lambda check, model=model: request_latency(check, client, model))  # type: ignore[misc]  # as above
+            client.close()
+    return []
+
+
+def request_latency(check: GpuCheck, client: RegionClient, model: str) -> list[GpuRow]:
+    path, body = f"/v2/models/{model}/infer", client.body(1)
+    took_us = timed_us(lambda: client.call(path, body), check.repeats)
+    return [GpuRow("pytorch", f"{model}: a request from region to region", round(took_us, 1), "µs")]
+
+
+def torch_models(folder: str) -> dict[str, Any]:
+    """Write the models. In another process."""
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return {"error": "torch has no GPU"}
+    sys.path.insert(0, folder)
+    (Path(folder) / "torch_sources.py").write_text(_TORCH_SOURCES)
+    sources = importlib.import_module("torch_sources")
+    for name in ("scripted", "changes", "exported"):
+        (Path(folder) / name / "1").mkdir(parents=True)
+    torch.jit.script(sources.Plain()).save(f"{folder}/scripted/1/model.pt")
+    torch.jit.script(sources.Changes()).save(f"{folder}/changes/1/model.pt")
+    shapes = ({0: torch.export.Dim("rows"), 1: torch.export.Dim("width")},)
+    program = torch.export.export(sources.Plain(), (torch.ones(2, 8),), dynamic_shapes=shapes)
+    torch.export.save(program, f"{folder}/exported/1/model.pt2")
+    return {"names": ["scripted", "changes", "exported"]}
+
+
+_TORCH_SOURCES = """
+import torch
+
+
+class Plain(torch.nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * 1
+
+
+class Changes(torch.nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        result = given * 1
+        given.add_(1)
+        return result
+"""
+
+
+# ---- a network of the shape of ResNet-50 ---------------------------------------------------------
 
 #: A network of the shape of ResNet-50 with random weights: what takes the time is right, what it says is not.
 _NETWORK = """
@@ -855,7 +1106,7 @@ def network(check: GpuCheck) -> list[GpuRow]:
     """A network of the shape of ResNet-50 in a Python model with torch: latency over that of torch alone."""
     if not importlib.util.find_spec("torch"):
         return [GpuRow("network", "torch", "not there")]
-    rows: list[GpuRow] = []
+    rows = check.rows
     repeats = min(check.repeats, 50)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "network" / "1"
@@ -875,7 +1126,7 @@ def network(check: GpuCheck) -> list[GpuRow]:
             share = round(100 * over / alone_us, 1)
             limit = 10 if count == 32 else 1000
             rows.append(GpuRow("network", f"over torch alone, batch {count}", share, "%", ok=share <= limit))
-    return rows
+    return []
 
 
 def network_served(repository: Path, count: int, repeats: int) -> float:
@@ -925,6 +1176,8 @@ def be_child(words: list[str]) -> None:
         hold(bytes.fromhex(words[1]))
     elif words[0] == "network":
         print(json.dumps(network_alone(words[1], int(words[2]))))
+    elif words[0] == "torch models":
+        print(json.dumps(torch_models(words[1])))
     elif words[0] == "fork":
         print(json.dumps(forked()))
     elif words[0] == "export":
@@ -933,13 +1186,52 @@ def be_child(words: list[str]) -> None:
         sys.stdin.read()
 
 
+PARTS: dict[str, Callable[[GpuCheck], list[GpuRow]]] = {
+    "machine": machine, "ceilings": ceilings, "pinned": pinned, "capabilities": capabilities, "handles": handles,
+    "more handles": more_handles, "server": served, "pytorch": pytorch, "network": network, "onnxruntime": onnx_models,
+}  # fmt: skip
+
+
+def run_part(part: str, flags: list[str], limit_s: float) -> Iterator[GpuRow]:
+    """Run a part in a process of its own, and return its rows as they come."""
+    process = subprocess.Popen([sys.executable, __file__, "--only", part, *flags], stdout=subprocess.PIPE, text=True)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        process.kill()
+
+    timer = threading.Timer(limit_s, end)
+    timer.start()
+    assert process.stdout is not None
+    for line in process.stdout:
+        try:
+            yield msgspec.json.decode(line, type=GpuRow)
+        except msgspec.MsgspecError:  # what a library prints
+            print(line, end="", file=sys.stderr)
+    code = process.wait()
+    timer.cancel()
+    if late.is_set():
+        yield GpuRow(part, "failed", f"it was ended after {limit_s:g} s", ok=False)
+    elif code:
+        yield GpuRow(part, "failed", f"its process ended with {code}", ok=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="What a GPU and this server do on it.")
     parser.add_argument("--json", type=Path, help="write the rows to this file, too")
     parser.add_argument("--quick", action="store_true", help="few repeats and small copies")
     parser.add_argument("--fake", action="store_true", help="on the CUDA of the tests: no figures")
-    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these, such as: machine handles server")
+    parser.add_argument(
+        "--parts", nargs="+", metavar="PART", choices=PARTS, default=[*PARTS], help=f"only some of: {', '.join(PARTS)}"
+    )
+    parser.add_argument("--limit", type=float, default=200, metavar="SECONDS", help="end a part after this time")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fake:
         os.environ[BINDINGS_VARIABLE] = "tests.fake_cuda"
@@ -947,27 +1239,25 @@ def main() -> int:
     if arguments.child:
         be_child(arguments.child)
         return 0
-    check = GpuCheck(quick=arguments.quick)
-    parts = {
-        "machine": machine, "ceilings": ceilings, "pinned": pinned, "capabilities": capabilities, "handles": handles,
-        "more handles": more_handles,
-        "server": served, "onnxruntime": onnx_models, "network": network,
-    }  # fmt: skip
-    for part, work in parts.items():
-        if not arguments.parts or part in arguments.parts:
-            check.run(part, work)
-    for row in check.rows:
-        print(f"{'  ' if row.ok else '! '}{row.part:10} {row.what:50} {row.value} {row.unit}")
-    if arguments.json is not None:
-        settings = {
-            "quick": arguments.quick,
-            "fake": arguments.fake,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        found = {"settings": settings, "rows": check.rows}
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    return 0 if all(row.ok for row in check.rows) else 1
+    if arguments.only:
+        GpuCheck(quick=arguments.quick).run(arguments.only, PARTS[arguments.only])
+        return 0
+    settings = {
+        "quick": arguments.quick,
+        "fake": arguments.fake,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    flags = ["--quick"] * arguments.quick + ["--fake"] * arguments.fake
+    rows: list[GpuRow] = []
+    for part in arguments.parts:
+        for row in run_part(part, flags, arguments.limit):
+            rows.append(row)
+            print(f"{'  ' if row.ok else '! '}{row.part:10} {row.what:50} {row.value} {row.unit}", flush=True)
+            if arguments.json is not None:  # after each row: what runs this may be ended, too
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
+                found = {"settings": settings, "rows": rows}
+                arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    return 0 if all(row.ok for row in rows) else 1
 
 
 if __name__ == "__main__":

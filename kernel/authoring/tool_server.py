@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import sys
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import msgspec
 
+from kernel.operator import stop_signals
 from kernel.options import BadOption, ListenAddress, RepositoryOptions, ServerOptions
 from kernel.repository.lifecycle import Lifecycle
 from kernel.start import start
@@ -128,7 +128,7 @@ class ToolOperator(Generic[_Result]):
         stop.set()
 
     async def _cancel_on_signal(self, scope: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        with anyio.open_signal_receiver(*stop_signals()) as received:
             async for _ in received:
                 scope.cancel()
 

@@ -149,13 +149,16 @@ def infer(
     url: Annotated[
         str,
         typer.Option("--url", "-u", envvar="NAIAD_URL",
-                     help="Address of the server's HTTP port: HOST:PORT or a URL."),
+                     help="Address of the server's HTTP or gRPC port: HOST:PORT, a URL, or grpcs://HOST:PORT."),
     ] = "http://127.0.0.1:8000",
     classes: Annotated[
         int, typer.Option("--classes", "-c", min=0, help="Best classes to show; 0: only for outputs with labels.")
     ] = 0,
 ) -> None:  # fmt: skip
-    """Call a running server and print the outputs, with labels if the model has labels."""
+    """Call a running server and print the outputs, with labels if the model has labels.
+
+    The responses of a decoupled model are printed as they come, one per line.
+    """
     from kernel.command.infer.command import infer_and_print
 
     raise typer.Exit(infer_and_print(url, model, inputs or [], classes))

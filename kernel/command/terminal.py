@@ -17,6 +17,7 @@ from kernel.command.load_display import LoadDisplay
 from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table, server_url
 from kernel.machine import give_memory_back
 from kernel.observe.logs import set_up_logging
+from kernel.operator import stop_signals
 from kernel.texts import printable
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _COLLECTED_AFTER_S = 0.5
 
 
 class Terminal:
-    """Writes the log, prints the models, and stops the server on SIGINT and SIGTERM. Implements `ServerOperator`."""
+    """Writes the log, prints the models, and stops the server on `stop_signals`. Implements `ServerOperator`."""
 
     def __init__(self, options: ServerOptions, notes: Sequence[str], backends: Callable[[], Mapping[str, str]]) -> None:
         """`notes` are logged as warnings. `backends` returns what is printed, see `backends_table`."""
@@ -74,13 +75,14 @@ class Terminal:
         gc.enable()
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
-        """Wait for a signal; a second one ends the process."""
+        """Wait for a signal; a second one ends the process, unless it is SIGHUP."""
         first_s = 0.0
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        with anyio.open_signal_receiver(*stop_signals()) as received:
             async for number in received:
                 if stop.is_set():
-                    # `make` and other parent processes repeat the signal that the terminal has already sent.
-                    if time.monotonic() - first_s < _SAME_SIGNAL_S:
+                    # `make` and other parent processes repeat the signal that the terminal has already sent. SIGHUP is
+                    # sent by the system and by the shell when a terminal is closed: nobody asks for more haste with it.
+                    if number == signal.SIGHUP or time.monotonic() - first_s < _SAME_SIGNAL_S:
                         continue
                     logger.warning("Signal (%d) received again: exiting immediately", number)
                     self.end()

@@ -109,7 +109,7 @@ class EnsembleDriver:
         #: Steps whose models get the credit for their responses at once.
         self._prepaid: Collection[int] = ()
         #: Which outputs of steps stay on a device.
-        self._on_devices = OutputsOnDevices(self._plan, ())
+        self._on_devices = OutputsOnDevices(self._plan, (), self._find)
         #: Requests with streams; None if the ensemble cannot have one.
         self._streams = StalledStreams[Run]() if spec.decoupled else None
         #: Whether `until_ns` is ever a time.
@@ -243,10 +243,16 @@ class EnsembleDriver:
             resolve = self._caller.resolve
             self._models = tuple(resolve(step.model_name, step.model_version) for step in self._plan.steps)
             self._prepaid = feeding_themselves(self._plan, self._models, resolve)
-            self._on_devices = OutputsOnDevices(self._plan, self._models)
+            self._on_devices = OutputsOnDevices(self._plan, self._models, self._find)
             self._generation = generation
             self._checked.clear()
         return self._models
+
+    def _find(self, name: str, version: str) -> Model | None:
+        try:
+            return self._caller.resolve(name, version)
+        except ServingError:
+            return None
 
     def _start(self, run: Run, calls: Iterable[StepCall]) -> None:
         limits = self._limits

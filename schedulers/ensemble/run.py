@@ -44,7 +44,7 @@ class Run:
         self.models = models
         self.started_ns = started_ns
         self.route = plan.route(request.outputs)
-        self._asked = plan.asked if on_devices is None else on_devices.asked(self.route)
+        self._asked = plan.asked if on_devices is None else on_devices.asked(self.route, request.outputs)
         sender = None
         if plan.spec.decoupled:
             sender = plan.sender(self.route, [step for step, model in enumerate(models) if model.spec.decoupled])

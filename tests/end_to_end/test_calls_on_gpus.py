@@ -341,3 +341,69 @@ def test_outputs_of_steps_on_gpus_stay_there_for_the_next_step(models: GpuModels
         assert copied(server, "plus") == copied(server, "second") == 0
         assert Client(server, "ensemble").infer(rows(1)).tolist() == (rows(1) + added).tolist()
         assert copied(server, "plus") == 2  # the input from the host, the output to it
+
+
+def test_calls_of_an_ensemble_copy_nothing_between_regions_of_a_client(models: GpuModels, regions: Any) -> None:
+    config = PYTHON_CONFIG % "no"
+    source = CALLER.replace('"plus"', '"ensemble"')
+    models.write("caller", config, "1/model.py", "DEVICE = 0\n" + HEAD + RENAMED + source)
+    models.write("plus", f'backend: "plus"\n{config}', "backend.py", PLUS_ONE)
+    models.write("second", config, "1/model.py", HEAD + PASSES)
+    models.write("ensemble", chain(), "labels", "")
+    with ServerProcess(models.path) as server:
+        client = Regions(server, regions)
+        for start in (0, 5):
+            values = rows(1, start)
+            assert client.infer("caller", values).tolist() == (values + 4).tolist()
+        for model in ("caller", "plus", "second"):
+            assert copied(server, model) == 0, model
+
+
+def chain(first: str = "plus", last: str = "plus") -> str:
+    """Return the configuration of an ensemble without batches."""
+    text = ENSEMBLE.replace("max_batch_size: 8", "max_batch_size: 0").replace("dims: [-1]", "dims: [-1, -1]")
+    before, between, after = text.split('"plus"')
+    return f'{before}"{first}"{between}"{last}"{after}'
+
+
+def flat(first: str = "plus", last: str = "plus") -> str:
+    return chain(first, last).replace("dims: [-1, -1]", "dims: [-1]")
+
+
+@pytest.mark.parametrize(("first", "last", "where"), [("host", "plus", ON_DEVICE), ("plus", "host", ON_HOST)])
+def test_tensors_of_an_ensemble_go_through_the_host_where_its_step_is_there(
+    models: GpuModels, first: str, last: str, where: str
+) -> None:
+    models.on_gpu("caller", THEN % ("", where))
+    models.plus()
+    models.plus(name="second")
+    models.write("host", CONFIG % "python" + ON_CPU, "1/model.py", HEAD + DOUBLE)
+    models.write("called", flat(first, last), "labels", "")
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3]):
+                expected = (values + 1) * 2 + 2 if first == "host" else (values + 3) * 2
+                assert np.array_equal(await server.ask("caller", values), expected)
+            (instance,) = server.kernel.catalog.resolve("caller").instances.serving
+            calls = instance._worker_calls  # type: ignore[attr-defined]
+            assert calls._refused == ({"called"} if first == "host" else set())
+
+        server.run(run)
+
+
+def test_tensors_of_nested_ensembles_stay_on_the_gpu(models: GpuModels) -> None:
+    models.on_gpu("caller", THEN % ("", ON_DEVICE))
+    models.plus()
+    models.on_gpu("second", PASSES)
+    models.write("called", flat("inner", "inner"), "labels", "")
+    models.write("inner", flat(), "labels", "")
+    with models.served() as server:
+
+        async def run() -> None:
+            for values in (LARGE, LARGE[:3], LARGE * 2):
+                assert np.array_equal(await server.ask("caller", values), values + 5)
+            # Of the first call, whose input comes from the host; the last output goes there.
+            assert (copies(server, "plus"), copies(server, "second"), copies(server, "caller")) == (3, 0, 3)
+
+        server.run(run)

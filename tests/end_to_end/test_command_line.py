@@ -243,7 +243,6 @@ def test_infer_says_what_a_model_takes(demo: ServerProcess) -> None:
     ("address", "said"),
     [
         ("127.0.0.1:9", "no server responds at http://127.0.0.1:9: Connection refused. Start one with 'naiad run'"),
-        ("{grpc_url}", "is a gRPC port: it does not respond to HTTP/1.1. Give the address of the HTTP port"),
         ("127.0.0.1:{metrics_port}", "is not the HTTP port of an inference server: its response is not JSON"),
         ("127.0.0.1:http", "'http://127.0.0.1:http' is not an address: nonnumeric port: 'http'"),
         ("ftp://127.0.0.1", "'ftp://127.0.0.1' is not an address of a server: give HOST:PORT"),
@@ -251,7 +250,7 @@ def test_infer_says_what_a_model_takes(demo: ServerProcess) -> None:
     ],
 )
 def test_infer_says_in_one_line_what_is_wrong_with_an_address(demo: ServerProcess, address: str, said: str) -> None:
-    url = address.format(grpc_url=demo.grpc_url, metrics_port=demo.metrics_port)
+    url = address.format(metrics_port=demo.metrics_port)
     done = naiad("infer", "add_sub", "INPUT0=1", f"--url={url}")
     assert done.returncode == 1
     assert said in done.stderr

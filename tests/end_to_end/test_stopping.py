@@ -1,13 +1,23 @@
-"""SIGTERM drains: what was accepted is answered, then the server ends with 0."""
+"""SIGTERM and a closed terminal drain: what was accepted is answered, then the server ends with 0."""
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import itertools
 import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from bench.server import ServerProcess, wait_for
 
@@ -40,7 +50,10 @@ class TritonPythonModel:
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]})
 
 
-def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_model: WriteModel) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(
+    write_model: WriteModel, number: signal.Signals
+) -> None:
     repository = write_model("slow", CONFIG, SLOW)
     with ServerProcess(repository) as server:
         statuses: list[int] = []
@@ -56,7 +69,7 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_mo
             thread.start()
         metrics = 'nv_inference_pending_request_count{model="slow",version="1"} 3'
         wait_for(lambda: metrics in server.get("/metrics", server.metrics_port)[1])
-        server.terminate()
+        os.kill(server.pid, number)
         wait_for(lambda: "Stopping: 4 requests in flight" in server.log)
         (repository / "slow/1/go").touch()
         code = server.wait()
@@ -65,7 +78,63 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(write_mo
         log = server.log
     assert code == 0, log
     assert statuses == [200] * 4
+    assert f"Signal ({int(number)}) received." in log
     assert "slow: finalized" in log
+
+
+def test_a_closed_terminal_loses_no_request(write_model: WriteModel) -> None:
+    repository = write_model("slow", CONFIG, SLOW)
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "kernel", "run", str(repository), "--http-port=0", "--http-address=127.0.0.1",
+               "--allow-grpc=false", "--allow-metrics=false"]  # fmt: skip
+    server = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        shown = _read_until(master, b"Started HTTPService at ", b"\n")
+        port = int(re.findall(rb"Started HTTPService at [\d.]+:(\d+)", shown)[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("POST", "/v2/models/slow/infer", BODY)
+        _read_until(master, b"executing")
+        os.close(master)  # the system sends SIGHUP
+        (repository / "slow/1/go").touch()
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert server.wait(40) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _read_until(terminal: int, *texts: bytes) -> bytes:
+    """Return what the terminal shows to the end of the last of `texts`, which come one after the other."""
+    shown, position = b"", 0
+    for text in texts:
+        while (found := shown.find(text, position)) < 0:
+            shown += os.read(terminal, 65536)
+        position = found + len(text)
+    return shown[:position]
+
+
+def test_a_server_under_nohup_ignores_a_closed_terminal(write_model: WriteModel) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        server = ServerProcess(write_model("slow", CONFIG, SLOW))
+        server.start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        os.kill(server.pid, signal.SIGHUP)
+        server.terminate()
+        code = server.wait()
+        log = server.log
+    finally:
+        server.stop()
+    assert code == 0, log
+    assert "Signal (15) received." in log
+    assert "Signal (1)" not in log
 
 
 def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_error(

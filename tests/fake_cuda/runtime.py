@@ -195,11 +195,21 @@ def cudaIpcCloseMemHandle(address: Any) -> tuple[cudaError_t]:
 
 def cudaMemcpyAsync(target: Any, source: Any, byte_size: int, kind: Any, stream: Any) -> tuple[cudaError_t]:
     copy = _address(target), _address(source), byte_size
+    if any(_is_pinned_in_part(address, byte_size) for address in copy[:2]):
+        return _INVALID[:1]
     if isinstance(stream, Stream):
         stream.work.append(copy)
     else:
         ctypes.memmove(*copy)
     return _OK
+
+
+def _is_pinned_in_part(address: int, byte_size: int) -> bool:
+    end = address + byte_size
+    return any(
+        start < end and address < start + size and not start <= address <= end <= start + size
+        for start, size in registered.items()
+    )
 
 
 def cudaMemcpy(target: Any, source: Any, byte_size: int, kind: Any) -> tuple[cudaError_t]:

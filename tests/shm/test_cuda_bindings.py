@@ -129,8 +129,9 @@ def test_errors_have_the_numbers_that_we_know() -> None:
         assert found[int(error)].name == error.name
     ends = "the process must be terminated and relaunched"
     sticky = {code for code, error in found.items() if ends in " ".join((error.__doc__ or "").split())}
-    # The text is not in those of hardware errors, nor in the unknown one's.
-    assert sticky | {214, 220, 999} == _STICKY & set(found)
+    # The text is not in those of hardware errors, nor in the unknown one's. Bindings of 13.0 and 13.1 have no texts.
+    assert not sticky or sticky | {214, 220, 999} == _STICKY & set(found)
+    assert set(found) >= _STICKY
 
 
 def test_the_driver_has_the_one_function_that_is_called() -> None:

@@ -162,7 +162,7 @@ class CallerCalls:
 
         Raises ValueError for what no worker of ours sends.
         """
-        on_device = any(tensor.span is not None and _is_on_device(tensor.span) for tensor in call.inputs)
+        on_device = [each.name for each in call.inputs if each.span is not None and _is_on_device(each.span)]
         if not (on_device or message.on_device or self._refused):
             return False
         if message.on_device and not self._memory.opens_devices:
@@ -170,14 +170,14 @@ class CallerCalls:
         model = self._calls.find(call.model_name, call.model_version)
         if model is None:  # the call fails
             return False
-        takes = takes_device_tensors(model)
-        if on_device and not takes:
+        find = self._calls.find
+        if on_device and not takes_device_tensors(model, on_device, find):
             self._refused.add(call.model_name)
             return True
-        if takes and call.model_name in self._refused:
+        if call.model_name in self._refused and takes_device_tensors(model, [each.name for each in call.inputs], find):
             self._refused.clear()  # as the worker does
             self._send(wire.OnDeviceAgain())
-        if message.on_device and leaves_device_tensors(model):
+        if message.on_device and leaves_device_tensors(model, find):
             call.outputs = outputs_on_devices(model, call.outputs)
         return False
 

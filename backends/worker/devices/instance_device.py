@@ -194,7 +194,10 @@ class InstanceDevice:
         """
         with self._lock:
             try:
-                self.cuda.enqueue_copy(target, source, byte_size, self._stream)
+                if crosses and self.pinning is not None:
+                    self._enqueue_pieces(self.pinning, target, source, byte_size)
+                else:
+                    self.cuda.enqueue_copy(target, source, byte_size, self._stream)
             except CudaError as error:
                 self._failed("a copy has failed", error)
             self.pending = True
@@ -203,6 +206,13 @@ class InstanceDevice:
                 self.copied_byte_size += byte_size
             if kept is not None:
                 self._kept.append(kept)
+
+    def _enqueue_pieces(self, pinning: HostPinning, target: int, source: int, byte_size: int) -> None:
+        """Enqueue a copy, in pieces where only a part of the memory of the host is pinned. Raises `CudaError`."""
+        while byte_size:
+            piece = min(pinning.reach(target, byte_size), pinning.reach(source, byte_size))
+            self.cuda.enqueue_copy(target, source, piece, self._stream)
+            target, source, byte_size = target + piece, source + piece, byte_size - piece
 
     def keep(self, memory: object) -> None:
         """Refer to what something that was enqueued reads or writes, until it is waited for."""

@@ -99,6 +99,23 @@ class HostPinning:
                 self._begin(found, pin=True)
             return found.pinned
 
+    def reach(self, address: int, byte_size: int) -> int:
+        """Return how many of these bytes one copy may have: CUDA takes no memory of which only a part is pinned.
+
+        An arena has such a border where the pages begin that do not stay. It counts also before it is pinned: that may
+        happen at any time.
+        """
+        with self._lock:
+            position = bisect.bisect_right(self._starts, address)
+            if position:
+                before = self._ordered[position - 1]
+                end = before.start + before.byte_size
+                if address < end:
+                    return min(byte_size, end - address)
+            if position < len(self._starts):
+                return min(byte_size, self._starts[position] - address)
+            return byte_size
+
     def make_room(self, byte_size: int) -> None:
         """Let the thread unpin regions of clients, until `byte_size` bytes can be pinned for something else."""
         with self._lock:

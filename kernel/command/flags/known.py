@@ -312,7 +312,7 @@ _SERVER = FlagGroup(
              help="true: the ports listen while the models of the start load; the server is live, and ready when all "
              "are loaded. false: they listen when the models are loaded, as in tritonserver."),
         Flag(name="exit-timeout-secs", kind=_SECONDS, option="exit_timeout_s",
-             help="Seconds that requests in flight may take after Ctrl-C or SIGTERM."),
+             help="Seconds that requests in flight may take after Ctrl-C, SIGTERM or SIGHUP."),
         Flag(name="admin-access", kind=one_of("local", "key", "open", any_case=True), option="admin.access", ours=True,
              help="Clients that may load and unload models, change settings of logs and traces, and register shared "
              "memory: local (clients on this machine), key (those with the key of --admin-key in the header admin-key, "

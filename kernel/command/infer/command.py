@@ -1,27 +1,38 @@
-"""`naiad infer`: sends one request to a running server over HTTP, and prints the response.
+"""`naiad infer`: sends one request to a running server over HTTP or gRPC, and prints the response or responses.
 
-It uses only the standard library, and NumPy to read a NumPy file. It is not a client library.
+HTTP uses only the standard library. Raw bytes of several responses come over gRPC. It is not a client library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import urllib.parse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernel.command.infer.arguments import GivenInput, build_inputs, split_arguments
-from kernel.command.infer.connection import ClientError, base_url, call, infer, stream
-from kernel.command.infer.outputs import build_outputs, classified, format_outputs
+from kernel.command.infer.arguments import build_inputs, split_arguments
+from kernel.command.infer.connection import ClientError, GrpcPort, base_url
+from kernel.command.infer.outputs import build_outputs, classified, format_event, format_outputs, format_streamed
+from kernel.command.infer.server import HttpInferServer, check_for_json, grpc_beside, grpc_server
 from kernel.texts import printable
+
+if TYPE_CHECKING:
+    from kernel.command.infer.arguments import GivenInput
+    from kernel.command.infer.server import InferServer
 
 #: The most models that an error names.
 _SHOWN_MODELS = 20
 
+#: Schemes of addresses that are not HTTP's.
+_GRPC_SCHEMES = ("grpc://", "grpcs://")
+
 
 def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> int:
-    """Send a request with `inputs` (`NAME=VALUE`) and print the outputs. Returns the exit code."""
+    """Send a request with `inputs` (`NAME=VALUE`) and print the outputs. Returns the exit code.
+
+    `url` is the address of an HTTP or gRPC port.
+    """
     try:
-        _infer_and_print(base_url(url), model, inputs, classes)
+        _infer_and_print(url, model, inputs, classes)
     except ClientError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 1
@@ -31,47 +42,78 @@ def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> in
 def _infer_and_print(url: str, model: str, arguments: list[str], classes: int) -> None:
     texts = split_arguments(arguments)
     name, _, version = model.partition(":")
-    path = f"{url}/v2/models/{urllib.parse.quote(name, safe='')}"
-    if version:
-        path += f"/versions/{urllib.parse.quote(version, safe='')}"
+    with contextlib.ExitStack() as stack:
+        server, metadata = _open(stack, url, name, version)
+        config = server.config()
+        inputs = build_inputs(metadata, config, texts)
+        outputs = build_outputs(metadata, config, classes)
+        if not config.get("model_transaction_policy", {}).get("decoupled"):
+            for response, binary in server.responses(inputs, outputs):
+                for line in format_outputs(response, binary, classified(outputs)):
+                    _print_line(line)
+            return
+        if isinstance(server, HttpInferServer):
+            beside = _stream_server(stack, server, metadata, name, version)
+            if beside is None:
+                _print_events(server, metadata, inputs, classes)
+                return
+            server = beside
+        for response, binary in server.responses(inputs, outputs):
+            _print_line(format_streamed(response, binary, classified(outputs)))
+
+
+def _open(stack: contextlib.ExitStack, url: str, name: str, version: str) -> tuple[InferServer, dict[str, Any]]:
+    """Return the server at `url` and the metadata of the model; `stack` closes the server."""
+    if url.startswith(_GRPC_SCHEMES):
+        server: InferServer = grpc_server(url, name, version)
+    else:
+        server = HttpInferServer(base_url(url), name, version)
+        try:
+            return server, _metadata(server)
+        except GrpcPort:
+            server = grpc_server(base_url(url), name, version)
+    stack.callback(server.close)
+    return server, _metadata(server)
+
+
+def _metadata(server: InferServer) -> dict[str, Any]:
     try:
-        metadata = call(path)
+        return server.metadata()
+    except GrpcPort:
+        raise
     except ClientError as error:
-        raise ClientError(f"{error}{_models_hint(url, str(error))}") from None
-    config = call(f"{path}/config")
-    tensors = build_inputs(metadata, config, texts)
-    if config.get("model_transaction_policy", {}).get("decoupled"):
-        _print_stream(path, tensors)
-        return
-    outputs = build_outputs(metadata, config, classes)
-    request = {"inputs": [_json_of(tensor) for tensor in tensors], "outputs": outputs}
-    response, binary = infer(f"{path}/infer", request, b"".join(tensor.raw for tensor in tensors))
-    for line in format_outputs(response, binary, classified(outputs)):
-        _print_line(line)
+        raise ClientError(f"{error}{_models_hint(server, str(error))}") from None
 
 
-def _json_of(tensor: GivenInput) -> dict[str, Any]:
-    parameters = {"binary_data_size": len(tensor.raw)}
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "parameters": parameters}
+def _stream_server(
+    stack: contextlib.ExitStack, server: HttpInferServer, metadata: dict[str, Any], name: str, version: str
+) -> InferServer | None:
+    """Return the gRPC port of the server, if it has its usual number and the same model; else None."""
+    url = grpc_beside(server.url)
+    if url is None:
+        return None
+    beside = grpc_server(url, name, version)
+    stack.callback(beside.close)
+    try:
+        found = beside.metadata()
+    except ClientError:
+        return None
+    return beside if all(found[key] == metadata[key] for key in ("inputs", "outputs")) else None
 
 
-def _print_stream(path: str, tensors: list[GivenInput]) -> None:
-    """Print the responses of a decoupled model, which come as JSON."""
-    for event in stream(f"{path}/generate_stream", {tensor.name: _json_elements(tensor) for tensor in tensors}):
-        shown = ", ".join(f"{k} = {v}" for k, v in event.items() if k not in ("model_name", "model_version"))
-        _print_line(printable(shown, keep="\n\t"))
+def _print_events(server: HttpInferServer, metadata: dict[str, Any], inputs: list[GivenInput], classes: int) -> None:
+    """Print the responses of a decoupled model that come as JSON."""
+    check_for_json(metadata, classes)
+    for event in server.events(inputs):
+        _print_line(format_event(event, metadata))
 
 
-def _json_elements(tensor: GivenInput) -> list[Any]:
-    return [each.decode(errors="replace") if isinstance(each, bytes) else each for each in tensor.elements]
-
-
-def _models_hint(url: str, message: str) -> str:
+def _models_hint(server: InferServer, message: str) -> str:
     """Return what to say behind an error about a model that is not there: which there are."""
     if "unknown model" not in message:
         return ""
     try:
-        names = sorted({item["name"] for item in call(f"{url}/v2/repository/index", {"ready": True})})
+        names = server.model_names()
     except (ClientError, KeyError, TypeError):  # the server keeps that to itself
         return ""
     more = f" and {len(names) - _SHOWN_MODELS} more" if len(names) > _SHOWN_MODELS else ""

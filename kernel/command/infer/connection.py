@@ -28,6 +28,10 @@ class ClientError(Exception):
     """The request failed. The message is one line for the user."""
 
 
+class GrpcPort(ClientError):
+    """The port does not respond to HTTP/1.1, but speaks HTTP/2."""
+
+
 def base_url(text: str) -> str:
     """Return the URL for `text`: a URL, or HOST:PORT as in Triton's clients. Raises `ClientError`."""
     url = (text if "://" in text else f"http://{text}").rstrip("/")
@@ -97,23 +101,28 @@ def _explained(url: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ClientError(_explanation(error, url)) from None
+        raise _explanation(error, url) from None
 
 
-def _explanation(error: Exception, url: str) -> str:
-    """Return the line about an error of the connection."""
+def _explanation(error: Exception, url: str) -> ClientError:
+    """Return the error with the line about an error of the connection."""
     server, reason = _server(url), getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
-        return f"{server} has not responded within {_TIMEOUT_S} s"
+        return ClientError(f"{server} has not responded within {_TIMEOUT_S} s")
     if isinstance(reason, http.client.InvalidURL):
-        return f"'{server}' is not an address: {reason}. {_OTHER_PORT}, as HOST:PORT"
+        return ClientError(f"'{server}' is not an address: {reason}. {_OTHER_PORT}, as HOST:PORT")
     if isinstance(reason, json.JSONDecodeError):
-        return f"{server} is not the HTTP port of an inference server: its response is not JSON. {_OTHER_PORT}"
+        return ClientError(
+            f"{server} is not the HTTP port of an inference server: its response is not JSON. {_OTHER_PORT}"
+        )
     if isinstance(reason, (http.client.HTTPException, ConnectionResetError)):
-        kind = "a gRPC port" if speaks_http2(server) else "not the HTTP port of an inference server"
-        return f"{server} is {kind}: it does not respond to HTTP/1.1. {_OTHER_PORT}"
+        if speaks_http2(server):
+            return GrpcPort(f"{server} is a gRPC port: it does not respond to HTTP/1.1. {_OTHER_PORT}")
+        return ClientError(
+            f"{server} is not the HTTP port of an inference server: it does not respond to HTTP/1.1. {_OTHER_PORT}"
+        )
     text = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-    return (
+    return ClientError(
         f"no server responds at {server}: {text}. Start one with 'naiad run', or give the address of another with --url"
     )
 

@@ -65,6 +65,42 @@ def format_outputs(response: dict[str, Any], binary: bytes, classes: Collection[
             yield f"  … and {count - SHOWN_VALUES} more"
 
 
+def format_streamed(response: dict[str, Any], binary: bytes, classes: Collection[str]) -> str:
+    """Return the line of one of many responses: each output with its elements. The arguments are as above."""
+    parts = []
+    position = 0
+    for output in response.get("outputs", ()):
+        byte_size = output["parameters"]["binary_data_size"]
+        values, count = _values(output, binary[position : position + byte_size])
+        position += byte_size
+        if output["name"] in classes:
+            parts.append(
+                _part(output["name"], [" ".join(_classes_line(_text(each)).split()) for each in values], count)
+            )
+        else:
+            parts.append(_part(output["name"], values, count))
+    return ", ".join(parts)
+
+
+def format_event(event: dict[str, Any], metadata: dict[str, Any]) -> str:
+    """Return the line of a response that came as JSON: output name → element, or list of elements.
+
+    The outputs have their order in the model's `metadata`; parameters of the response come after them.
+    """
+    outputs = [tensor["name"] for tensor in metadata["outputs"] if tensor["name"] in event]
+    names = [*outputs, *(name for name in event if name not in outputs)]
+    lists = {name: event[name] if isinstance(event[name], list) else [event[name]] for name in names}
+    return ", ".join(_part(name, values[:SHOWN_VALUES], len(values)) for name, values in lists.items())
+
+
+def _part(name: str, values: list[Any], count: int) -> str:
+    shown = [_text(each) if isinstance(each, (bytes, str)) else _number(each) for each in values]
+    if count == 1 and shown:
+        return f"{printable(name)} = {shown[0]}"
+    more = f", … and {count - SHOWN_VALUES} more" if count > SHOWN_VALUES else ""
+    return f"{printable(name)} = [{', '.join(shown)}{more}]"
+
+
 def _values(output: dict[str, Any], data: bytes) -> tuple[list[Any], int]:
     """Return the first values of an output, and how many it has."""
     count = 1

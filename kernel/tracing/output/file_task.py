@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,6 +40,8 @@ class WriteResult(msgspec.Struct, array_like=True):
     kept_byte_size: int = 0
     error: str = ""
     lost: int = 0
+    #: How long it took, in seconds.
+    took_s: float = 0.0
 
 
 encode_arguments = msgspec.msgpack.Encoder().encode
@@ -49,6 +52,7 @@ _decode_arguments = msgspec.msgpack.Decoder(WriteArguments).decode
 def write_traces_task(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
     """Add traces to a file."""
     yield from ()  # a task function is a generator, and this one needs no memory
+    begin_s = time.monotonic()
     wanted = _decode_arguments(arguments)
     try:
         result = WriteResult(write_traces(wanted))
@@ -56,6 +60,7 @@ def write_traces_task(arguments: bytes, sources: Sequence[memoryview]) -> TaskSt
         result = WriteResult(error=error.strerror or str(error), lost=len(wanted.records))
     except ValueError as error:
         result = WriteResult(error=str(error), lost=len(wanted.records))
+    result.took_s = time.monotonic() - begin_s
     return TaskResult(msgspec.msgpack.encode(result))
 
 

@@ -20,6 +20,7 @@ from kernel.serving.helper_tasks import MessageTask
 from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
 from kernel.tracing.output.files import FileChoice, TraceFiles
 from kernel.tracing.trace import UsualTrace
+from kernel.writing.rest import is_behind, rest_s
 from kernel.writing.write_turns import WriteTurns
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _BATCH_BYTE_SIZE = 1 << 20
 #: The most files that are remembered.
 _MOST_DESTINATIONS = 512
 
-#: The rest after a file was written: it is copied to add traces to it.
+#: The rest after a file was written, unless the helper is behind: the file is copied to add traces to it.
 _REST_FACTOR = 10
 
 #: The largest file.
@@ -65,6 +66,8 @@ class WriteOutcome(msgspec.Struct, frozen=True):
     problem: str = ""
     #: Whether nothing can be written before the settings change.
     stops: bool = False
+    #: How long the helper has worked, in seconds; without its start and what it had to do before.
+    took_s: float = 0.0
 
 
 class Destination(Protocol):
@@ -76,7 +79,7 @@ class Destination(Protocol):
     delay_s: float
     batch: int
     max_waiting: int
-    #: The helper rests this many times as long as it has worked, if more traces wait.
+    #: The helper rests this many times as long as it has worked, unless it is behind: see `kernel.writing.rest`.
     rest_factor: int
 
     def arguments(self, records: msgspec.Raw) -> bytes:
@@ -107,14 +110,15 @@ class FileDestination:
         written = decode_write_result(result)
         if written.error:
             problem = f"the trace file '{self._file.path}' cannot be written: {written.error}"
-            return WriteOutcome(written.lost, problem, stops=True)
+            return WriteOutcome(written.lost, problem, stops=True, took_s=written.took_s)
         self._file.kept_byte_size = written.kept_byte_size
         if written.kept_byte_size <= MAX_FILE_BYTE_SIZE:
-            return WriteOutcome()
+            return WriteOutcome(took_s=written.took_s)
         return WriteOutcome(
             problem=f"the trace file '{self._file.path}' has {written.kept_byte_size >> 20} MiB; to have several "
             "files, set a log frequency (--trace-config triton,log-frequency=N)",
             stops=True,
+            took_s=written.took_s,
         )
 
 
@@ -157,6 +161,8 @@ class TraceWriter:
         #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
         self._last: _Group | None = None
+        #: How many traces wait in groups before the last one.
+        self._closed_count = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
         self._loss_reported_s = -_LOSS_REPORT_S
@@ -192,7 +198,7 @@ class TraceWriter:
         group.room = room = group.room - 1
         if not room or len(records) > _BATCH_BYTE_SIZE:
             group.size, group.room = group.count, 0
-            if len(self._waiting) == 1:  # others are written at their time
+            if is_behind(*self._backlog(destination)):
                 self._turns.now()
 
     def _begin_group(self, destination: Destination) -> _Group | None:
@@ -201,6 +207,8 @@ class TraceWriter:
         if room <= 0:
             self._lose(1, "too many traces wait to be written")
             return None
+        if self._last is not None:
+            self._closed_count += self._last.count
         group = self._last = _Group(destination, room)
         self._waiting.append(group)
         if self._turns.resting:
@@ -209,7 +217,18 @@ class TraceWriter:
 
     def _waiting_count(self) -> int:
         """Return how many traces wait."""
-        return sum(group.count for group in self._waiting)
+        return self._closed_count + (0 if self._last is None else self._last.count)
+
+    def _backlog(self, destination: Destination) -> tuple[float, float]:
+        """Return what waits and what the next task takes, in parts of the largest task to `destination`."""
+        if not self._waiting:
+            return 0.0, 0.0
+        head = self._waiting[0]
+        bytes_part = len(head.records) / _BATCH_BYTE_SIZE
+        return (
+            max(self._waiting_count() / destination.batch, bytes_part),
+            max(head.count / head.destination.batch, bytes_part),
+        )
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
@@ -223,15 +242,17 @@ class TraceWriter:
         group = self._waiting.popleft()
         if group is self._last:
             self._last = None
-        destination, begun_s = group.destination, time.monotonic()
+        else:
+            self._closed_count -= group.count
+        destination = group.destination
         return MessageTask(
             destination.task,
             destination.arguments(group.encoded()),
-            ended=lambda result: self._ended(destination, group.count, begun_s, result),
+            ended=lambda result: self._ended(destination, group.count, result),
         )
 
-    def _ended(self, destination: Destination, count: int, begun_s: float, result: bytes | ServingError) -> None:
-        """The helper has written, or failed to write, `count` traces that it got at `begun_s`."""
+    def _ended(self, destination: Destination, count: int, result: bytes | ServingError) -> None:
+        """The helper has written, or failed to write, `count` traces."""
         outcome = destination.done(result) if isinstance(result, bytes) else WriteOutcome(count, result.message)
         self.written_count += count - outcome.lost
         if outcome.stops:
@@ -240,13 +261,12 @@ class TraceWriter:
             self._lose(outcome.lost + self._drop_all(), outcome.problem)
         elif outcome.lost:
             self._lose(outcome.lost, outcome.problem)
-        full = self._waiting_count() >= destination.batch
-        rest_s = (time.monotonic() - begun_s) * destination.rest_factor
-        self._turns.ended(max(rest_s, 0.0 if full else destination.delay_s))
+        backlog = self._backlog(destination)
+        self._turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
-        count, self._last = self._waiting_count(), None
+        count, self._last, self._closed_count = self._waiting_count(), None, 0
         self._waiting.clear()
         return count
 

@@ -22,8 +22,8 @@ def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert {row["part"] for row in found["rows"]} == {
-        "machine", "ceilings", "pinned", "handles", "server", "latency", "figures", "failures", "onnxruntime",
-        "network", "capabilities",
+        "machine", "ceilings", "pinned", "handles", "server", "latency", "host", "figures", "failures", "onnxruntime",
+        "network", "capabilities", "pytorch",
     }  # fmt: skip
     assert [row for row in found["rows"] if not row.get("ok", True)] == []
     assert found["settings"]["fake"]
@@ -35,3 +35,14 @@ def test_a_part_that_fails_is_a_row() -> None:
     assert done.returncode == 1
     assert "! machine" in done.stdout
     assert "CudaUnavailable: no GPU is visible" in done.stdout
+
+
+def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick", "--limit=0",
+               "--parts", "ceilings", "handles", f"--json={file}"]  # fmt: skip
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).returncode == 1
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["part"], row["value"]) for row in rows] == [
+        ("ceilings", "it was ended after 0 s"), ("handles", "it was ended after 0 s"),
+    ]  # fmt: skip

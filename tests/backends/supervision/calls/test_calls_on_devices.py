@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from backends.transport import wire
+from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.serving.response import Response
 from kernel.testing import model_spec
+from schedulers.testing import spec_of, step
 from shm.lease import RegionNumber
 from shm.tensor import RequestedOutput, Span, Tensor
 from tests.backends.supervision.calls.test_caller import SMALL, CallBench, calling, submit
@@ -29,20 +31,32 @@ class FoundModel:
         self.spec = msgspec.structs.replace(model_spec(), **more)
 
 
+def ensemble(**more: Any) -> FoundModel:
+    """IN, MORE → `first` → OUT, and MORE → `second` → END."""
+    spec = EnsembleSpec(
+        (step("first", {"X": "IN", "Y": "MORE"}, {"Z": "OUT"}), step("second", {"X": "MORE"}, {"Z": "END"}))
+    )
+    model = FoundModel("AUTO")
+    model.spec = msgspec.structs.replace(spec_of("other", "IN MORE", "OUT END", ensemble=spec), **more)
+    return model
+
+
 class Found:
     """Finds the model that the test says."""
 
     def __init__(self, bench: CallBench, model: FoundModel | None) -> None:
         self.model = model
-        bench.calls.find = lambda name, version: self.model  # type: ignore[attr-defined]
+        #: Models of steps, by their names.
+        self.steps: dict[str, FoundModel] = {}
+        bench.calls.find = lambda name, version: self.steps.get(name, self.model)  # type: ignore[attr-defined]
 
 
-def on_device(offset: int = 0) -> Tensor:
-    return Tensor("IN", "UINT8", [8192], None, Span(RegionNumber(-1), offset, 8192))
+def on_device(offset: int = 0, name: str = "IN") -> Tensor:
+    return Tensor(name, "UINT8", [8192], None, Span(RegionNumber(-1), offset, 8192))
 
 
-def place_of(call: Request) -> Span:
-    (tensor,) = call.inputs
+def place_of(call: Request, name: str = "IN") -> Span:
+    (tensor,) = (each for each in call.inputs if each.name == name)
     assert tensor.span is not None
     return tensor.span
 
@@ -113,5 +127,52 @@ def test_outputs_of_other_models_are_asked_for_as_they_were(model: FoundModel | 
         await bench.say(submit(1, SMALL, on_device=True))
         (call,) = bench.calls.calls
         assert call.outputs == [RequestedOutput("OUT")]
+
+    calling(scenario)
+
+
+def test_an_ensemble_gets_an_input_there_that_one_step_on_gpus_reads() -> None:
+    async def scenario(bench: CallBench) -> None:
+        found = Found(bench, ensemble())
+        found.steps = {"first": FoundModel("GPU"), "second": FoundModel("CPU")}
+        bench.submit()
+        await bench.say(ARENA, submit(1, on_device(), msgspec.structs.replace(SMALL, name="MORE"), on_device=True))
+        (call,) = bench.calls.calls
+        assert place_of(call, "IN").offset == 0
+        assert call.outputs == [RequestedOutput("OUT", on_device=True)]
+        call.release_leases()
+        assert leased(bench) == 0
+
+    calling(scenario)
+
+
+@pytest.mark.parametrize("name", ["IN", "MORE"])
+def test_a_call_of_an_ensemble_comes_back_until_its_steps_take_all_its_inputs_there(name: str) -> None:
+    async def scenario(bench: CallBench) -> None:
+        found = Found(bench, ensemble())
+        found.steps = {"first": FoundModel("CPU"), "second": FoundModel("GPU")}
+        bench.submit()
+        await bench.received()
+        await bench.say(ARENA, submit(1, on_device(name=name), on_device=True))
+        assert (bench.calls.calls, leased(bench)) == ([], 0)
+        assert await bench.received() == [wire.CallOnHost(1), wire.FreeBlocks([0], -1)]
+        found.steps["first"] = FoundModel("GPU")
+        more = msgspec.structs.replace(SMALL, name="MORE")  # two steps read it
+        await bench.say(submit(2, SMALL, more), submit(3, SMALL))
+        assert await bench.received() == [wire.OnDeviceAgain()]
+
+    calling(scenario)
+
+
+def test_outputs_of_an_ensemble_without_a_step_on_gpus_are_asked_for_as_they_were() -> None:
+    async def scenario(bench: CallBench) -> None:
+        found = Found(bench, ensemble())
+        found.steps = {"first": FoundModel("CPU"), "second": FoundModel("CPU")}
+        bench.submit()
+        await bench.say(submit(1, SMALL, on_device=True))
+        found.steps["second"] = FoundModel("GPU")
+        found.model = ensemble(response_cache=True)
+        await bench.say(submit(2, SMALL, on_device=True))
+        assert [call.outputs for call in bench.calls.calls] == [[RequestedOutput("OUT")]] * 2
 
     calling(scenario)

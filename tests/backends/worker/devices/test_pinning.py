@@ -204,6 +204,37 @@ def test_only_the_steady_pages_of_an_arena_are_pinned_with_their_first_use(bench
     assert list(runtime.registered.values()) == [WINDOW]
 
 
+def test_a_tensor_over_the_end_of_the_pinned_bytes_is_copied_in_two_pieces(bench: Bench) -> None:
+    steady = 1 << 20
+    region = bench.arena(1, 4 << 20, steady)
+    bench.gather(region, 0, steady)
+    bench.device.synchronize()
+    bench.wait(lambda: bench.pinning.pins == 1)
+    data = np.random.default_rng(1).bytes(REGION)
+    for offset in (0, steady - 1000, steady, steady + 1000):
+        region.view(offset, REGION)[:] = data
+        copies = bench.device.copies
+        found = bench.device.upload(region.view(offset, REGION), "UINT8", [REGION])
+        bench.device.synchronize()
+        assert ctypes.string_at(found.address, REGION) == data
+        assert bench.device.copies == copies + 1
+    region.view(steady - 8, 16)[:] = bytes(16)
+    bench.device.copy_to(found, region.view(steady - 8, REGION))
+    bench.device.synchronize()
+    assert bytes(region.view(steady - 8, REGION)) == data
+
+
+def test_a_copy_that_ends_in_pinned_bytes_begins_before_them_in_a_piece_of_its_own(bench: Bench) -> None:
+    region = bench.client(1)
+    bench.use(region)
+    bench.wait(lambda: bench.pinning.pins == 1)
+    start = address_of(region.view(0, 1))
+    assert bench.pinning.reach(start - 10, 30) == 10
+    assert bench.pinning.reach(start - 10, 5) == 5
+    assert bench.pinning.reach(start + REGION - 3, 30) == 3
+    assert bench.pinning.reach(start + REGION, 30) == 30
+
+
 def test_the_pages_of_the_own_arena_stay_where_it_is_pinned(bench: Bench) -> None:
     array = bench.device.upload(np.full(WINDOW, 7, np.uint8), "UINT8", [WINDOW])
     span, view = bench.outputs.take(WINDOW)

@@ -9,7 +9,14 @@ import pytest
 
 from kernel.command.infer.connection import ClientError
 from kernel.command.infer.elements import encode_elements
-from kernel.command.infer.outputs import build_outputs, classified, format_outputs
+from kernel.command.infer.outputs import (
+    SHOWN_VALUES,
+    build_outputs,
+    classified,
+    format_event,
+    format_outputs,
+    format_streamed,
+)
 
 METADATA = {
     "name": "m",
@@ -95,3 +102,26 @@ def test_a_response_that_cannot_be_read_names_the_output() -> None:
     output = {"name": "T", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 5}}
     with pytest.raises(ClientError, match="output 'T' cannot be read: 5 bytes are no tensor of FP32"):
         list(format_outputs({"outputs": [output]}, struct.pack("<fx", 1), ()))
+
+
+def streamed(*outputs: tuple[str, str, list[Any]], classes: tuple[str, ...] = ()) -> str:
+    """Return the line of a response with outputs of name, datatype and elements."""
+    raws = [encode_elements(datatype, elements) for _, datatype, elements in outputs]
+    parts = [
+        {"name": name, "datatype": datatype, "shape": [len(elements)], "parameters": {"binary_data_size": len(raw)}}
+        for (name, datatype, elements), raw in zip(outputs, raws, strict=True)
+    ]
+    return format_streamed({"outputs": parts}, b"".join(raws), classes)
+
+
+def test_a_response_of_a_stream_is_one_line() -> None:
+    assert streamed(("A", "FP16", [0.5]), ("B", "BF16", [1, 2])) == "A = 0.5, B = [1, 2]"
+    assert streamed(("TEXT", "BYTES", ["a\x1bb"]), ("NONE", "INT8", [])) == "TEXT = a\\u001bb, NONE = []"
+    assert streamed(("LONG", "INT8", [7] * 40)) == f"LONG = [{'7, ' * SHOWN_VALUES}… and 8 more]"
+    assert streamed(("S", "BYTES", ["0.5:3:cat", "0.25:1"]), classes=("S",)) == "S = [cat 0.5, 1 0.25]"
+    assert streamed() == ""
+
+
+def test_a_response_of_a_stream_that_came_as_json_has_its_outputs_first() -> None:
+    event = {"PARAMETER": True, "SCORES": [1.5, 2], "OUT": "a\nb"}
+    assert format_event(event, METADATA) == "OUT = a\nb, SCORES = [1.5, 2], PARAMETER = true"

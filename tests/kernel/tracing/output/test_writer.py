@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kernel.errors import Unavailable
 from kernel.settings import TraceValues
 from kernel.tracing.output import writer as module
 from kernel.tracing.output.export import CollectorDestination
+from kernel.tracing.output.file_task import WriteResult
 from kernel.tracing.output.writer import TraceWriter
 from kernel.tracing.trace import TraceRecord
 from protocols.testing import DirectHelpers, LateHelpers
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import msgspec
 
     from kernel.serving.helper_tasks import HelperTask
     from kernel.tracing.trace import TraceOutput
@@ -151,21 +150,68 @@ class SlowCollector:
         return b""
 
     def done(self, result: bytes) -> module.WriteOutcome:
-        return module.WriteOutcome()
+        return module.WriteOutcome(took_s=1000)
 
 
-async def test_after_a_slow_export_the_next_one_begins_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_slow_export_the_next_one_begins_at_once() -> None:
     helpers = HeldHelpers()
     writer = TraceWriter(helpers, lambda: None)
     for id in (1, 2):
         writer.put(SlowCollector(), TraceRecord(id, 0, "m", 1, ""))
     [first] = helpers.tasks
     helpers.some_held.clear()
-    later_s = time.monotonic() + 1000
-    monkeypatch.setattr(time, "monotonic", lambda: later_s)
     first.done(b"", None)
     await helpers.some_held.wait()
     assert writer.written_count == 1
+
+
+def written(took_s: float) -> bytes:
+    """Return the result of a helper that has written for `took_s` seconds."""
+    return msgspec.msgpack.encode(WriteResult(kept_byte_size=1, took_s=took_s))
+
+
+async def test_a_long_rest_ends_when_a_whole_batch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 4)
+    helpers = HeldHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    bench.put(*range(1, 5))
+    bench.put(5)
+    helpers.tasks.pop().done(written(took_s=1000), None)
+    assert helpers.tasks == [], "it rests"
+    bench.put(6, 7)
+    assert helpers.tasks == []
+    bench.put(8)
+    assert len(helpers.tasks) == 1
+    assert bench.writer.lost_count == 0
+
+
+async def test_a_helper_that_is_behind_does_not_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 4)
+    helpers = HeldHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    bench.put(*range(1, 13))
+    for count in (8, 4):
+        helpers.tasks.pop().done(written(took_s=1000), None)
+        assert len(helpers.tasks) == 1, f"{count} waited"
+    helpers.tasks.pop().done(written(took_s=1000), None)
+    assert helpers.tasks == []
+    assert bench.writer.written_count == 12
+
+
+async def test_files_with_few_traces_do_not_keep_the_helper_and_the_kernel_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 64)
+    monkeypatch.setattr(module.FileDestination, "delay_s", 0.0)
+    helpers = HeldHelpers()
+    bench = Bench(tmp_path / "t", helpers, log_frequency=1)
+    bench.put(1)
+    await helpers.some_held.wait()
+    bench.put(*range(2, 202))
+    helpers.tasks.pop().done(written(took_s=1000), None)
+    bench.put(202)
+    assert helpers.tasks == [], "it rests"
+    await bench.writer.close(0)
 
 
 async def test_the_end_does_not_wait_for_ever(tmp_path: Path) -> None:
