@@ -26,7 +26,7 @@ ENOUGH = 16
 #: After this many batches that started at once, one waits. It costs little time, and new clients are noticed soon.
 WAIT_AFTER = 64
 
-#: How often the number of waits is doubled, at most: also clients of which now and then one is late have so many waits
+#: How often the number of waits is doubled, at most: clients of which one is late now and then have so many waits, too,
 #: in a row. After `ENOUGH` waits that confirm what was learned, without a mistake between, it is the usual one again.
 MOST_DOUBLINGS = 3
 
@@ -69,14 +69,14 @@ class FruitlessWaits:
     def waited(self, rows: int, now_ns: int) -> None:
         """A batch starts because its oldest request has waited for the whole delay, perhaps for an instance."""
         fruitless = rows == self._waiting_rows and 2 * (now_ns - self._since_ns) >= self._delay_ns
+        if rows > self._rows:
+            self._note_mistake()
         if not fruitless or not self._learns:
-            self._more_came()
+            self._count = 0
         elif rows == self._rows:
             self._count += 1
             self._note_confirmation()
         else:
-            if rows > self._rows:
-                self._more_came()
             self._rows, self._count = rows, 1
         self._started_at_once = self._waiting_rows = 0
         if self._count >= ENOUGH:
@@ -85,8 +85,8 @@ class FruitlessWaits:
 
     def filled(self) -> None:
         """A batch starts because it is as large as it may be: enough requests come."""
-        self._more_came()
-        self._started_at_once = self._waiting_rows = 0
+        self._note_mistake()
+        self._count = self._started_at_once = self._waiting_rows = 0
 
     def _note_confirmation(self) -> None:
         if self._started_at_once == WAIT_AFTER:
@@ -94,8 +94,8 @@ class FruitlessWaits:
             if self._confirmed == ENOUGH:
                 self._doublings = 0
 
-    def _more_came(self) -> None:
+    def _note_mistake(self) -> None:
+        """A batch has got more rows than expected. If it is one that waited now and then, the last ones were wrong."""
         if self._started_at_once == WAIT_AFTER:
             self._confirmed = 0
             self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)
-        self._count = 0
