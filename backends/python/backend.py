@@ -106,7 +106,7 @@ class PythonBackend(Backend):
             if hasattr(self._model, "initialize"):
                 self._model.initialize(_initialize_arguments(arguments))
         self._concurrency = _concurrency(arguments, self._model)
-        self._dropped = DroppedRequests(self._instance.name, self.host.calls)
+        self._dropped = DroppedRequests(self._instance.name, self.host.calls, self.host.log)
         self._dropped.start()
         self._instance.discard_call = self._dropped.add_call
         self._instance.may_call = True

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.worker.calls.interface import ModelCall, ModelCalls
     from backends.worker.request import WorkerRequest
 
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 class DroppedRequests:
     """Ends dropped requests in a thread. Runs while a model is loaded, from `start` to `stop`."""
 
-    def __init__(self, instance_name: str, calls: ModelCalls) -> None:
+    def __init__(self, instance_name: str, calls: ModelCalls, log: Callable[[str, str], None]) -> None:
+        """`log` writes a line with a level to the server's log; it may be called by any thread."""
         self._calls = calls
+        self._log = log
         self._error = InternalError(
             f"Python model '{instance_name}' dropped the request without sending a final response"
         )
@@ -62,4 +66,6 @@ class DroppedRequests:
         if complete:
             request.finish()
         else:
+            if not request.is_cancelled():  # else the model may drop it, and nobody waits for a response
+                self._log("ERROR", self._error.message)
             request.fail(self._error)

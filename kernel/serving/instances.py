@@ -182,6 +182,10 @@ class InstanceSet:
                 best, least = instance, load
         return best
 
+    def mean_execution_ns(self) -> int:
+        """Return how long the last executions took, in nanoseconds: a moving average."""
+        return self._execution_ns
+
     @property
     def serving(self) -> Collection[Instance]:
         """The instances in service."""

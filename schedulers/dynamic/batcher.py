@@ -19,7 +19,7 @@ from schedulers.queue import RequestQueue
 from schedulers.shapes import BatchKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from kernel.config.spec import ModelSpec
     from kernel.serving.request import Request
@@ -47,10 +47,12 @@ class DynamicBatcher:
         settings: DynamicBatching | None,
         rule: BatchingRule | None = None,
         hold_until_count: int = 0,
+        execution_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         """Without `settings` each request is a batch of its own.
 
         `rule` may keep requests out of a batch. No batch is made before `hold_until_count` requests are queued, once.
+        `execution_ns` returns how long executions take: after long ones a delay ends early less often.
         """
         self._alone = settings is None
         settings = settings or DynamicBatching()
@@ -59,7 +61,7 @@ class DynamicBatcher:
         self._max_preferred = max(self._preferred, default=self._max_rows)
         #: How long the oldest request may wait for a larger batch, in nanoseconds; 0 for no wait.
         self.delay_ns = settings.max_queue_delay_ns
-        self._waits = FruitlessWaits(self.delay_ns, learns=settings.delay_may_end_early)
+        self._waits = FruitlessWaits(self.delay_ns, execution_ns, learns=settings.delay_may_end_early)
         self._keys = BatchKeys(spec)
         self._rule = rule
         self._hold_until_count = hold_until_count

@@ -4,28 +4,52 @@
 that wait for their responses send four requests, and for the rest of the delay all of them wait for nothing. So if many
 waits in a row have ended with the same number of rows, and nothing came in the second half of the delay, a batch with
 this number of rows starts at once. Now and then one waits again, to notice new clients.
+
+What was learned may be wrong, and more waits are needed next time, for two reasons. Requests that arrive irregularly
+can make many waits fruitless by chance: so each time a wait shows that more requests come, twice as many are needed.
+And a request that comes just after a batch has started waits for an execution, which may take much longer than the
+delay: so the number of waits grows with the time of an execution, and what is lost is rare enough.
 """
 
 from __future__ import annotations
 
-#: After this many fruitless waits in a row, waiting no longer pays. If requests arrive at random, 0.3 in each delay,
-#: so many waits in a row are fruitless in one of 120 cases.
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: After this many fruitless waits in a row, waiting no longer pays, if executions take no longer than the delay. If
+#: requests arrive at random, 0.3 in each delay, so many waits in a row are fruitless in one of 120 cases. If executions
+#: take ten times the delay, it is ten times as many: all these waits together take as long as so many executions.
 ENOUGH = 16
 
 #: After this many batches that started at once, one waits. It costs little time, and new clients are noticed soon.
 WAIT_AFTER = 64
 
+#: How often the number of waits is doubled, at most: clients of which one is late now and then have so many waits, too,
+#: in a row. After `ENOUGH` waits that confirm what was learned, without a mistake between, it is the usual one again.
+MOST_DOUBLINGS = 3
+
 
 class FruitlessWaits:
     """The last waits of one model's batches. Times are monotonic nanoseconds from the caller; sizes are in rows."""
 
-    def __init__(self, delay_ns: int, *, learns: bool = True) -> None:
-        """`delay_ns` is the longest wait. Without `learns` each batch waits for the whole delay."""
+    def __init__(self, delay_ns: int, execution_ns: Callable[[], int], *, learns: bool = True) -> None:
+        """`delay_ns` is the longest wait, `execution_ns` returns how long executions take.
+
+        Without `learns` each batch waits for the whole delay.
+        """
         self._delay_ns = delay_ns
+        self._execution_ns = execution_ns
         self._learns = learns
         #: The number of rows with which the last waits have ended, and how many fruitless ones in a row.
         self._rows = 0
         self._count = 0
+        #: How many are enough, and how often this number was doubled.
+        self._enough = ENOUGH
+        self._doublings = 0
+        #: How many waits have confirmed what was learned since it was wrong.
+        self._confirmed = 0
         #: How many batches have started at once since the last wait.
         self._started_at_once = 0
         #: The batch that waits: its rows, and since when it has them.
@@ -34,7 +58,7 @@ class FruitlessWaits:
 
     def should_wait(self, rows: int, now_ns: int) -> bool:
         """Return whether a batch with `rows` rows waits for more, although an instance is free. If not, it starts."""
-        if rows == self._rows and self._count >= ENOUGH and self._started_at_once < WAIT_AFTER:
+        if rows == self._rows and self._count >= self._enough and self._started_at_once < WAIT_AFTER:
             self._started_at_once += 1
             self._waiting_rows = 0
             return False
@@ -45,14 +69,33 @@ class FruitlessWaits:
     def waited(self, rows: int, now_ns: int) -> None:
         """A batch starts because its oldest request has waited for the whole delay, perhaps for an instance."""
         fruitless = rows == self._waiting_rows and 2 * (now_ns - self._since_ns) >= self._delay_ns
+        if rows > self._rows:
+            self._note_mistake()
         if not fruitless or not self._learns:
             self._count = 0
         elif rows == self._rows:
             self._count += 1
+            self._note_confirmation()
         else:
             self._rows, self._count = rows, 1
         self._started_at_once = self._waiting_rows = 0
+        if self._count >= ENOUGH:
+            longer = max(self._delay_ns, self._execution_ns())
+            self._enough = (ENOUGH * longer // self._delay_ns) << self._doublings
 
     def filled(self) -> None:
         """A batch starts because it is as large as it may be: enough requests come."""
-        self._count = self._waiting_rows = 0
+        self._note_mistake()
+        self._count = self._started_at_once = self._waiting_rows = 0
+
+    def _note_confirmation(self) -> None:
+        if self._started_at_once == WAIT_AFTER:
+            self._confirmed += 1
+            if self._confirmed == ENOUGH:
+                self._doublings = 0
+
+    def _note_mistake(self) -> None:
+        """A batch has got more rows than expected. If it is one that waited now and then, the last ones were wrong."""
+        if self._started_at_once == WAIT_AFTER:
+            self._confirmed = 0
+            self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)

@@ -31,7 +31,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
     delays no batch: the messages of an iteration are sent together at its end anyway.
     """
     settings = spec.dynamic_batching
-    batcher = DynamicBatcher(spec, settings, batching_rule(spec), hold_until_count())
+    batcher = DynamicBatcher(spec, settings, batching_rule(spec), hold_until_count(), instances.mean_execution_ns)
     dispatcher = _Dispatcher(spec, batcher, instances, clock)
     quotas = ClientQuotas(spec.fair) if spec.fair is not None and spec.fair.has_quotas else None
     until_ns: int | None = None

@@ -365,10 +365,12 @@ def test_a_redis_that_is_down_costs_misses_and_comes_back(
         values = [client.out([1])[0] for _ in range(50)]
         assert len(set(values)) == 50, "every request was executed"
         assert time.monotonic() - begun < 10
+        server.wait_for_log("failed several times in a row")
         assert re.search(r"Redis at 127\.0\.0\.1:\d+ failed several times in a row", server.log)
         assert metrics(server)["naiad_cache_failures_total"] >= 5
         redis.start()
         hits_after(client, server, [1])
+        server.wait_for_log("responds again")
         assert re.search(r"Redis at 127\.0\.0\.1:\d+ responds again", server.log)
 
 
@@ -377,7 +379,6 @@ def test_a_wrong_password_costs_misses_and_is_in_the_log(write_model: WriteModel
     with ServerProcess(write_cached(write_model), *flags) as server:
         client = Client("http", server)
         assert len({client.out([1])[0] for _ in range(10)}) == 10
-        assert (
+        server.wait_for_log(
             "failed several times in a row; for some seconds it is not asked, and every lookup is a miss: Auth"
-            in server.log
         )

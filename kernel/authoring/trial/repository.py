@@ -77,7 +77,7 @@ class RepositoryCheck:
         try:
             await server.kernel.repository.load(name)
         except ServingError as error:
-            return Checked(name, "failed", findings=[error.message.strip()])
+            return Checked(name, "failed", findings=[_reason(error)])
         result.load_s = time.monotonic() - began
         self._workers[name] = set(workers()) - before
         result.loaded_byte_size = self._byte_size(name)
@@ -101,3 +101,9 @@ class RepositoryCheck:
 
     def _byte_size(self, name: str) -> int:
         return sum(map(private_byte_size, self._workers[name]))
+
+
+def _reason(error: ServingError) -> str:
+    """Return why a model does not load. Clients get only Triton's general text if its configuration is wrong."""
+    cause = error.__cause__
+    return (cause if isinstance(cause, ServingError) else error).message.strip()

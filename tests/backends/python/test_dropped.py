@@ -22,6 +22,17 @@ def test_a_request_without_response_that_the_model_does_not_keep_fails(lab: Lab,
     """)
     error = lab.run().error
     assert (type(error), error.message) == (InternalError, DROPPED)
+    assert lab.logged == [("ERROR", DROPPED)]
+
+
+def test_a_cancelled_request_that_the_model_drops_is_not_logged(lab: Lab) -> None:
+    lab.load("""
+        def execute(self, requests):
+            return None
+    """)
+    lab.cancelled = True
+    assert lab.run().error.message == DROPPED
+    assert not lab.logged
 
 
 def test_a_missing_final_flag_after_a_response_is_added(lab: Lab) -> None:

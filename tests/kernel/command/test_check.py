@@ -91,6 +91,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     write(folder, "grows", "self.kept = np.ones(1 << 23); " + RIGHT)
     write(folder, "slow", RIGHT, initialize="time.sleep(3)")
     write(folder, "fails", RIGHT, initialize="raise OSError('no weights')")
+    write(folder, "mistake", RIGHT, CONFIG + "max_batch: 8")
     done = check(str(folder), "--json", "--slow", "2.9", "--timeout", "20")
     assert (done.returncode, done.stderr) == (1, "")
     return {entry["name"]: entry for entry in json.loads(done.stdout)}
@@ -112,6 +113,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         ("crashes", "crashed", "a worker of the model died during the trial"),
         ("slow", "ok", "slow: it took 3."),
         ("fails", "failed", "OSError: no weights"),
+        ("mistake", "failed", 'has no field named "max_batch"'),
     ],
 )
 def test_each_model_has_its_verdict(found: dict[str, dict[str, Any]], name: str, verdict: str, said: str) -> None:

@@ -25,11 +25,14 @@ MAX_ROWS = 8
 class Waits:
     """A model with one instance that is always free, and the batches that it gets."""
 
-    def __init__(self, *, delay_may_end_early: bool = True, preferred: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, *, delay_may_end_early: bool = True, preferred: tuple[int, ...] = (), execution_ns: int = 0
+    ) -> None:
         settings = DynamicBatching(
             preferred_batch_sizes=preferred, max_queue_delay_ns=DELAY_NS, delay_may_end_early=delay_may_end_early
         )
-        self.batcher = DynamicBatcher(model_spec("m", max_batch_size=MAX_ROWS), settings)
+        spec = model_spec("m", max_batch_size=MAX_ROWS)
+        self.batcher = DynamicBatcher(spec, settings, execution_ns=lambda: execution_ns)
         self.now_ns = 0
         #: Of each batch: its requests, and how long the oldest one has waited.
         self.batches: list[tuple[int, int]] = []
@@ -93,11 +96,54 @@ def test_a_new_client_is_noticed_by_the_batch_that_waits_and_batches_grow() -> N
     for _ in range(WAIT_AFTER // 2):
         waits.arrive(0, 5, 10, 15)
     assert waits.last(2) == [(2, 5)] * 2, "no batch has waited yet"
-    for _ in range(ENOUGH):
+    for _ in range(2 * ENOUGH):
         waits.arrive(0, 5, 10, 15)
-    assert waits.last(ENOUGH) == [(4, DELAY_NS)] * ENOUGH
+    assert waits.last(2 * ENOUGH) == [(4, DELAY_NS)] * 2 * ENOUGH
     waits.arrive(0, 5, 10, 15)
     assert waits.last(1) == [(4, 15)]
+
+
+def waits_until_at_once(waits: Waits) -> int:
+    """Let single requests arrive until a batch starts at once; returns how many have waited."""
+    waited = 0
+    while waits.last(1)[0][1]:
+        waits.arrive(0)
+        waited += 1
+    return waited
+
+
+def test_each_time_more_come_than_expected_twice_as_many_waits_are_needed() -> None:
+    waits = taught(0)
+    waits.arrive(0)
+    for doublings in (1, 2, 3, 3):
+        for _ in range(WAIT_AFTER - 1):
+            waits.arrive(0)
+        assert waits.last(WAIT_AFTER) == [(1, 0)] * WAIT_AFTER
+        waits.arrive(0, 70)
+        assert waits.last(1) == [(2, DELAY_NS)]
+        assert waits_until_at_once(waits) == (ENOUGH << doublings) + 1
+
+
+def test_after_many_waits_that_were_as_fruitless_as_expected_the_usual_number_is_enough_again() -> None:
+    waits = taught(0)
+    for _ in range(WAIT_AFTER):
+        waits.arrive(0)
+    waits.arrive(0, 70)
+    waits_until_at_once(waits)
+    for _ in range(ENOUGH * (WAIT_AFTER + 1) + WAIT_AFTER - 1):
+        waits.arrive(0)
+    waits.arrive(0, 70)
+    assert waits.last(1) == [(2, DELAY_NS)]
+    assert waits_until_at_once(waits) == 2 * ENOUGH + 1, "not four times as many"
+
+
+def test_the_longer_executions_take_the_more_waits_must_have_been_fruitless() -> None:
+    waits = Waits(execution_ns=10 * DELAY_NS)
+    for _ in range(10 * ENOUGH):
+        waits.arrive(0)
+    assert waits.batches == [(1, DELAY_NS)] * 10 * ENOUGH
+    waits.arrive(0)
+    assert waits.last(1) == [(1, 0)]
 
 
 def test_a_smaller_batch_waits_for_the_usual_size() -> None:
