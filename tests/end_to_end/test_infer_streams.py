@@ -184,12 +184,15 @@ def test_a_wrong_grpc_address_is_one_line(server: ServerProcess, address: str, s
 def test_control_c_ends_a_stream_and_cancels_the_request(server: ServerProcess, protocol: str) -> None:
     url = server.grpc_url if protocol == "grpc" else server.url
     before = server.log.count("was cancelled")
-    process = subprocess.Popen(
-        command("waits", "IN=1", f"--url={url}"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert "NUMBER = 1" in process.stdout.readline(), "responses are printed as they come"
-    os.kill(process.pid, signal.SIGINT)
-    shown, said = process.communicate(timeout=30)
+    # A shell starts its jobs in the background with SIGINT ignored, and the tests may be one.
+    arguments = ["env", "--default-signal=INT", *command("waits", "IN=1", f"--url={url}")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "NUMBER = 1" in process.stdout.readline(), "responses are printed as they come"
+            os.kill(process.pid, signal.SIGINT)
+            shown, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (shown, said.strip(), process.returncode) == ("", "", 130)
     wait_for(lambda: server.log.count("was cancelled") > before)
