@@ -13,8 +13,6 @@ from kernel.errors import InternalError
 from kernel.extensions import SCHEDULERS, extension
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
-from schedulers.ensemble.scheduler import ensemble
-from schedulers.sequence.scheduler import sequence
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -36,6 +34,8 @@ def choose_scheduler(
     Ensembles submit the requests of their steps through `caller`.
     """
     if spec.ensemble is not None:
+        from schedulers.ensemble.scheduler import ensemble  # many servers have no ensemble
+
         assert caller is not None, f"ensemble '{spec.name}' cannot call its models"
         return ensemble(spec, inbox, instances, clock, caller=caller)
     coroutine = scheduler_for(spec)(spec, inbox, instances, clock)
@@ -50,6 +50,8 @@ def scheduler_for(spec: ModelSpec) -> SchedulerFactory:
     if spec.scheduler:
         return _installed_scheduler(spec.scheduler)
     if spec.sequence_batching is not None:
+        from schedulers.sequence.scheduler import sequence  # as above
+
         return sequence
     if spec.dynamic_batching is not None or spec.fair is not None:
         return dynamic
