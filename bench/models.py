@@ -30,6 +30,17 @@ IDENTITY = """class TritonPythonModel:
             pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(r, "INPUT0").as_numpy())]) for r in requests]
 """
 
+#: Calls add_sub, which another instance executes.
+CALLS = """class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="add_sub", requested_output_names=["OUTPUT0", "OUTPUT1"], inputs=request.inputs())
+            responses.append(pb_utils.InferenceResponse(call.exec().output_tensors()))
+        return responses
+"""
+
 # perf_analyzer chooses the input values, so the number of responses is fixed here.
 REPEAT = """ROWS = [np.array([i], np.int32) for i in range(16)]
 
@@ -57,6 +68,11 @@ def one_tensor(kind: str, name: str, data_type: str, dims: str) -> str:
 
 PYTHON_MODELS = {
     "add_sub": ("max_batch_size: 0\n" + FOUR_TENSORS, ADD_SUB),
+    "calls": ("max_batch_size: 0\n" + FOUR_TENSORS, CALLS),
+    "delayed": (
+        "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 500 }\n" + FOUR_TENSORS,
+        ADD_SUB,
+    ),
     "identity": (
         "max_batch_size: 64\ndynamic_batching { }\n"
         + one_tensor("input", "INPUT0", "TYPE_FP32", "[-1]")

@@ -40,6 +40,8 @@ def all_rows() -> list[Row]:
             table += [Row(f"{label} shm {protocol} c={c}", "identity", protocol, c, shape + shm) for c in (1, 4)]
         table += [Row(f"ensemble {protocol} c={c}", "pipeline", protocol, c) for c in (1, 4)]
         table.append(Row(f"16M ensemble shm {protocol} c=1", "pipeline_large", protocol, 1, shape + shm))
+        table.append(Row(f"call of another model {protocol} c=4", "calls", protocol, 4))
+        table.append(Row(f"queue delay {protocol} c=4", "delayed", protocol, 4))
         table += [Row(f"onnx {protocol} c={c}", "add_sub_onnx", protocol, c, triton_model="add_sub") for c in (1, 8)]
     table.append(Row("small grpc stream c=8", "add_sub", "grpc", 8, ("--streaming",)))
     table.append(Row("decoupled grpc stream c=4", "repeat", "grpc", 4, ("--streaming",)))
