@@ -1,7 +1,7 @@
 """The loads of versions that run. An unload of a model ends those that hang; the log names those that take long.
 
-Without both, models that hang in `initialize` hold the turns of all other loads until --model-load-timeout-secs has
-passed, and nobody is told.
+Only some loads run at a time. Without this module, models that hang in `initialize` let all other loads wait until
+--model-load-timeout-secs has passed, and the log says nothing about it.
 """
 
 from __future__ import annotations

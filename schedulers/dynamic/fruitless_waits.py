@@ -5,10 +5,12 @@ that wait for their responses send four requests, and for the rest of the delay 
 waits in a row have ended with the same number of rows, and nothing came in the second half of the delay, a batch with
 this number of rows starts at once. Now and then one waits again, to notice new clients.
 
-What was learned may be wrong, and more waits are needed next time, for two reasons. Requests that arrive irregularly
-can make many waits fruitless by chance: so each time a wait shows that more requests come, twice as many are needed.
-And a request that comes just after a batch has started waits for an execution, which may take much longer than the
-delay: so the number of waits grows with the time of an execution, and what is lost is rare enough.
+What was learned may be wrong. Two rules make mistakes rare:
+
+- If requests arrive irregularly, many waits can be fruitless by chance. Each time a wait shows that more requests come,
+  the next decision needs twice as many fruitless waits.
+- A request that comes just after a batch has started waits until its execution ends. If an execution takes longer than
+  the delay, the decision needs more fruitless waits.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: After this many fruitless waits in a row, waiting no longer pays, if executions take no longer than the delay. If
-#: requests arrive at random, 0.3 in each delay, so many waits in a row are fruitless in one of 120 cases. If executions
-#: take ten times the delay, it is ten times as many: all these waits together take as long as so many executions.
+#: After this many fruitless waits in a row, batches start at once, if an execution takes no longer than the delay. If
+#: it takes ten times the delay, ten times as many waits are needed. With requests at random times, 0.3 per delay on
+#: average, one of 120 series of 16 waits is fruitless by chance.
 ENOUGH = 16
 
 #: After this many batches that started at once, one waits. It costs little time, and new clients are noticed soon.
 WAIT_AFTER = 64
 
-#: How often the number of waits is doubled, at most: clients of which one is late now and then have so many waits, too,
-#: in a row. After `ENOUGH` waits that confirm what was learned, without a mistake between, it is the usual one again.
+#: The number of waits is doubled at most this often. It has its first value again after `ENOUGH` waits, one after each
+#: `WAIT_AFTER` batches, of which none showed a mistake.
 MOST_DOUBLINGS = 3
 
 
@@ -95,7 +97,7 @@ class FruitlessWaits:
                 self._doublings = 0
 
     def _note_mistake(self) -> None:
-        """A batch has got more rows than expected. If it is one that waited now and then, the last ones were wrong."""
+        """A batch has got more rows than expected. After batches that started at once, these should have waited."""
         if self._started_at_once == WAIT_AFTER:
             self._confirmed = 0
             self._doublings = min(self._doublings + 1, MOST_DOUBLINGS)

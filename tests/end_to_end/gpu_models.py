@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import tritonclient.http
 
 from backends.helper.device_tasks import NVML_VARIABLE
+from bench.server import ServerProcess
 from shm.cuda import BINDINGS_VARIABLE
 from tests.end_to_end.calling_models import HEAD, Models
 from tests.end_to_end.test_gpu_workers import PLUS_ONE
 from tests.end_to_end.test_gpu_workers import copies as copies_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    import pytest
-
-    from bench.server import ServerProcess
     from tests.end_to_end.calling_models import Served
 
 #: The models compute on the GPU with this number.
@@ -129,6 +131,19 @@ class TritonPythonModel:
             found.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", tensor)]))
         return found
 """
+
+
+@contextlib.contextmanager
+def server_on_fakes(root: Path, site: str) -> Iterator[ServerProcess]:
+    """Serve `root`/models and the model `doubles` on the fake CUDA. Each process of the server runs `site` first."""
+    write_doubles(root / "models")
+    (root / "sitecustomize.py").write_text(site)
+    tree = str(Path(__file__).parents[2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(root), tree)))
+        patch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
+        with ServerProcess(root / "models") as running:
+            yield running
 
 
 def write_doubles(repository: Path) -> None:

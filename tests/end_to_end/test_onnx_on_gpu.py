@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +10,12 @@ import pytest
 import tritonclient.http
 from onnx import TensorProto, helper
 
-from bench.server import ServerProcess
-from shm.cuda import BINDINGS_VARIABLE
-from tests.end_to_end.gpu_models import doubled, write_doubles
+from tests.end_to_end.gpu_models import doubled, server_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from bench.server import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -48,14 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
     )
-    write_doubles(root / "models")
-    (root / "sitecustomize.py").write_text(SITE)
-    tree = str(Path(__file__).parents[2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(root), tree)))
-        patch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
-        with ServerProcess(root / "models") as running:
-            yield running
+    with server_on_fakes(root, SITE) as running:
+        yield running
 
 
 def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:

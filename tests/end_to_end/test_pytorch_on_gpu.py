@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import tritonclient.http
 
-from bench.server import ServerProcess
-from shm.cuda import BINDINGS_VARIABLE
 from tests import fake_torch
-from tests.end_to_end.gpu_models import doubled, write_doubles
+from tests.end_to_end.gpu_models import doubled, server_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from bench.server import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +41,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG)
     fake_torch.save(version / "model.pt", "add_sub", ("A", "TensorType"), ("B", "TensorType"))
-    write_doubles(root / "models")
-    (root / "sitecustomize.py").write_text(SITE)
-    tree = str(Path(__file__).parents[2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(root), tree)))
-        patch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
-        with ServerProcess(root / "models") as running:
-            yield running
+    with server_on_fakes(root, SITE) as running:
+        yield running
 
 
 def test_requests_are_computed_on_the_gpu(server: ServerProcess) -> None:
