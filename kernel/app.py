@@ -152,6 +152,7 @@ class Server:
             new_supervisor,
             LifecycleSettings(
                 repositories=repository.paths,
+                copies=repository.copies,
                 explicit=repository.control_mode == "explicit",
                 poll_s=repository.poll_s if repository.control_mode == "poll" else 0,
                 auto_complete=repository.auto_complete_config,

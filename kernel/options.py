@@ -12,6 +12,7 @@ from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
 from kernel.recording.settings import RecordSettings  # noqa: TC001 - msgspec reads it
 from kernel.repository.backend_config import parse_backend_configs
+from kernel.repository.clouds.address import CloudAddress  # noqa: TC001 - msgspec reads it
 from kernel.repository.execution_environment import EnvironmentSettings
 from kernel.repository.gpus import GpuOptions
 from kernel.repository.host_policy import parse_host_policies
@@ -163,7 +164,7 @@ class CacheOptions(msgspec.Struct, frozen=True):
 class RepositoryOptions(msgspec.Struct, frozen=True):
     """Options of the model repositories."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path | CloudAddress, ...]
     #: none, explicit or poll.
     control_mode: str = "none"
     #: Seconds between two polls of the repositories, in mode poll.
@@ -173,6 +174,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     auto_complete_config: bool = True
     #: Name of an alternative configuration: MODEL/configs/NAME.pbtxt; "" for config.pbtxt.
     config_name: str = ""
+    #: The folder for copies of models from clouds, which stay there. "" for a temporary one.
+    copies: str = ""
     namespacing: bool = False
     load_thread_count: int = 4
     load_retry_count: int = 0
@@ -252,8 +255,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
 def check_options(options: ServerOptions) -> None:
     """Raise `BadOption` if options contradict each other, or a repository is not a folder and the start is to fail."""
     for folder in options.repository.paths:
-        if not folder.is_dir() and options.repository.exit_on_error:
-            # A path has lost the second slash of s3://.
+        if isinstance(folder, Path) and not folder.is_dir() and options.repository.exit_on_error:
+            # A path has lost the second slash of abfs://.
             shown = re.sub(r"^(\w\w+):/(?!/)", r"\1://", str(folder))
             raise BadOption(f"model repository '{shown}' is not a folder{_hint_for(folder)}")
     try:

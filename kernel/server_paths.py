@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import posixpath
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 #: What a path without spaces and quotes can be in a text.
 _WORD = re.compile(r"[^\s'\":()]+")
@@ -34,18 +34,28 @@ class ServerPaths:
     def add(self, folder: str) -> None:
         """Hide the absolute path `folder` from now on. Paths in it are shown as relative ones."""
         folder = posixpath.normpath(folder)
-        if not folder.startswith("/") or not folder.strip("/") or folder in self._folders:
+        if folder.startswith("/") and folder.strip("/"):
+            self._add(folder)
+
+    def _add(self, folder: str) -> None:
+        if folder in self._folders:
             return
         self._folders.add(folder)
         known = sorted(map(re.escape, self._folders), key=len, reverse=True)  # a folder may be in another one
         # Not within a longer name: /models is neither in /data/models nor in /models2.
         self._pattern = re.compile(rf"(?<![\w.-])({'|'.join(known)})(?:/+|(?![\w.-]))")
 
-    def add_repositories(self, paths: Iterable[Path]) -> None:
-        """Hide the paths of model repositories, and where these are links, those of their targets. Blocks."""
+    def add_repositories(self, paths: Iterable[Path | object]) -> None:
+        """Hide the paths of model repositories, and where these are links, those of their targets. Blocks.
+
+        Repositories that have no path are in clouds: their addresses are hidden.
+        """
         for path in paths:
-            self.add(str(path.absolute()))
-            self.add(str(path.resolve()))
+            if isinstance(path, Path):
+                self.add(str(path.absolute()))
+                self.add(str(path.resolve()))
+            else:
+                self._add(str(path))
 
     def hidden_in(self, text: str) -> str:
         """Return `text` with relative paths for those in the folders, and the last name for a folder itself."""

@@ -30,7 +30,7 @@ def repositories_of_files(options: ServerOptions) -> Iterator[ServerOptions]:
 
     Two files of the same name get two models, `NAME` and `NAME-2`. Raises `BadOption` if links cannot be made.
     """
-    files = [path for path in options.repository.paths if is_onnx_file(path)]
+    files = [path for path in options.repository.paths if isinstance(path, Path) and is_onnx_file(path)]
     with contextlib.ExitStack() as stack:
         try:
             folder, lock = new_locked_folder()

@@ -14,7 +14,7 @@ from kernel.repository.ensembles import CircularEnsembles, Ensembles, TrackedEns
 from kernel.repository.local import read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.layout import ModelFolder
@@ -57,7 +57,15 @@ class ModelLoader(Protocol):
 class Composition:
     """What the lifecycle does about ensembles."""
 
-    def __init__(self, catalog: Catalog, loader: ModelLoader, listing: RepositoryListing) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        loader: ModelLoader,
+        listing: RepositoryListing,
+        read: Callable[[str], bytes] = read_config,
+    ) -> None:
+        """`read` returns the content of a configuration that was listed. It blocks."""
+        self._read = read
         self.ensembles = Ensembles(catalog)
         self._loader = loader
         self._listing = listing
@@ -106,7 +114,7 @@ class Composition:
     ) -> tuple[list[ModelFolder], list[ModelFolder]]:
         """Return the models that are not ensembles, and the ensembles, each after those that are steps of it."""
         given = list(folders)
-        parts = await asyncio.to_thread(parts_by_name, given, config_name)
+        parts = await asyncio.to_thread(parts_by_name, given, config_name, self._read)
         by_name: dict[str, list[ModelFolder]] = {}
         for folder in given:
             if folder.name in parts:
@@ -173,8 +181,12 @@ class Composition:
                     await self.unload_unneeded(part)
 
 
-def parts_by_name(folders: Iterable[ModelFolder], config_name: str) -> dict[str, tuple[str, ...]]:
+def parts_by_name(
+    folders: Iterable[ModelFolder], config_name: str, read: Callable[[str], bytes] = read_config
+) -> dict[str, tuple[str, ...]]:
     """Return name → models of the steps, of the ensembles among `folders`. Blocks.
+
+    `read` returns the content of a configuration.
 
     A configuration that cannot be read counts as one of a model, not of an ensemble: its load reports what is wrong.
     """
@@ -182,7 +194,7 @@ def parts_by_name(folders: Iterable[ModelFolder], config_name: str) -> dict[str,
     for folder in folders:
         path = folder.config_path(config_name)
         try:
-            content = b"" if path is None else read_config(path)
+            content = b"" if path is None else read(path)
             parts = parts_of(from_pbtxt(content, path or "")) if _MARK in content else ()
         except ServingError:
             continue

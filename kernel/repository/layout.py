@@ -41,6 +41,9 @@ class Entry(msgspec.Struct, frozen=True):
     is_folder: bool = False
     modified_ns: int = 0
     children: tuple[Entry, ...] = ()
+    #: Of a file in a cloud: what changes with its content, and its size in bytes. Empty and 0 for others.
+    etag: str = ""
+    byte_size: int = 0
 
     def child(self, name: str) -> Entry | None:
         return next((entry for entry in self.children if entry.name == name), None)
@@ -50,7 +53,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
     """A model in a repository. Two equal values mean that the model has not changed on disk."""
 
     name: str
-    #: The model's folder.
+    #: The model's folder: a path of this machine, or an address in a cloud.
     path: str
     entry: Entry
     #: Version number → folder, ascending.
@@ -65,13 +68,17 @@ class ModelFolder(msgspec.Struct, frozen=True):
         """The unique name of this model in the server, in Triton's format."""
         return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
-    def config_path(self, config_name: str = "") -> str | None:
-        """Return the path of the configuration `config_name` if it exists, else of config.pbtxt, else None."""
+    def config_path(self, config_name: str = "", copy: str = "") -> str | None:
+        """Return the path of the configuration `config_name` if it exists, else of config.pbtxt, else None.
+
+        It is in the model's folder, or in `copy`, a copy of the folder.
+        """
+        folder = copy or self.path
         configs = self.entry.child(CONFIGS_FOLDER)
         filename = f"{config_name}.pbtxt"
         if config_name and configs is not None and _has_file(configs, filename):
-            return posixpath.join(self.path, CONFIGS_FOLDER, filename)
-        return posixpath.join(self.path, CONFIG_FILENAME) if _has_file(self.entry, CONFIG_FILENAME) else None
+            return posixpath.join(folder, CONFIGS_FOLDER, filename)
+        return posixpath.join(folder, CONFIG_FILENAME) if _has_file(self.entry, CONFIG_FILENAME) else None
 
     def batching_library(self) -> str:
         """Return the path, in the folder, of a library with batching rules where Triton looks for it; "" for none."""

@@ -23,6 +23,7 @@ from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoad
 from kernel.repository.local import list_repository
 from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
+from kernel.repository.repositories import Repositories
 from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.running_loads import EndedByUnload, RunningLoads
@@ -64,8 +65,9 @@ class Lifecycle:
         self.loader = VersionLoader(clock, schedule, new_keeper, settings)
         self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
-        self._listing = RepositoryListing(catalog, settings)
-        self._composition = Composition(catalog, self, self._listing)
+        self._repositories = Repositories.of(settings)
+        self._listing = RepositoryListing(catalog, self._repositories)
+        self._composition = Composition(catalog, self, self._listing, self._repositories.read_config)
         self._ensembles = self._composition.ensembles
         self._loads = RepositoryLoads(self, self._composition, self._progress, settings, clock, self._serving)
         #: Identifier → version → the version that serves.
@@ -143,6 +145,7 @@ class Lifecycle:
         await asyncio.gather(
             *(loaded.stop(at_once=at_once) for loaded in versions), self._retirement.close(at_once=at_once)
         )
+        await self._repositories.close()
 
     # ---- RepositoryControl -------------------------------------------------------------------
 
@@ -248,11 +251,14 @@ class Lifecycle:
             override = ensemble.config_override
         try:
             of_request = request.files is not None
-            opened = await open_model(folder, override, self._settings, files_of_request=of_request)
+            opening = open_model(folder, override, self._settings, self._repositories, files_of_request=of_request)
+            [opened] = await self._running_loads.run(identifier, [opening])
+            if isinstance(opened, BaseException):
+                raise opened
         except ServingError as error:
             self._mark_broken(folder, error, override, is_model=False)
             raise poll_failed(folder.name, error) from error
-        async with opened.agents:
+        async with opened:
             await self._load_opened(opened, folder, request, override, unchanged)
 
     async def _load_opened(
@@ -319,7 +325,7 @@ class Lifecycle:
             for update in updates:
                 self._background.start(update.abandon())
             raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
-        for former in hold_origin(loaded.values(), staying.values(), request.files, opened.agents):
+        for former in hold_origin(loaded.values(), staying.values(), request.files or opened.copy, opened.agents):
             self._background.start(former.release())
         ends = [end for update in updates for end in self._commit(update)]
         self._publish(identifier, loaded | staying, serving)

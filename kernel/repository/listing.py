@@ -1,35 +1,28 @@
-"""Lists the repositories in threads, and puts the names of the models into the catalog."""
+"""Lists the repositories, and puts the names of the models into the catalog."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.repository.layout import RepositoryContents, known_names
-from kernel.repository.local import list_names
-from kernel.repository.source import scan
+from kernel.repository.layout import RepositoryContents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.repository.settings import LifecycleSettings
+    from kernel.repository.repositories import Repositories
     from kernel.serving.catalog import Catalog
 
 
 class RepositoryListing:
     """The repositories of a server. All methods raise `InternalError` if a repository cannot be read."""
 
-    def __init__(self, catalog: Catalog, settings: LifecycleSettings) -> None:
+    def __init__(self, catalog: Catalog, repositories: Repositories) -> None:
         self._catalog = catalog
-        self._settings = settings
+        self._repositories = repositories
 
     async def update_names(self) -> tuple[str, ...]:
         """Read the names of the models into the catalog, and return them."""
-
-        def names() -> dict[str, list[str]]:
-            return {str(path): list_names(str(path)) for path in self._settings.repositories}
-
-        known, duplicates = known_names(await asyncio.to_thread(names), namespacing=self._settings.namespacing)
+        known, duplicates = await self._repositories.names()
         self._catalog.set_known(known, duplicates)
         return tuple(known.values())
 
@@ -38,7 +31,6 @@ class RepositoryListing:
 
         Then other folders are not read, because a repository may have many files.
         """
-        namespacing = self._settings.namespacing
         if "*" not in names:
             others = await self.update_names()
             parts = [await self.scan_for(name) for name in names]
@@ -47,12 +39,11 @@ class RepositoryListing:
                 duplicates={key: paths for part in parts for key, paths in part.duplicates.items()},
                 others=others,
             )
-        found = await asyncio.to_thread(scan, self._settings.repositories, namespacing=namespacing)
+        found = await self._repositories.scan()
         known = {identifier: folder.name for identifier, folder in found.models.items()}
         self._catalog.set_known(known, found.duplicates)
         return found
 
     async def scan_for(self, name: str) -> RepositoryContents:
         """List the files of the models called `name`."""
-        settings = self._settings
-        return await asyncio.to_thread(scan, settings.repositories, namespacing=settings.namespacing, only=name)
+        return await self._repositories.scan(name)

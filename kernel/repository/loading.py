@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.repository.agents.model_agents import ModelAgents
     from kernel.repository.load_limit import LoadSlot
-    from kernel.repository.override import OverrideFolder
+    from kernel.repository.override import HeldFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, PreparedConfig
@@ -62,8 +62,8 @@ class LoadedVersion(msgspec.Struct):
     origin: Origin
     #: In the order of the configuration.
     instances: list[LoadedInstance]
-    #: The files of the load request, if it had files. Restarted workers read them again.
-    files: OverrideFolder | None = None
+    #: The files of the load request, or the copies of a model in a cloud. Restarted workers read them again.
+    folders: list[HeldFolder] = []
     #: The repository agents of the load.
     agents: ModelAgents | None = None
 
@@ -84,9 +84,8 @@ class LoadedVersion(msgspec.Struct):
     async def stop(self, *, at_once: bool = False) -> None:
         """End the workers; `at_once` does not finalize the model. It can be called again if it was cancelled."""
         await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))
-        files, self.files = self.files, None
-        if files is not None:
-            await asyncio.to_thread(files.release)
+        while self.folders:
+            await asyncio.to_thread(self.folders.pop().release)
         agents, self.agents = self.agents, None
         if agents is not None:
             await agents.release()
@@ -95,19 +94,20 @@ class LoadedVersion(msgspec.Struct):
 def hold_origin(
     loaded: Collection[LoadedVersion],
     staying: Collection[LoadedVersion],
-    files: OverrideFolder | None,
+    held: HeldFolder | None,
     agents: ModelAgents,
 ) -> list[ModelAgents]:
-    """Keep what the versions of a load need until `stop` has ended their workers: files, if any, and agents.
+    """Keep what the versions of a load need until `stop` has ended their workers: a folder, if any, and agents.
+
+    A version that stays needs its former folder as well as the new one, where new instances of it read its files.
 
     Returns the former agents of versions that stay; the caller releases them.
     """
     former = [version.agents for version in staying if version.agents is not None]
-    for version in loaded:
-        version.files = files
-        if files is not None:
-            files.retain()
     for version in (*loaded, *staying):
+        if held is not None:
+            version.folders.append(held)
+            held.retain()
         version.agents = agents
         agents.retain()
     return former

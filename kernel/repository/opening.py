@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -16,39 +16,73 @@ from kernel.repository.source import ModelSource
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.gpus import UsableGpus
+    from kernel.repository.clouds.copies import Copy
     from kernel.repository.layout import ModelFolder
+    from kernel.repository.repositories import Repositories
     from kernel.repository.settings import LifecycleSettings
 
 
 class OpenedModel(msgspec.Struct, eq=False):
-    """A model that is about to be loaded. The load runs within `agents`, a context manager."""
+    """A model that is about to be loaded. The load runs within it, as a context manager."""
 
     #: Of the folder that the agents have chosen, or of the one in the repository.
     source: ModelSource
     #: Before a worker completes it.
     config: ModelConfig
     agents: ModelAgents
+    #: Of a model in a cloud: the copy of its folder. The load ends its first use.
+    copy: Copy | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self.agents.__aexit__(*error)
+        finally:
+            if self.copy is not None:
+                await asyncio.to_thread(self.copy.release)
 
 
 async def open_model(
-    folder: ModelFolder, override: str | None, settings: LifecycleSettings, *, files_of_request: bool = False
+    folder: ModelFolder,
+    override: str | None,
+    settings: LifecycleSettings,
+    copies: Repositories,
+    *,
+    files_of_request: bool = False,
 ) -> OpenedModel:
     """Return the model in `folder`; `override` is its configuration if it is not that of the folder.
 
-    `files_of_request` says that the files of the folder came with a load request.
+    `copies` copies a model that is in a cloud. `files_of_request` says that the files came with a load request.
 
-    Raises `ServingError`; then its agents have ended.
+    Raises `ServingError`; then its agents have ended, and its copy is not used.
     """
-    source = _source(folder, settings, files_of_request)
+    copy = None if files_of_request else await copies.copied(folder)
+    try:
+        source = _source(folder, settings, files_of_request, path="" if copy is None else copy.path)
+        opened = await _opened(source, override, settings, files_of_request)
+    except BaseException:
+        if copy is not None:
+            await asyncio.to_thread(copy.release)
+        raise
+    opened.copy = copy
+    return opened
+
+
+async def _opened(
+    source: ModelSource, override: str | None, settings: LifecycleSettings, files_of_request: bool
+) -> OpenedModel:
+    folder, path_before = source.folder, str(source.path)
     if settings.gpus.possible:
         await _look_for_gpus(source, override, settings)
     agents = ModelAgents(folder.name)
     config = await asyncio.to_thread(_read_unless_agents, source, override)
     if not config.model_repository_agents.agents:
         return OpenedModel(source, config, agents)
-    path = await agents.load(config, folder.path, settings.load_timeout_s)
+    path = await agents.load(config, path_before, settings.load_timeout_s)
     try:
-        if path != folder.path:
+        if path != path_before:
             gpus = await settings.gpus.usable()
             source, config = await asyncio.to_thread(
                 _reopened, folder, path, override, settings, files_of_request, gpus
@@ -69,11 +103,15 @@ async def _look_for_gpus(source: ModelSource, override: str | None, settings: Li
 
 
 def _source(
-    folder: ModelFolder, settings: LifecycleSettings, files_of_request: bool, gpus: UsableGpus = NO_GPUS
+    folder: ModelFolder,
+    settings: LifecycleSettings,
+    files_of_request: bool,
+    gpus: UsableGpus = NO_GPUS,
+    path: str = "",
 ) -> ModelSource:
     return ModelSource(
         folder, gpus=gpus, auto_complete=settings.auto_complete,
-        config_name=settings.config_name, files_of_request=files_of_request,
+        config_name=settings.config_name, files_of_request=files_of_request, path=path,
     )  # fmt: skip
 
 

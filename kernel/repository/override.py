@@ -14,7 +14,7 @@ import posixpath
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -126,6 +126,16 @@ def file_paths(names: Iterable[str], folder: str) -> dict[str, str]:
                 f"Invalid file parameter '{FILE_PREFIX}{name}', directory has been created as a file"
             )
     return paths
+
+
+class HeldFolder(Protocol):
+    """A folder that is removed with its last use. Both methods may block."""
+
+    def retain(self) -> None:
+        """Add one use."""
+
+    def release(self) -> None:
+        """End one use."""
 
 
 class OverrideFolder:

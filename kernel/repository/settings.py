@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel.repository.backend_config import BackendConfigs
+    from kernel.repository.clouds.address import CloudAddress
     from kernel.repository.gpus import ServerGpus
     from kernel.repository.host_policy import HostPolicies
     from kernel.serving.model import ModelExtension
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 class LifecycleSettings(msgspec.Struct, frozen=True):
     """Settings that are fixed at start. Names and defaults are tritonserver's, if it has the setting."""
 
-    repositories: tuple[Path, ...]
+    repositories: tuple[Path | CloudAddress, ...]
+    #: The folder for copies of models from clouds, which stay there; "" for a temporary one.
+    copies: str = ""
     #: Explicit mode: clients may load and unload models, and only the models of `--load-model` load at start.
     explicit: bool = False
     #: Seconds between two polls of the repositories in poll mode; 0 in the other modes.

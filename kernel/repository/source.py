@@ -61,9 +61,15 @@ class ModelSource:
         auto_complete: bool,
         config_name: str = "",
         files_of_request: bool = False,
+        path: str = "",
     ) -> None:
-        """`files_of_request` says that the files of the folder came with a load request."""
+        """`files_of_request` says that the files of the folder came with a load request.
+
+        `path` is that of a copy on this machine, for a folder in a cloud.
+        """
         self.folder = folder
+        #: The folder on this machine with the model's files.
+        self.path = Path(path or folder.path)
         self._files_of_request = files_of_request
         #: Whether the configuration came with a load request.
         self._config_of_request = False
@@ -78,10 +84,6 @@ class ModelSource:
     def name(self) -> str:
         return self.folder.name
 
-    @property
-    def path(self) -> Path:
-        return Path(self.folder.path)
-
     def read(self, override: str | None = None) -> ModelConfig:
         """Return the configuration before a worker completes it. Blocks. Raises `ServingError`.
 
@@ -95,7 +97,7 @@ class ModelSource:
         if override is not None:
             self._provided = True
             return from_json(override, f"Invalid config override for model '{self.name}'")
-        path = self.folder.config_path(self._config_name)
+        path = self._config_path()
         if path is None and not self._auto_complete:
             raise self._not_provided()
         self._provided = path is not None
@@ -140,13 +142,17 @@ class ModelSource:
         """Whether the configuration in the repository names this environment, too."""
         if self._files_of_request:
             return False
-        file = self.folder.config_path(self._config_name)
+        file = self._config_path()
         if file is None:
             return False
         try:
             return environment_path(from_pbtxt(read_config(file), file), str(self.path)) == path
         except ServingError:  # it cannot be read: it names nothing
             return False
+
+    def _config_path(self) -> str | None:
+        """Return the path of the configuration on this machine; None if there is none."""
+        return self.folder.config_path(self._config_name, str(self.path))
 
     def versions(self, config: ModelConfig) -> list[int]:
         """Return the versions to load, ascending. Raises `BadConfig` if there are none."""
@@ -194,7 +200,7 @@ class ModelSource:
         outputs = dict(spec.outputs)
         for name, output in spec.outputs.items():
             if output.label_filename:
-                labels = read_file(self.folder.path, output.label_filename).decode(errors="replace").splitlines()
+                labels = read_file(str(self.path), output.label_filename).decode(errors="replace").splitlines()
                 outputs[name] = msgspec.structs.replace(output, labels=tuple(label.strip() for label in labels))
         ensemble = msgspec.structs.replace(spec.ensemble, version_text=str(version))
         return msgspec.structs.replace(spec, outputs=outputs, ensemble=ensemble)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backends.model_names import OUR_NAMES
-from backends.supervision.processes.own_command import own_command
+from kernel.own_command import own_command
 from bench.checkout import ROOT
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer

@@ -19,7 +19,7 @@ import msgspec
 from backends.environments import messages
 from backends.environments.interpreter import applied
 from backends.supervision.launcher import KILL_WAIT_S
-from backends.supervision.processes.own_command import own_command
+from kernel.own_command import own_command
 from kernel.errors import InternalError
 from kernel.repository.execution_environment import EnvironmentSettings
 

@@ -11,7 +11,7 @@ from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.children import KernelChildren
 from backends.supervision.processes.environments import ModelEnvironments
 from backends.supervision.processes.local_process import LocalProcess
-from backends.supervision.processes.own_command import own_command
+from kernel.own_command import own_command
 from backends.supervision.processes.worker_ends import worker_ends
 from backends.transport.zygote_messages import MARK
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds

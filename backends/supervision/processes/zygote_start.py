@@ -11,7 +11,7 @@ import socket
 import subprocess
 
 from backends.supervision.output.pipes import OutputPipes
-from backends.supervision.processes.own_command import own_command
+from kernel.own_command import own_command
 from backends.transport.zygote_messages import ROOM
 
 #: What a zygote runs; tests replace it.

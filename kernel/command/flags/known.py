@@ -20,6 +20,7 @@ from kernel.command.flags.values import (
     OFF,
     PORT,
     RECORDING,
+    REPOSITORY,
     RESOURCE,
     SWITCH,
     TEXT,
@@ -49,8 +50,15 @@ _MODELS = FlagGroup(
     "Models",
     "Model repositories, and which of their models are served.",
     (
-        Flag(name="model-repository", alias="model-store", kind=FOLDER, option="repository.paths", repeat=True,
-             default="demo models", help="Folder of models."),
+        Flag(name="model-repository", alias="model-store", kind=REPOSITORY, option="repository.paths",
+             repeat=True, default="demo models",
+             help="Folder of models, or an address in a cloud: s3://BUCKET/FOLDER, "
+             "s3://https://HOST:PORT/BUCKET/FOLDER, gs://BUCKET/FOLDER, as://ACCOUNT/CONTAINER/FOLDER "
+             "(docs/clouds.md)."),
+        Flag(name="repository-copies", kind=TEXT, option="repository.copies", ours=True,
+             default="a temporary folder",
+             help="The folder for copies of models from clouds. They stay there for the next start; servers may share "
+             "it."),
         Flag(name="model-control-mode", kind=one_of("none", "explicit", "poll", any_case=True),
              option="repository.control_mode",
              help="none: load all models at start, and never again. explicit: load the models of --load-model at "

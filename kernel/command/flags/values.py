@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from kernel.recording.settings import BadRecordSetting, RecordSettings, parse_record_settings
+from kernel.repository.clouds.address import BadAddress, is_address, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kernel.repository.clouds.address import CloudAddress
 
 _INT32 = 2**31
 _INT64 = 2**63
@@ -151,6 +154,15 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
+def _parse_repository(text: str) -> Path | CloudAddress:
+    if not is_address(text):
+        return _parse_path(text)
+    try:
+        return parse_address(text)
+    except BadAddress as error:
+        raise BadValue(str(error)) from None
+
+
 def _parse_name(text: str) -> str:
     if not text:
         raise BadValue("the name is empty")
@@ -199,6 +211,7 @@ TEXT = Kind("TEXT", str)
 NAME = Kind("NAME", _parse_name)
 FILE = Kind("FILE", _parse_path)
 FOLDER = Kind("FOLDER", _parse_path)
+REPOSITORY = Kind("FOLDER|ADDRESS", _parse_repository)
 PORT = integer(0, 65535, metavar="PORT")
 NUMBER = Kind("NUMBER", _parse_number)
 #: Seconds, also parts of one.

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from kernel.config.autofill import FORMATS
+from kernel.repository.clouds.address import CLOUDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 CONFIG = "config.pbtxt"
 
-#: The begin of an address of a cloud; a path has only one of the two slashes.
+#: The begin of an address; a path has only one of the two slashes.
 _CLOUD = re.compile(r"(s3|gs|as|az|abfss?|https?|hdfs|hf):/+(.*)", re.IGNORECASE)
 
 #: Files of models by the format that they usually have.
@@ -28,9 +29,12 @@ def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> st
     """Return the hint for the path of a repository that is not a folder. `siblings` are the folders beside it."""
     cloud = _CLOUD.fullmatch(path)
     if cloud is not None:
+        if cloud[1] in CLOUDS:
+            return f"an address in a cloud has two slashes, '{cloud[1]}://{cloud[2]}': give it as text, not as a path"
+        known = ", ".join(f"{each}://" for each in CLOUDS)
         return (
-            f"repositories of clouds ({cloud[1].lower()}://) are not supported yet: copy the models into a folder of "
-            "this machine, and give that"
+            f"the addresses of repositories begin with {known}; copy models from elsewhere into a folder of this "
+            "machine, and give that"
         )
     if is_file:
         folder = posixpath.dirname(path) or "."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,12 +11,13 @@ from kernel.command.flags.read import DEFAULTS
 from kernel.command.single_files import repositories_of_files
 from kernel.options import BadOption, ServerOptions
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def options_for(*paths: Path) -> ServerOptions:
     return msgspec.structs.replace(DEFAULTS, repository=msgspec.structs.replace(DEFAULTS.repository, paths=paths))
+
+
+def local_paths(options: ServerOptions) -> list[Path]:
+    return [path for path in options.repository.paths if isinstance(path, Path)]
 
 
 def write(path: Path, text: str = "model") -> Path:
@@ -28,7 +29,7 @@ def write(path: Path, text: str = "model") -> Path:
 def test_a_file_is_the_first_version_of_a_model_with_its_name(tmp_path: Path) -> None:
     file = write(tmp_path / "resnet-50.v2.onnx")
     with repositories_of_files(options_for(file)) as options:
-        [repository] = options.repository.paths
+        [repository] = local_paths(options)
         assert [each.name for each in repository.iterdir()] == ["resnet-50.v2"]
         assert (repository / "resnet-50.v2" / "1" / "model.onnx").read_text() == "model"
     assert not repository.exists()
@@ -40,7 +41,7 @@ def test_weights_beside_a_file_are_beside_its_model(tmp_path: Path) -> None:
     for name in ("net.onnx.data", "net_weights", "decoder.onnx_data", "other.onnx", "photo.jpg"):
         write(tmp_path / name, name)
     with repositories_of_files(options_for(file)) as options:
-        version = options.repository.paths[0] / "net" / "1"
+        version = local_paths(options)[0] / "net" / "1"
         assert {each.name for each in version.iterdir()} == {
             "model.onnx", "net.onnx.data", "net_weights", "decoder.onnx_data",
         }  # fmt: skip
@@ -50,7 +51,7 @@ def test_weights_beside_a_file_are_beside_its_model(tmp_path: Path) -> None:
 def test_folders_stay_and_several_files_share_a_repository(tmp_path: Path) -> None:
     files = [write(tmp_path / folder / "model.onnx", folder) for folder in ("a", "b")]
     with repositories_of_files(options_for(files[0], tmp_path, files[1])) as options:
-        made, folder = options.repository.paths
+        made, folder = local_paths(options)
         assert folder == tmp_path
         assert {each.name: (each / "1/model.onnx").read_text() for each in made.iterdir()} == {
             "model": "a", "model-2": "b",
@@ -59,7 +60,7 @@ def test_folders_stay_and_several_files_share_a_repository(tmp_path: Path) -> No
 
 def test_a_name_of_a_file_that_no_url_can_have_is_changed(tmp_path: Path) -> None:
     with repositories_of_files(options_for(write(tmp_path / "my net (1)?.onnx"))) as options:
-        assert [each.name for each in options.repository.paths[0].iterdir()] == ["my-net-1"]
+        assert [each.name for each in local_paths(options)[0].iterdir()] == ["my-net-1"]
 
 
 def test_a_system_without_room_for_links_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 #: The folder of our packages.
-_OUR_FOLDER = os.path.realpath(Path(__file__).parents[3])
+_OUR_FOLDER = os.path.realpath(Path(__file__).parents[1])
 
 
 def own_command(module: str) -> list[str]:

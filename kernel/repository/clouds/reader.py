@@ -1,0 +1,190 @@
+"""The kernel's side of the processes that read clouds: starts them, sends requests, and ends those that hang."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import subprocess
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from kernel.own_command import own_command
+from kernel.repository.clouds.messages import IDLE_S, MAX_MESSAGE_BYTE_SIZE, Failed, Progress, Response, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.repository.clouds.messages import Request
+
+#: Seconds without any sign of a process after which it is ended. The clients give up earlier and say why.
+SILENCE_LIMIT_S = 60.0
+
+#: Processes that read at the same time: downloads take long, and do not keep listings waiting.
+_DOWNLOADS, _OTHERS = 4, 2
+
+_MODULE = "kernel.repository.clouds.process"
+_LENGTH = struct.Struct("!I")
+#: Longer messages are decoded in a thread.
+_LONG_BYTE_SIZE = 64 << 10
+
+
+class CloudFailed(Exception):
+    """A store, or the process that reads it, has failed. The message is for operators."""
+
+
+class _Ended(Exception):
+    """The process has ended before it responded."""
+
+
+class CloudReader(Protocol):
+    """What asks stores. The implementation below does it in other processes; tests have one of their own."""
+
+    async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
+        """Return the result of a request, as the type `kind`.
+
+        A request with `progress` is a download; it gets how many bytes have arrived. Raises `CloudFailed`. If the
+        caller is cancelled, the request ends.
+        """
+
+    async def close(self) -> None:
+        """End what runs."""
+
+
+class _Process:
+    """One process. It has one request at a time."""
+
+    def __init__(self) -> None:
+        own, other = socket.socketpair()
+        with other:
+            try:
+                # A session of its own: only the kernel gets signals of the terminal.
+                self._process = subprocess.Popen(
+                    own_command(_MODULE), stdin=other.fileno(), stdout=other.fileno(), start_new_session=True
+                )
+            except BaseException:
+                own.close()
+                raise
+        own.setblocking(False)
+        self._socket = own
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, content: bytes, progress: Callable[[int], None]) -> bytes:
+        """Send a request, and return its result as it is encoded. Raises `CloudFailed`, `_Ended`."""
+        if self._streams is None:
+            self._streams = await asyncio.open_unix_connection(sock=self._socket)
+        reader, writer = self._streams
+        try:
+            writer.write(_LENGTH.pack(len(content)) + content)
+            async with asyncio.timeout(SILENCE_LIMIT_S):
+                await writer.drain()
+            while True:
+                async with asyncio.timeout(SILENCE_LIMIT_S):
+                    [byte_size] = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                    if byte_size > MAX_MESSAGE_BYTE_SIZE:
+                        raise CloudFailed(f"the response has {byte_size} bytes, at most {MAX_MESSAGE_BYTE_SIZE}")
+                    message = await reader.readexactly(byte_size)
+                if byte_size > _LONG_BYTE_SIZE:
+                    return message
+                response = msgspec.msgpack.decode(message, type=Response)
+                if not isinstance(response, Progress):
+                    return message
+                progress(response.byte_size)
+        except TimeoutError:
+            raise CloudFailed(f"nothing arrived for {SILENCE_LIMIT_S:g} s") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise _Ended from None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Kill the process and wait for its end, which takes no time."""
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self._socket.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+
+class ReaderProcesses:
+    """Implements `CloudReader`. Processes start when they are needed, and end when they are idle for a minute."""
+
+    def __init__(self) -> None:
+        #: The last one is used first, so that the others can end.
+        self._idle: list[_Process] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._busy: set[_Process] = set()
+        self._downloads = asyncio.Semaphore(_DOWNLOADS)
+        self._others = asyncio.Semaphore(_OTHERS)
+
+    async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
+        """See `CloudReader`."""
+        content = msgspec.msgpack.encode(request)
+        async with self._others if progress is None else self._downloads:
+            while self._idle:
+                with contextlib.suppress(_Ended):  # it was idle for too long, and has ended
+                    return await self._ask(self._idle.pop(), content, kind, progress)
+            try:
+                return await self._ask(_Process(), content, kind, progress)
+            except OSError as error:
+                raise CloudFailed(f"the process that reads clouds cannot start: {error}") from error
+            except _Ended:
+                raise CloudFailed("the process that reads clouds has ended unexpectedly") from None
+
+    async def _ask(self, process: _Process, content: bytes, kind: Any, progress: Callable[[int], None] | None) -> Any:
+        self._busy.add(process)
+        try:
+            message = await process.ask(content, progress or _ignore)
+            if len(message) > _LONG_BYTE_SIZE:
+                response = await asyncio.to_thread(_decoded, message, kind)
+            else:
+                response = _decoded(message, kind)
+        except BaseException:
+            process.end()
+            raise
+        finally:
+            self._busy.discard(process)
+        if isinstance(response, Failed) and progress is not None:
+            process.end()  # the other files of the download may still arrive
+        else:
+            self._idle.append(process)
+            self._look_later()
+        if isinstance(response, Failed):
+            raise CloudFailed(response.message)
+        return response
+
+    def _look_later(self) -> None:
+        """Forget processes that have ended because they were idle, as soon as the last one must have ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(IDLE_S + 5, self._forget_ended)
+
+    def _forget_ended(self) -> None:
+        self._timer = None
+        for process in [process for process in self._idle if not process.alive]:
+            self._idle.remove(process)
+            process.end()
+
+    async def close(self) -> None:
+        """See `CloudReader`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        processes, self._idle = [*self._idle, *self._busy], []
+        for process in processes:
+            process.end()
+
+
+def _decoded(message: bytes, kind: Any) -> Any:
+    """Return the value of a result as the type `kind`, or what has failed."""
+    response = msgspec.msgpack.decode(message, type=Response)
+    return msgspec.convert(response.value, kind) if isinstance(response, Result) else response
+
+
+def _ignore(byte_size: int) -> None:
+    """Nobody asks for the progress of a listing."""

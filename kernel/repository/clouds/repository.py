@@ -1,0 +1,218 @@
+"""A repository in a cloud: lists it, keeps the configurations that it has, and copies models to this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernel.config.load import MAX_BYTE_SIZE
+from kernel.errors import InternalError
+from kernel.repository.clouds.copies import Copies, digest_of
+from kernel.repository.clouds.credentials import (
+    FILE_VARIABLE,
+    BadCredentials,
+    Credentials,
+    client_arguments,
+    parse_credentials,
+)
+from kernel.repository.clouds.listing import entries_of, files_of
+from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
+from kernel.repository.clouds.reader import CloudFailed
+from kernel.repository.layout import CONFIG_FILENAME, CONFIGS_FOLDER, Entry, can_be_model
+from kernel.texts import limited
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernel.repository.clouds.address import CloudAddress
+    from kernel.repository.clouds.copies import Copy, PartialCopy
+    from kernel.repository.clouds.reader import CloudReader
+    from kernel.repository.layout import ModelFolder
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which the names of the models are not asked for again: the repository index is asked for often.
+NAMES_AGE_S = 5.0
+
+#: How often a model is copied that changes meanwhile.
+_ATTEMPTS = 3
+
+#: Seconds between two lines of the log about a copy that takes long.
+_REPORT_S = 10.0
+
+#: Cloud → name of its client in fsspec.
+_PROTOCOLS = {"s3": "s3", "gs": "gs", "as": "abfs"}
+
+
+class CloudRepository:
+    """Implements `kernel.repository.repositories.Repository`."""
+
+    def __init__(self, address: CloudAddress, place: Place, reader: CloudReader, copies: Copies) -> None:
+        self.path = str(address)
+        self._place = place
+        self._reader = reader
+        self._copies = copies
+        #: Path of a configuration's file → its etag and content, as of the last listing.
+        self._configs: dict[str, tuple[str, bytes]] = {}
+        #: The names of the models, or why they could not be read; and when that was, in seconds.
+        self._names: list[str] | InternalError = []
+        self._names_at_s = -math.inf
+        #: One asks for the names; others wait for what it gets.
+        self._names_lock = asyncio.Lock()
+        self._left_out: tuple[str, ...] = ()
+
+    async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
+        """See `Repository`."""
+        objects = await self._objects(only)
+        entries, left_out = await asyncio.to_thread(entries_of, objects)
+        self._warn_of(left_out)
+        if only:
+            modified_ns = max((entry.modified_ns for entry in entries), default=0)
+            entries = (Entry(only, is_folder=True, modified_ns=modified_ns, children=entries),) if entries else ()
+        await self._read_configs(entries, only)
+        if not only:
+            self._know_names([each.name for each in entries if each.is_folder])
+        return entries
+
+    async def list_names(self) -> list[str]:
+        """See `Repository`. Names of the last `NAMES_AGE_S` seconds are returned again."""
+        async with self._names_lock:
+            if time.monotonic() - self._names_at_s > NAMES_AGE_S:
+                try:
+                    found = await self._reader.ask(ListFolders(self._place), list[str])
+                    self._know_names(found)
+                except CloudFailed as error:
+                    self._know_names(self._failed(error))
+        if isinstance(self._names, InternalError):
+            raise self._names
+        return self._names
+
+    def read_config(self, path: str) -> bytes:
+        """See `Repositories`. The last listing has read the configurations; empty for one that is too long."""
+        return self._configs[path][1] if path in self._configs else b""
+
+    async def copied(self, folder: ModelFolder) -> Copy:
+        """Return a copy of a model's files on this machine; the caller releases it.
+
+        Raises `ServingError`; also if the model changes again and again while it is copied.
+        """
+        model = folder.entry
+        for _ in range(_ATTEMPTS):
+            digest = await asyncio.to_thread(digest_of, model)
+            found = await asyncio.to_thread(self._copies.find, self.path, folder.name, digest)
+            if found is not None:
+                return found
+            partial = await asyncio.to_thread(self._copies.begin, self.path, folder.name, model)
+            try:
+                await self._download(folder.name, partial, len(files_of(model)))
+                [now] = await self.list_entries(folder.name) or [Entry(folder.name, is_folder=True)]
+                if await asyncio.to_thread(digest_of, now) == digest:
+                    return await asyncio.to_thread(partial.finish, digest, keep=self._copies.keeps)
+            except OSError as error:
+                await asyncio.to_thread(partial.abandon)
+                raise InternalError(f"failed to copy model '{folder.name}' to this machine: {error}") from error
+            except BaseException:
+                await asyncio.to_thread(partial.abandon)
+                raise
+            model = now
+            await asyncio.to_thread(partial.abandon)
+        raise InternalError(f"model '{folder.name}' in '{self.path}' changes while it is copied")
+
+    # ---- parts of these --------------------------------------------------------------------------
+
+    async def _objects(self, folder: str) -> list[StoredObject]:
+        try:
+            found: list[StoredObject] = await self._reader.ask(ListObjects(self._place, folder), list[StoredObject])
+        except CloudFailed as error:
+            raise self._failed(error) from error
+        return found
+
+    def _know_names(self, found: list[str] | InternalError) -> None:
+        self._names = found if isinstance(found, InternalError) else [name for name in found if can_be_model(name)]
+        self._names_at_s = time.monotonic()
+
+    async def _read_configs(self, entries: tuple[Entry, ...], only: str) -> None:
+        """Read the configurations that are new or have changed, and forget those that are gone."""
+        found = {
+            f"{self.path}/{model.name}/{path}": each.etag
+            for model in entries
+            for path, each in _config_files(model).items()
+            if each.byte_size <= MAX_BYTE_SIZE  # the load says that a longer one is too long
+        }
+        changed = [path for path, etag in found.items() if self._configs.get(path, ("",))[0] != etag]
+        contents: list[bytes] = []
+        if changed:
+            names = [path.removeprefix(f"{self.path}/") for path in changed]
+            try:
+                contents = await self._reader.ask(ReadObjects(self._place, names), list[bytes])
+            except CloudFailed as error:
+                raise self._failed(error) from error
+        begin = f"{self.path}/{only}/" if only else self.path
+        kept = {path: each for path, each in self._configs.items() if not path.startswith(begin) or path in found}
+        self._configs = kept | {path: (found[path], content) for path, content in zip(changed, contents, strict=True)}
+
+    async def _download(self, name: str, partial: PartialCopy, file_count: int) -> None:
+        byte_size, begun_s = partial.missing_byte_size, time.monotonic()
+        if not partial.missing:
+            return
+        logger.info(
+            "copying model '%s' from %s: %d of %d files, %s",
+            name, self.path, len(partial.missing), file_count, _megabytes(byte_size),
+        )  # fmt: skip
+        next_report_s = begun_s + _REPORT_S
+
+        def report(received: int) -> None:
+            nonlocal next_report_s
+            if time.monotonic() >= next_report_s:
+                next_report_s = time.monotonic() + _REPORT_S
+                logger.info("copying model '%s': %s of %s", name, _megabytes(received), _megabytes(byte_size))
+
+        names = {f"{name}/{path}": file for path, file in partial.missing.items()}
+        sizes = {f"{name}/{path}": size for path, size in partial.missing_byte_sizes.items()}
+        try:
+            await self._reader.ask(Download(self._place, names, sizes, partial.incoming), None, report)
+        except CloudFailed as error:
+            raise InternalError(f"failed to copy model '{name}' from '{self.path}': {error}") from error
+        logger.info("copied model '%s' in %.1f s", name, time.monotonic() - begun_s)
+
+    def _warn_of(self, left_out: tuple[str, ...]) -> None:
+        if left_out and left_out != self._left_out:
+            self._left_out = left_out
+            logger.warning(
+                "%d objects in %s cannot be files of a repository and are left out, such as '%s'",
+                len(left_out), self.path, limited(left_out[0], 200),
+            )  # fmt: skip
+
+    def _failed(self, error: CloudFailed) -> InternalError:
+        return InternalError(f"failed to read model repository '{self.path}': {error}")
+
+
+def new_place(address: CloudAddress, environment: Mapping[str, str] = os.environ) -> Place:
+    """Return where a repository is and how it is reached. Blocks. Raises `InternalError` for bad credentials."""
+    credentials, path = Credentials(), environment.get(FILE_VARIABLE, "")
+    if path:
+        try:
+            credentials = parse_credentials(Path(path).read_bytes())
+        except (OSError, BadCredentials) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InternalError(f"failed to read credentials from '{path}' ({FILE_VARIABLE}): {reason}") from None
+    return Place(_PROTOCOLS[address.cloud], address.root, client_arguments(address, credentials, environment))
+
+
+def _config_files(model: Entry) -> dict[str, Entry]:
+    """Return path in the model's folder → file, of its configurations."""
+    files = {each.name: each for each in model.children if each.name == CONFIG_FILENAME and not each.is_folder}
+    configs = model.child(CONFIGS_FOLDER)
+    for each in configs.children if configs is not None else ():
+        if each.name.endswith(".pbtxt") and not each.is_folder:
+            files[f"{CONFIGS_FOLDER}/{each.name}"] = each
+    return files
+
+
+def _megabytes(byte_size: int) -> str:
+    return f"{byte_size / 1e6:,.1f} MB"

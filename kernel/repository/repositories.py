@@ -1,0 +1,126 @@
+"""The model repositories of a server: folders of this machine, and folders in clouds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.repository.layout import find_models, known_names
+from kernel.repository.local import list_names, list_repository, read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel.repository.clouds.address import CloudAddress
+    from kernel.repository.clouds.copies import Copy
+    from kernel.repository.clouds.reader import CloudReader
+    from kernel.repository.clouds.repository import CloudRepository
+    from kernel.repository.layout import Entry, ModelFolder, RepositoryContents
+    from kernel.repository.settings import LifecycleSettings
+
+
+class Repository(Protocol):
+    """One repository."""
+
+    #: As it is shown.
+    path: str
+
+    async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
+        """Return the entries sorted by name, or the one entry called `only`. Raises `ServingError`."""
+
+    async def list_names(self) -> list[str]:
+        """Return the names of the folders that can be models, sorted. Raises `ServingError`."""
+
+
+class LocalRepository:
+    """A folder of this machine. Implements `Repository`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
+        """See `Repository`."""
+        return await asyncio.to_thread(list_repository, self.path, only)
+
+    async def list_names(self) -> list[str]:
+        """See `Repository`."""
+        return await asyncio.to_thread(list_names, self.path)
+
+
+class Repositories:
+    """All repositories. `close` ends what they use."""
+
+    def __init__(self, paths: Sequence[Path | CloudAddress], *, copies: str = "", namespacing: bool = False) -> None:
+        """Copies of models from clouds are in the folder `copies`, and stay there; in a temporary one if it is empty.
+
+        Raises `InternalError` if credentials of clouds cannot be read.
+        """
+        self._namespacing = namespacing
+        self._repositories: list[LocalRepository | CloudRepository] = []
+        self._clouds: _Clouds | None = None
+        for path in paths:
+            if isinstance(path, Path):
+                self._repositories.append(LocalRepository(path))
+            else:
+                self._clouds = self._clouds or _Clouds(copies)
+                self._repositories.append(self._clouds.repository(path))
+
+    @classmethod
+    def of(cls, settings: LifecycleSettings) -> Repositories:
+        """Return those of a server. Raises `InternalError` as the constructor."""
+        return cls(settings.repositories, copies=settings.copies, namespacing=settings.namespacing)
+
+    async def scan(self, only: str = "") -> RepositoryContents:
+        """List the repositories, or only the model called `only` in each. Raises `ServingError`."""
+        listings = {each.path: await each.list_entries(only) for each in self._repositories}
+        return find_models(listings, namespacing=self._namespacing)
+
+    async def names(self) -> tuple[dict[str, str], set[str]]:
+        """Return identifier → name of the models, and the duplicate identifiers. Raises `ServingError`."""
+        listings = {each.path: await each.list_names() for each in self._repositories}
+        return known_names(listings, namespacing=self._namespacing)
+
+    def read_config(self, path: str) -> bytes:
+        """Return the content of a configuration that a scan has found. Blocks. Raises `ServingError`."""
+        cloud = self._cloud_of(path)
+        return read_config(path) if cloud is None else cloud.read_config(path)
+
+    async def copied(self, folder: ModelFolder) -> Copy | None:
+        """Return a copy on this machine of a model in a cloud, which the caller releases; None for a local model.
+
+        Raises `ServingError`.
+        """
+        cloud = self._cloud_of(folder.path)
+        return None if cloud is None else await cloud.copied(folder)
+
+    async def close(self) -> None:
+        """End processes that read clouds, and remove the copies of models unless they are kept."""
+        if self._clouds is not None:
+            await self._clouds.close()
+
+    def _cloud_of(self, path: str) -> CloudRepository | None:
+        for each in self._repositories:
+            if not isinstance(each, LocalRepository) and path.startswith(f"{each.path}/"):
+                return each
+        return None
+
+
+class _Clouds:
+    """What repositories in clouds share. Few servers have one: the modules are imported here."""
+
+    def __init__(self, copies: str) -> None:
+        from kernel.repository.clouds.copies import Copies
+        from kernel.repository.clouds.reader import ReaderProcesses
+
+        self._reader: CloudReader = ReaderProcesses()
+        self._copies = Copies(copies)
+
+    def repository(self, address: CloudAddress) -> CloudRepository:
+        from kernel.repository.clouds.repository import CloudRepository, new_place
+
+        return CloudRepository(address, new_place(address), self._reader, self._copies)
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await asyncio.to_thread(self._copies.close)
