@@ -129,7 +129,8 @@ ROOMS = {
     "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
     "backends/portable": _WORKER_SIDE | {"backends/python"},
     "backends/environments": {"backends/process_control"},
-    "backends/supervision": _FOR_WORKERS | {"kernel/own_command", "kernel/repository", "backends/environments", "backends/transport"},
+    "backends/supervision": _FOR_WORKERS
+    | {"kernel/own_command", "kernel/repository", "backends/environments", "backends/transport"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
 }

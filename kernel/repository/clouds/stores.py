@@ -72,7 +72,7 @@ class Stores:
             client.invalidate_cache()
             match request:
                 case ListObjects(folder=folder):
-                    return _list(client, f"{root}/{folder}" if folder else root)
+                    return _list(client, root, folder)
                 case ListFolders():
                     return _folders(client, root)
                 case ReadObjects(names=names):
@@ -110,13 +110,15 @@ def _settings(place: Place) -> dict[str, Any]:
         # Compatible stores often have no names of hosts for buckets.
         style = {"s3": {"addressing_style": "path"}} if place.arguments.get("endpoint_url") else {}
         times = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _READ_TIMEOUT_S}
-        common["config_kwargs"] = times | style | {"retries": {"max_attempts": 3, "mode": "standard"}}
+        # The client repeats requests itself.
+        common["config_kwargs"] = times | style | {"retries": {"max_attempts": 0}}
     if place.protocol == "abfs":
         common |= {"connection_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _READ_TIMEOUT_S}
     return common
 
 
-def _list(client: Any, folder: str) -> list[StoredObject]:
+def _list(client: Any, root: str, inner: str) -> list[StoredObject]:
+    folder = f"{root}/{inner}" if inner else root
     found = client.find(folder, withdirs=True, detail=True)
     if len(found) > MAX_OBJECT_COUNT:
         raise StoreError(f"the folder has {len(found)} objects, at most {MAX_OBJECT_COUNT} are allowed")
@@ -130,8 +132,8 @@ def _list(client: Any, folder: str) -> list[StoredObject]:
             objects.append(StoredObject(f"{name.rstrip('/')}/", 0, ""))
         else:
             objects.append(StoredObject(name, int(info.get("size") or 0), _etag(info), _modified_ns(info)))
-    if not objects and not client.exists(folder):
-        raise FileNotFoundError(folder)
+    if not objects and not inner and not client.exists(root):
+        raise FileNotFoundError(root)
     return objects
 
 

@@ -1,0 +1,243 @@
+"""A repository in a cloud, with a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kernel.errors import InternalError
+from kernel.repository.clouds import repository as module
+from kernel.repository.clouds.address import parse_address
+from kernel.repository.clouds.copies import Copies
+from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
+from kernel.repository.clouds.reader import CloudFailed
+from kernel.repository.clouds.repository import CloudRepository, new_place
+from kernel.repository.composition import parts_by_name
+from kernel.repository.layout import ModelFolder, find_models
+from kernel.repository.testing import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.repository.clouds.messages import Request
+
+PLACE = Place("s3", "bucket/repo", {})
+
+
+class MemoryReader:
+    """Implements `CloudReader` over objects in memory."""
+
+    def __init__(self, **objects: str) -> None:
+        self.objects = {name.replace("__", "/"): content for name, content in objects.items()}
+        self.asked: list[Request] = []
+        self.failure = ""
+        #: Called in the middle of each download.
+        self.while_copying: Callable[[], None] = lambda: None
+        self.gate: asyncio.Event | None = None
+
+    async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
+        self.asked.append(request)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failure:
+            raise CloudFailed(self.failure)
+        match request:
+            case ListObjects(folder=folder):
+                begin = f"{folder}/" if folder else ""
+                return [
+                    StoredObject(name[len(begin) :], len(text), hashlib.md5(text.encode()).hexdigest())
+                    for name, text in self.objects.items()
+                    if name.startswith(begin)
+                ]
+            case ListFolders():
+                return sorted({name.partition("/")[0] for name in self.objects if "/" in name})
+            case ReadObjects(names=names):
+                return [self.objects[name].encode() for name in names]
+            case Download(files=files):
+                for name, path in files.items():
+                    Path(path).write_text(self.objects[name])
+                if progress is not None:
+                    progress(1)
+                self.while_copying()
+        return None
+
+    def requests(self, kind: type[Request]) -> int:
+        """Return how many requests of a kind there were, and forget them."""
+        count = sum(isinstance(request, kind) for request in self.asked)
+        self.asked.clear()
+        return count
+
+    async def close(self) -> None:
+        pass
+
+
+def new_repository(reader: MemoryReader, copies: Copies | None = None) -> CloudRepository:
+    return CloudRepository(parse_address("s3://bucket/repo"), PLACE, reader, copies or Copies())
+
+
+async def model_of(repository: CloudRepository, name: str = "m") -> ModelFolder:
+    return find_models({repository.path: await repository.list_entries()}).models[name]
+
+
+def test_configurations_are_read_when_they_are_new_or_have_changed() -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__config="", n__1__model="x")
+        reader.objects = {"m/config.pbtxt": "one", "m/configs/a.pbtxt": "a", "m/1/x": "", "n/1/x": "x"}
+        repository = new_repository(reader)
+        await repository.list_entries()
+        assert reader.requests(ReadObjects) == 1
+        assert repository.read_config("s3://bucket/repo/m/config.pbtxt") == b"one"
+        assert repository.read_config("s3://bucket/repo/m/configs/a.pbtxt") == b"a"
+        await repository.list_entries()
+        await repository.list_entries("m")
+        assert reader.requests(ReadObjects) == 0
+        reader.objects["m/config.pbtxt"] = "two"
+        await repository.list_entries("m")
+        [request] = [each for each in reader.asked if isinstance(each, ReadObjects)]
+        assert request.names == ["m/config.pbtxt"]
+        assert repository.read_config("s3://bucket/repo/m/config.pbtxt") == b"two"
+        del reader.objects["m/configs/a.pbtxt"]
+        await repository.list_entries("m")
+        assert repository.read_config("s3://bucket/repo/m/configs/a.pbtxt") == b""
+        assert repository.read_config("s3://bucket/repo/m/config.pbtxt") == b"two"
+
+    asyncio.run(main())
+
+
+def test_ensembles_are_found_without_copies() -> None:
+    async def main() -> None:
+        reader = MemoryReader()
+        step = 'ensemble_scheduling { step [{ model_name: "part" }] }'
+        reader.objects = {"e/config.pbtxt": step, "e/1/x": "", "part/1/x": "x"}
+        repository = new_repository(reader)
+        found = find_models({repository.path: await repository.list_entries()})
+        assert parts_by_name(found.models.values(), "", repository.read_config) == {"e": ("part",)}
+        assert reader.requests(Download) == 0
+
+    asyncio.run(main())
+
+
+def test_a_listing_of_a_model_that_is_not_there_is_empty() -> None:
+    repository = new_repository(MemoryReader(m__1__x="x"))
+    assert asyncio.run(repository.list_entries("other")) == ()
+    [entry] = asyncio.run(repository.list_entries("m"))
+    assert (entry.name, entry.is_folder) == ("m", True)
+
+
+def test_names_are_asked_for_once_for_all_who_wait_and_not_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__1__x="x", n__1__x="x")
+        reader.objects[".hidden/x"] = ""
+        reader.gate = asyncio.Event()
+        repository = new_repository(reader)
+        waiting = [asyncio.ensure_future(repository.list_names()) for _ in range(5)]
+        await asyncio.sleep(0)
+        reader.gate.set()
+        assert await asyncio.gather(*waiting) == [["m", "n"]] * 5
+        assert await repository.list_names() == ["m", "n"]
+        assert reader.requests(ListFolders) == 1
+        monkeypatch.setattr(module, "NAMES_AGE_S", -1)
+        reader.failure = "it is down"
+        with pytest.raises(InternalError, match="failed to read model repository 's3://bucket/repo': it is down"):
+            await repository.list_names()
+
+    asyncio.run(main())
+
+
+def test_a_failure_is_shared_by_all_who_wait() -> None:
+    async def main() -> None:
+        reader = MemoryReader()
+        reader.gate = asyncio.Event()
+        reader.failure = "it is down"
+        repository = new_repository(reader)
+        waiting = [asyncio.ensure_future(repository.list_names()) for _ in range(5)]
+        await asyncio.sleep(0)
+        reader.gate.set()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(result, InternalError) for result in results)
+        assert reader.requests(ListFolders) == 1
+
+    asyncio.run(main())
+
+
+def test_a_model_is_copied_once_and_again_when_it_changes() -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__1__a="one", m__1__b="two")
+        copies = Copies()
+        repository = new_repository(reader, copies)
+        first = await repository.copied(await model_of(repository))
+        again = await repository.copied(await model_of(repository))
+        assert reader.requests(Download) == 1
+        assert first.path == again.path
+        reader.objects["m/1/b"] = "three"
+        second = await repository.copied(await model_of(repository))
+        [request] = [each for each in reader.asked if isinstance(each, Download)]
+        assert list(request.files) == ["m/1/b"]
+        assert Path(second.path, "1/b").read_text() == "three"
+        assert Path(first.path, "1/b").read_text() == "two"
+        for copy in (first, again, second):
+            copy.release()
+        assert not Path(first.path).exists()
+        copies.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_changes_while_it_is_copied_is_copied_again() -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__1__a="one", m__1__b="x")
+        copies = Copies()
+        repository = new_repository(reader, copies)
+
+        def change() -> None:
+            reader.objects["m/1/a"] = "two"
+
+        reader.while_copying = change
+        copy = await repository.copied(await model_of(repository))
+        assert Path(copy.path, "1/a").read_text() == "two"
+        assert reader.requests(Download) == 2
+        copy.release()
+        numbers = iter(range(100))
+        reader.while_copying = lambda: reader.objects.update({"m/1/a": str(next(numbers))})
+        reader.objects["m/1/a"] = "again"
+        with pytest.raises(InternalError, match="model 'm' in 's3://bucket/repo' changes while it is copied"):
+            await repository.copied(await model_of(repository))
+        copies.close()
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_fails_or_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__1__a="one")
+        repository = new_repository(reader, Copies(str(tmp_path)))
+        model = await model_of(repository)
+        reader.failure = "it is down"
+        with pytest.raises(InternalError, match="failed to copy model 'm' from 's3://bucket/repo': it is down"):
+            await repository.copied(model)
+        reader.failure, reader.gate = "", asyncio.Event()
+        copying = asyncio.ensure_future(repository.copied(model))
+        await until(lambda: isinstance(reader.asked[-1], Download))
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+
+    asyncio.run(main())
+    assert [path for each in tmp_path.iterdir() for path in each.iterdir()] == []
+
+
+def test_a_wrong_file_of_credentials_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "credentials.json"
+    variables = {"TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
+    with pytest.raises(InternalError, match=r"credentials.json' \(TRITON_CLOUD_CREDENTIAL_PATH\): No such file"):
+        new_place(parse_address("s3://bucket/repo"), variables)
+    file.write_text(json.dumps({"s3": {"": {"key_id": 5}}}))
+    with pytest.raises(InternalError, match="Expected `str`, got `int`"):
+        new_place(parse_address("s3://bucket/repo"), variables)
+    file.write_text(json.dumps({"s3": {"": {"key_id": "id"}}}))
+    assert new_place(parse_address("s3://bucket/repo"), variables) == Place("s3", "bucket/repo", {"key": "id"})
