@@ -1,8 +1,7 @@
 """The composition root: builds the server from its parts, starts and stops it. Imports everything.
 
 Order of start: sockets are bound, front doors listen while models load, and the server is ready when these are loaded.
-With --listen-while-loading=false the doors listen last, as Triton's. Order of stop: refuse, drain, close doors, end
-workers.
+With --listen-while-loading=false the doors listen last, as in Triton. At the stop: refuse, drain, close, end workers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What this process may use of its machine: processors and memory, within the limits of its control groups.
 
-Also how it gives memory back that it does not use.
+Also how it gives memory back that it does not use, and how it starts a process of its interpreter.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
@@ -15,6 +16,8 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 _MEMORY = Path("/proc/meminfo")
 _MACHINE_EVENTS = Path("/proc/vmstat")
 _M_ARENA_MAX = -8  # malloc.h of the GNU C library
+#: The folder of our packages.
+_OUR_FOLDER = os.path.realpath(Path(__file__).parents[1])
 
 
 def processor_count() -> int:
@@ -110,3 +113,16 @@ def _memory_limit(file: Path) -> float:
         return int(file.read_text())
     except (OSError, ValueError):
         return float("inf")
+
+
+def own_command(module: str) -> list[str]:
+    """Return the command for `module`.
+
+    `-m` puts the current folder before all others, and a user may have a module `kernel` there: `-P` keeps the folder
+    out. Our own folder stays: there the server runs without being installed.
+    """
+    try:
+        own = os.path.realpath(os.getcwd()) == _OUR_FOLDER
+    except FileNotFoundError:  # the folder was removed
+        own = False
+    return [sys.executable, *([] if own else ["-P"]), "-m", module]

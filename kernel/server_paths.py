@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,17 +44,17 @@ class ServerPaths:
         # Not within a longer name: /models is neither in /data/models nor in /models2.
         self._pattern = re.compile(rf"(?<![\w.-])({'|'.join(known)})(?:/+|(?![\w.-]))")
 
-    def add_repositories(self, paths: Iterable[Path | object]) -> None:
+    def add_repositories(self, paths: Iterable[object]) -> None:
         """Hide the paths of model repositories, and where these are links, those of their targets. Blocks.
 
-        Repositories that have no path are in clouds: their addresses are hidden.
+        The addresses of repositories in clouds are hidden, too.
         """
         for path in paths:
-            if isinstance(path, Path):
-                self.add(str(path.absolute()))
-                self.add(str(path.resolve()))
+            if "://" in (text := str(path)):
+                self._add(text)
             else:
-                self._add(str(path))
+                self.add(posixpath.abspath(text))
+                self.add(posixpath.realpath(text))
 
     def hidden_in(self, text: str) -> str:
         """Return `text` with relative paths for those in the folders, and the last name for a folder itself."""

@@ -53,9 +53,11 @@ def run(context: typer.Context) -> None:
 @cli.command()
 def models(
     model_repository: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            help="Folders of models, or the folder of one model; default: the demo models.", show_default=False
+            help="Folders of models, addresses in clouds (s3://...), or the folder of one model; default: the demo "
+            "models.",
+            show_default=False,
         ),
     ] = None,
     quick: Annotated[
@@ -70,10 +72,11 @@ def models(
     ] = False,
 ) -> None:
     """List the models of a repository, and check whether a server could load each of them, without loading it."""
+    from kernel.authoring.cloud_folders import local_folders
     from kernel.command.models import print_models
 
-    paths = tuple(model_repository or (DEMO_REPOSITORY,))
-    raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
+    with local_folders(model_repository or [str(DEMO_REPOSITORY)]) as paths:
+        raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 
 @cli.command()
@@ -99,7 +102,9 @@ def init(
 
 @cli.command()
 def check(
-    model_dir: Annotated[Path, typer.Argument(help="A folder of models, or the folder of one model.")],
+    model_dir: Annotated[
+        str, typer.Argument(help="A folder of models, an address in a cloud (s3://...), or the folder of one model.")
+    ],
     requests: Annotated[int, typer.Option("--requests", min=1, max=1000, help="Number of different requests.")] = 8,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs and orders.")] = 0,
     timeout: Annotated[
@@ -115,11 +120,13 @@ def check(
 
     The inputs are those of the model's warm-up, or random.
     """
+    from kernel.authoring.cloud_folders import local_folders
     from kernel.authoring.trial.trial import TrialSettings
     from kernel.command.check import check_models
 
     settings = TrialSettings(requests, seed, timeout)
-    raise typer.Exit(check_models(model_dir, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
+    with local_folders([model_dir]) as [path]:
+        raise typer.Exit(check_models(path, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
 
 
 # As `run`: the flags are those of a server.

@@ -335,8 +335,7 @@ class Lifecycle:
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
         """Change the instances of a version. Removed ones end in the returned tasks, or after their sequences."""
-        removed = update.commit()
-        ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in removed]
+        ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in update.commit()]
         return [] if update.version.model.live_sequences else ends  # whose clients may wait for this load
 
     def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from kernel.repository.clouds.repository import CloudRepository
     from kernel.repository.layout import Entry, ModelFolder, RepositoryContents
     from kernel.repository.settings import LifecycleSettings
+
+
+#: Triton's names of the folder for copies, one for each cloud. Here one folder is for all.
+_MOUNT_VARIABLES = ("TRITON_AWS_MOUNT_DIRECTORY", "TRITON_GCS_MOUNT_DIRECTORY", "TRITON_AZURE_MOUNT_DIRECTORY")
 
 
 class Repository(Protocol):
@@ -114,7 +119,8 @@ class _Clouds:
         from kernel.repository.clouds.reader import ReaderProcesses
 
         self._reader: CloudReader = ReaderProcesses()
-        self._copies = Copies(copies)
+        mounted = (os.environ.get(name, "") for name in _MOUNT_VARIABLES)
+        self._copies = Copies(copies or next(filter(None, mounted), ""))
 
     def repository(self, address: CloudAddress) -> CloudRepository:
         from kernel.repository.clouds.repository import CloudRepository, new_place

@@ -30,7 +30,7 @@ ALLOWED = {
     "protocols": {"protocols", "kernel", "shm"},
 }
 
-_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/own_command", "kernel/server_paths", "kernel/texts"}
+_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/server_paths", "kernel/texts"}
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
     "kernel/errors", "kernel/loop", "kernel/machine", "kernel/observe", "kernel/server_paths", "kernel/serving",
@@ -129,8 +129,7 @@ ROOMS = {
     "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
     "backends/portable": _WORKER_SIDE | {"backends/python"},
     "backends/environments": {"backends/process_control"},
-    "backends/supervision": _FOR_WORKERS
-    | {"kernel/own_command", "kernel/repository", "backends/environments", "backends/transport"},
+    "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/environments", "backends/transport"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
 }

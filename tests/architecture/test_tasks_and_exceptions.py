@@ -59,6 +59,8 @@ CATCH_ALL = {
     "kernel/repository/agents/model_agents.py ModelAgents._act": "an agent may raise anything: other actions follow",
     "kernel/loop/iteration_end.py IterationEnd._call": "one callback that fails must not keep the others from running",
     "kernel/observe/logs.py _LineHandler.emit": "as every handler of `logging`: a bad log call must not end its caller",
+    "kernel/repository/clouds/stores.py Stores.answer": "a client of a store may raise anything: the request fails",
+    "kernel/repository/clouds/stores.py Stores._client": "a client of a store may raise anything: the request fails",
     "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",
     "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
     "kernel/serving/model.py Model.start": "a scheduler of a package may raise anything: the load fails with its text",

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,3 +266,26 @@ def test_an_ensemble_and_its_models_come_from_the_store(store: FakeS3) -> None:
     store.put("repo/both/1/", "")
     with serve(store) as server:
         assert result(server, "both") == 2
+
+
+def test_the_commands_for_authors_copy_a_repository_before(store: FakeS3, tmp_path: Path) -> None:
+    put(store, "plus", 1)
+    put(store, "wrong", 1, "nonsense")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", "kernel", *words]
+        return subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+
+    listed = command("models", f"{store.address}/repo")
+    assert listed.returncode == 1
+    assert re.search(r"plus +\| 1 +\| python +\| valid", listed.stdout), listed.stdout + listed.stderr
+    del store.objects["repo/wrong/config.pbtxt"], store.objects["repo/wrong/1/model.py"]
+    checked = command("check", f"{store.address}/repo")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "plus" in checked.stdout
+    assert command("models", f"{store.address}/absent").stderr == (
+        f"error: failed to read model repository '{store.address}/absent': there is no such bucket or object "
+        "(FileNotFoundError: models/absent)\n"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from backends.model_names import OUR_NAMES
-from kernel.own_command import own_command
 from bench.checkout import ROOT
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer
+from kernel.machine import own_command
 from tests.end_to_end.environments import environment, with_numpy
 
 WriteModel = Callable[[str, str, str], Path]

@@ -19,8 +19,8 @@ import msgspec
 from backends.environments import messages
 from backends.environments.interpreter import applied
 from backends.supervision.launcher import KILL_WAIT_S
-from kernel.own_command import own_command
 from kernel.errors import InternalError
+from kernel.machine import own_command
 from kernel.repository.execution_environment import EnvironmentSettings
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.children import KernelChildren
 from backends.supervision.processes.environments import ModelEnvironments
 from backends.supervision.processes.local_process import LocalProcess
-from kernel.own_command import own_command
 from backends.supervision.processes.worker_ends import worker_ends
 from backends.transport.zygote_messages import MARK
+from kernel.machine import own_command
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:

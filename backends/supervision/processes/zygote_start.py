@@ -11,8 +11,8 @@ import socket
 import subprocess
 
 from backends.supervision.output.pipes import OutputPipes
-from kernel.own_command import own_command
 from backends.transport.zygote_messages import ROOM
+from kernel.machine import own_command
 
 #: What a zygote runs; tests replace it.
 ZYGOTE_MODULE = "backends.zygote"

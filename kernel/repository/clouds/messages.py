@@ -79,7 +79,7 @@ class Download(msgspec.Struct, frozen=True, tag=True):
 Request = ListObjects | ListFolders | ReadObjects | Download
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class Received(msgspec.Struct, frozen=True, tag=True):
     """How much has been received since the request."""
 
     byte_size: int
@@ -97,4 +97,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Response = Progress | Result | Failed
+Response = Received | Result | Failed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.repository.clouds.messages import IDLE_S, Failed, Progress, Request, Result
+from kernel.repository.clouds.messages import IDLE_S, Failed, Received, Request, Result
 from kernel.repository.clouds.stores import StoreError, Stores
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _PROGRESS_S = 0.5
 _LENGTH = struct.Struct("!I")
 
 
-class _Output:
+class _Responses:
     """Writes messages; progress comes from several threads."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -47,12 +47,12 @@ class _Output:
         now_s = time.monotonic()
         if now_s >= self._next_progress_s:
             self._next_progress_s = now_s + _PROGRESS_S
-            self.send(Progress(byte_size))
+            self.send(Received(byte_size))
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
     """Answer requests until the input ends, or for `IDLE_S` seconds none comes."""
-    stores, output = Stores(), _Output(target)
+    stores, output = Stores(), _Responses(target)
     decoder = msgspec.msgpack.Decoder(Request)
     while select.select([source], [], [], IDLE_S)[0]:
         head = _read(source, _LENGTH.size)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from kernel.own_command import own_command
-from kernel.repository.clouds.messages import IDLE_S, MAX_MESSAGE_BYTE_SIZE, Failed, Progress, Response, Result
+from kernel.machine import own_command
+from kernel.repository.clouds.messages import IDLE_S, MAX_MESSAGE_BYTE_SIZE, Failed, Received, Response, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ class _Process:
                 if byte_size > _LONG_BYTE_SIZE:
                     return message
                 response = msgspec.msgpack.decode(message, type=Response)
-                if not isinstance(response, Progress):
+                if not isinstance(response, Received):
                     return message
                 progress(response.byte_size)
         except TimeoutError:

@@ -90,6 +90,8 @@ class Stores:
         key = msgspec.json.encode([place.protocol, place.arguments])
         if key not in self._clients:
             module, name, extra = _CLIENTS[place.protocol]
+            # gcsfs would also speak gRPC, for buckets with folders of their own. It needs more time and memory then.
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
             try:
                 kind = getattr(importlib.import_module(module), name)
             except ImportError as error:

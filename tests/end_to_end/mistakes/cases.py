@@ -74,7 +74,7 @@ MISTAKES = (
     Mistake("06-an-empty-repository", "The repository is empty", {}, folders=("models",)),
     Mistake("07-an-onnx-file-in-the-repository", "The repository has files in place of folders",
             {"models/plus.onnx": ONNX}),
-    Mistake("08-a-bucket", "The repository is in a cloud", {}, "run --model-repository=s3://bucket/models"),
+    Mistake("08-a-bucket", "The repository is in a cloud that is not known", {}, "run --model-repository=abfs://bucket/models"),
     Mistake("09-config-pbtx", "The name of config.pbtxt is misspelt",
             {"models/plus/config.pbtx": 'backend: "onnxruntime"\n', "models/plus/1/plus.onnx": ONNX}),
     Mistake("10-a-word-for-a-backend", "The backend has another name",

@@ -161,6 +161,7 @@ _MODEL_EFFECTS = {
     "model-unload-timeout-secs": Effect(
         "--model-unload-timeout-secs=9", lambda r: r.lifecycle._settings.unload_timeout_s, 9
     ),
+    "repository-copies": Effect("--repository-copies=/x", lambda r: r.lifecycle._settings.copies, "/x"),
     "install-requirements": Effect(
         "--install-requirements=false", lambda r: r.lifecycle._settings.installs_requirements, False
     ),

@@ -19,9 +19,9 @@ VERSION = folder("1", Entry("model.onnx"))
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("s3:/bucket/models", "repositories of clouds (s3://) are not supported yet"),
-        ("GS:/bucket", "repositories of clouds (gs://) are not supported yet"),
-        ("as://account/container", "repositories of clouds (as://) are not supported yet"),
+        ("s3:/bucket/models", "an address in a cloud has two slashes, 's3://bucket/models': give it as text"),
+        ("GS:/bucket", "the addresses of repositories begin with s3://, gs://, as://; copy models from elsewhere"),
+        ("hdfs:/host/models", "the addresses of repositories begin with s3://, gs://, as://"),
         ("/srv/modles", "did you mean '/srv/models'?"),
         ("modles", "did you mean 'models'?"),
         ("/srv/elsewhere", ""),
