@@ -25,6 +25,9 @@ SILENCE_LIMIT_S = 60.0
 #: Processes that read at the same time: downloads take long, and do not keep listings waiting.
 _DOWNLOADS, _OTHERS = 4, 2
 
+#: Seconds within which a killed process is expected to end.
+_END_S = 5.0
+
 _MODULE = "kernel.repository.clouds.process"
 _LENGTH = struct.Struct("!I")
 #: Longer messages are decoded in a thread.
@@ -102,14 +105,18 @@ class _Process:
         return self._process.poll() is None
 
     def end(self) -> None:
-        """Kill the process and wait for its end, which takes no time."""
+        """Kill the process. It ends within milliseconds, unless the system cannot end it; `alive` tells."""
         if self._streams is not None:
             self._streams[1].close()
         else:
             self._socket.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._process.wait()
+
+    def wait(self) -> None:
+        """Wait a few seconds for the end of the process. Blocks."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
 
 
 class ReaderProcesses:
@@ -119,6 +126,8 @@ class ReaderProcesses:
         #: The last one is used first, so that the others can end.
         self._idle: list[_Process] = []
         self._timer: asyncio.TimerHandle | None = None
+        #: Killed, and not waited for yet.
+        self._ended: list[_Process] = []
         self._busy: set[_Process] = set()
         self._downloads = asyncio.Semaphore(_DOWNLOADS)
         self._others = asyncio.Semaphore(_OTHERS)
@@ -146,12 +155,12 @@ class ReaderProcesses:
             else:
                 response = _decoded(message, kind)
         except BaseException:
-            process.end()
+            self._end(process)
             raise
         finally:
             self._busy.discard(process)
         if isinstance(response, Failed) and progress is not None:
-            process.end()  # the other files of the download may still arrive
+            self._end(process)  # the other files of the download may still arrive
         else:
             self._idle.append(process)
             self._look_later()
@@ -159,25 +168,35 @@ class ReaderProcesses:
             raise CloudFailed(response.message)
         return response
 
+    def _end(self, process: _Process) -> None:
+        process.end()
+        self._ended.append(process)
+        self._look_later()
+
     def _look_later(self) -> None:
-        """Forget processes that have ended because they were idle, as soon as the last one must have ended."""
+        """Wait for processes that were killed, and forget those that have ended because they were idle."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(IDLE_S + 5, self._forget_ended)
+        delay_s = _END_S if self._ended else IDLE_S + _END_S
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._forget_ended)
 
     def _forget_ended(self) -> None:
         self._timer = None
         for process in [process for process in self._idle if not process.alive]:
             self._idle.remove(process)
             process.end()
+        self._ended = [process for process in self._ended if process.alive]
+        if self._ended or self._idle:
+            self._look_later()
 
     async def close(self) -> None:
         """See `CloudReader`."""
         if self._timer is not None:
             self._timer.cancel()
-        processes, self._idle = [*self._idle, *self._busy], []
+        processes, self._idle = [*self._idle, *self._busy, *self._ended], []
         for process in processes:
             process.end()
+        await asyncio.gather(*(asyncio.to_thread(process.wait) for process in processes))
 
 
 def _decoded(message: bytes, kind: Any) -> Any:

@@ -47,6 +47,7 @@ def run(scenario: Callable[[ReaderProcesses], Coroutine[None, None, None]]) -> N
             await scenario(reader)
         finally:
             await reader.close()
+        assert children() == set()
 
     asyncio.run(main())
 
@@ -96,7 +97,6 @@ def test_a_store_is_listed_read_and_copied(store: FakeS3, tmp_path: Path) -> Non
         assert len(children()) == 1  # one after the other, they need one process
 
     run(scenario)
-    assert children() == set()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,6 @@ def test_a_store_that_says_nothing_more_is_given_up(store: FakeS3, monkeypatch: 
     async def scenario(reader: ReaderProcesses) -> None:
         with pytest.raises(CloudFailed, match=r"nothing arrived for 0\.01 s"):
             await reader.ask(ListFolders(place(store)), list[str])
-        assert children() == set()
 
     run(scenario)
 
@@ -174,7 +173,6 @@ def test_a_cancelled_request_ends_its_process(store: FakeS3) -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert children() == set()
 
     run(scenario)
 
