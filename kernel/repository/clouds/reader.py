@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SILENCE_LIMIT_S = 60.0
 
 #: Processes that read at the same time: downloads take long, and do not keep listings waiting.
-_DOWNLOADS, _OTHERS = 4, 2
+DOWNLOADS, _OTHERS = 4, 2
 
 #: Seconds within which a killed process is expected to end.
 _END_S = 5.0
@@ -129,7 +129,7 @@ class ReaderProcesses:
         #: Killed, and not waited for yet.
         self._ended: list[_Process] = []
         self._busy: set[_Process] = set()
-        self._downloads = asyncio.Semaphore(_DOWNLOADS)
+        self._downloads = asyncio.Semaphore(DOWNLOADS)
         self._others = asyncio.Semaphore(_OTHERS)
 
     async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:

@@ -22,7 +22,7 @@ from kernel.repository.clouds.credentials import (
 )
 from kernel.repository.clouds.listing import entries_of, files_of
 from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
-from kernel.repository.clouds.reader import CloudFailed
+from kernel.repository.clouds.reader import DOWNLOADS, CloudFailed
 from kernel.repository.layout import CONFIG_FILENAME, CONFIGS_FOLDER, Entry, can_be_model
 from kernel.texts import limited
 
@@ -65,6 +65,7 @@ class CloudRepository:
         #: One asks for the names; others wait for what it gets.
         self._names_lock = asyncio.Lock()
         self._left_out: tuple[str, ...] = ()
+        self._copying = asyncio.Semaphore(DOWNLOADS)
 
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
         """See `Repository`."""
@@ -101,6 +102,12 @@ class CloudRepository:
 
         Raises `ServingError`; also if the model changes again and again while it is copied.
         """
+        async with self._copying:
+            return await self._copied(folder)
+
+    # ---- parts of these --------------------------------------------------------------------------
+
+    async def _copied(self, folder: ModelFolder) -> Copy:
         model = folder.entry
         for _ in range(_ATTEMPTS):
             digest = await asyncio.to_thread(digest_of, model)
@@ -122,8 +129,6 @@ class CloudRepository:
             model = now
             await asyncio.to_thread(partial.abandon)
         raise InternalError(f"model '{folder.name}' in '{self.path}' changes while it is copied")
-
-    # ---- parts of these --------------------------------------------------------------------------
 
     async def _objects(self, folder: str) -> list[StoredObject]:
         try:
@@ -162,7 +167,7 @@ class CloudRepository:
             return
         logger.info(
             "copying model '%s' from %s: %d of %d files, %s",
-            name, self.path, len(partial.missing), file_count, _megabytes(byte_size),
+            name, self.path, len(partial.missing), file_count, _shown(byte_size),
         )  # fmt: skip
         next_report_s = begun_s + _REPORT_S
 
@@ -170,7 +175,7 @@ class CloudRepository:
             nonlocal next_report_s
             if time.monotonic() >= next_report_s:
                 next_report_s = time.monotonic() + _REPORT_S
-                logger.info("copying model '%s': %s of %s", name, _megabytes(received), _megabytes(byte_size))
+                logger.info("copying model '%s': %s of %s", name, _shown(received), _shown(byte_size))
 
         names = {f"{name}/{path}": file for path, file in partial.missing.items()}
         sizes = {f"{name}/{path}": size for path, size in partial.missing_byte_sizes.items()}
@@ -214,5 +219,5 @@ def _config_files(model: Entry) -> dict[str, Entry]:
     return files
 
 
-def _megabytes(byte_size: int) -> str:
-    return f"{byte_size / 1e6:,.1f} MB"
+def _shown(byte_size: int) -> str:
+    return f"{byte_size / 1e6:,.1f} MB" if byte_size >= 100_000 else f"{byte_size / 1e3:.1f} kB"
