@@ -15,15 +15,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SOURCE = """
+import triton_python_backend_utils as pb_utils
+
+
 class TritonPythonModel:
     def execute(self, requests):
-        return []
+        responses = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", array + array)]))
+        return responses
 """
+
+#: The package of the model's module, which is called like its version, and the module that models import.
+_OF_MODEL = ("1", "triton_python_backend_utils")
 
 
 @contextmanager
 def rehearsed_model() -> Iterator[str]:
-    """The folder of a model with version 1, which does nothing. What workers change in the process is undone."""
+    """The folder of a model whose version 1 has an output B, twice the input A. What workers change in the process is
+    undone."""
     modules, finders = set(sys.modules), set(sys.path_importer_cache)
     path, arguments, writes_no_code = list(sys.path), sys.argv, sys.dont_write_bytecode
     with tempfile.TemporaryDirectory(prefix="naiad-rehearsal-") as folder:
@@ -37,6 +48,7 @@ def rehearsed_model() -> Iterator[str]:
             set_current_instance(None)
             sys.path[:], sys.argv, sys.dont_write_bytecode = path, arguments, writes_no_code
             for name in set(sys.modules) - modules:
-                del sys.modules[name]
+                if name.partition(".")[0] in _OF_MODEL:  # others that were imported are what all workers need
+                    del sys.modules[name]
             for place in set(sys.path_importer_cache) - finders:
                 del sys.path_importer_cache[place]

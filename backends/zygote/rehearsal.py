@@ -12,24 +12,30 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import os
 import socket
+import time
 
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from backends.transport.framing import frame
 from backends.worker.loop import Worker
+from shm.tensor import Tensor
 
 #: CPython 3.11 specialises a function in its ninth call; later versions do it sooner.
 _ROUNDS = 10
 
+#: How long threads of a rehearsed worker may take to end, in seconds.
+_END_S = 1.0
+
 #: As the kernel sends the configuration of a small model.
 _TENSORS = (
-    '[{"name":"A","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[4],"is_shape_tensor":false,'
+    '[{"name":"%s","data_type":"TYPE_FP32","format":"FORMAT_NONE","dims":[4],"is_shape_tensor":false,'
     '"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false}]'
 )
 _CONFIG = (
     '{"name":"m","platform":"","backend":"python","runtime":"","version_policy":{"latest":{"num_versions":1}},'
-    f'"max_batch_size":0,"input":{_TENSORS},"output":{_TENSORS},"batch_input":[],"batch_output":[],'
+    f'"max_batch_size":0,"input":{_TENSORS % "A"},"output":{_TENSORS % "B"},"batch_input":[],"batch_output":[],'
     '"instance_group":[{"name":"m_0","kind":"KIND_CPU","count":1,"gpus":[],"profile":[],"passive":false,'
     '"host_policy":""}],"default_model_filename":"","parameters":{},"model_warmup":[]}'
 )
@@ -39,11 +45,19 @@ def rehearse(backend_module: str) -> None:
     """Rehearse workers whose backend is in this module. Leaves nothing behind."""
     name = f"{backend_module.rpartition('.')[0]}.rehearsal"
     own = importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+    thread_count = _thread_count()
     gc.freeze()  # so that the collection below visits only what the rehearsal has made
     with contextlib.nullcontext() if own is None else own.rehearsed_model() as folder:
         for _ in range(_ROUNDS):
             _rehearse_worker(folder)
     gc.collect()
+    end_s = time.monotonic() + _END_S
+    while _thread_count() > thread_count and time.monotonic() < end_s:
+        time.sleep(0.0001)  # threads that were joined may still be about to end, and there must be one at a fork
+
+
+def _thread_count() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _rehearse_worker(folder: str | None) -> None:
@@ -53,7 +67,14 @@ def _rehearse_worker(folder: str | None) -> None:
     worker.rehearses = True
     messages: list[wire.ToWorker] = [wire.Joined(), wire.Stop()]
     if folder is not None:
-        messages = [wire.Complete(_CONFIG, folder, 1), wire.Load(_CONFIG, folder, 1, "m_0"), *messages]
+        request = wire.RequestMessage(1, [Tensor("A", "FP32", [4], bytes(16))])
+        messages = [
+            wire.Complete(_CONFIG, folder, 1),
+            wire.Load(_CONFIG, folder, 1, "m_0"),
+            wire.Joined(),
+            wire.Execute(1, [request]),
+            wire.Stop(),
+        ]
     try:
         for message in messages:
             others.sendall(frame(wire.encoder.encode(message)))
