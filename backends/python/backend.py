@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import sys
@@ -14,7 +13,7 @@ from backends.python import triton_python_backend_utils
 from backends.python.calls import ExecutedRequests, executed
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
-from backends.python.failures import describe, model_code, model_failure
+from backends.python.failures import describe, model_code, model_failure, wrong_return
 from backends.python.health import check_health
 from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
@@ -50,6 +49,8 @@ class PythonBackend(Backend):
         self._model_path = ""
         self._instance: PythonInstance
         self._dropped: DroppedRequests | None = None
+        #: Takes a dropped request. Set with the first batch.
+        self._on_dropped: Callable[[WorkerRequest, bool], None] | None = None
         self._loop: EventLoop | None = None
         #: Only in a process of several models.
         self._modules: ModelModules | None = None
@@ -70,7 +71,7 @@ class PythonBackend(Backend):
 
     def complete(self, arguments: ModelArguments) -> Config:
         """See `Backend.complete`. Calls the model's `auto_complete_config`, if it has this method."""
-        config = copy.deepcopy(arguments.config)
+        config = dict(arguments.config)
         auto_complete = getattr(self._import_model_class(arguments), "auto_complete_config", None)
         if auto_complete is None:
             return config
@@ -107,8 +108,7 @@ class PythonBackend(Backend):
                 self._model.initialize(_initialize_arguments(arguments))
         self._concurrency = _concurrency(arguments, self._model)
         self._dropped = DroppedRequests(self._instance.name, self.host.calls, self.host.log)
-        self._dropped.start()
-        self._instance.discard_call = self._dropped.add_call
+        self._instance.call_discarder = self._dropped.call_discarder
         self._instance.may_call = True
 
     @property
@@ -118,7 +118,7 @@ class PythonBackend(Backend):
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Call the model's `execute` with the requests, and send the responses that it returns."""
-        assert self._dropped is not None, "execute before load"
+        on_dropped = self._on_dropped or self._first_batch()
         instance = self._instance
         # Repeats `_received` and `_take`, to save two calls for each batch.
         if len(requests) > 1 or instance.max_batch_size > 0:
@@ -126,7 +126,7 @@ class PythonBackend(Backend):
         if instance.reshaped_inputs:
             for request in requests:
                 instance.reshape_inputs(request)
-        batch = InferenceRequest.received(requests, instance, self._dropped.add)
+        batch = InferenceRequest.received(requests, instance, on_dropped)
         # The same as `inputs_ready` and `inferred`, without two calls.
         timings.inputs_ready_ns = timings.inferred_ns = timings.clock()
         try:
@@ -163,12 +163,18 @@ class PythonBackend(Backend):
 
     def _received(self, requests: Sequence[WorkerRequest], timings: Timings) -> list[InferenceRequest]:
         """Return the requests for the model. Raises `InternalError` for too many."""
-        assert self._dropped is not None, "begin before load"
+        on_dropped = self._on_dropped or self._first_batch()
         self._check_batch_size(requests)
         for request in requests:
             self._instance.reshape_inputs(request)
         timings.inputs_ready()
-        return InferenceRequest.received(requests, self._instance, self._dropped.add)
+        return InferenceRequest.received(requests, self._instance, on_dropped)
+
+    def _first_batch(self) -> Callable[[WorkerRequest, bool], None]:
+        assert self._dropped is not None, "execute before load"
+        self._dropped.start()
+        self._on_dropped = self._dropped.add
+        return self._on_dropped
 
     def _take(self, batch: list[InferenceRequest], returned: object) -> None:
         """Send what the model's `execute` has returned. Raises `InternalError` for what it must not return."""
@@ -337,7 +343,7 @@ class PythonBackend(Backend):
     def _respond(self, batch: list[InferenceRequest], returned: object) -> None:
         """Send the returned responses. None instead of a response means that the model uses the request's sender."""
         if not isinstance(returned, list) or len(returned) != len(batch):
-            raise self._failure(_wrong_return(returned, len(batch)))
+            raise self._failure(wrong_return(returned, len(batch)))
         for index, response in enumerate(returned):
             if response is None:
                 continue
@@ -364,16 +370,6 @@ class PythonBackend(Backend):
 
     def _failure(self, reason: str) -> InternalError:
         return InternalError(self._instance.failure_prefix + reason)
-
-
-def _wrong_return(returned: object, count: int) -> str:
-    """Return the reason why `returned` is wrong; it should be a list of `count` elements."""
-    if not isinstance(returned, list):
-        return f"Expected a list in the execute return, found type '{type(returned)}'."
-    return (
-        "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-        f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}\n"
-    )
 
 
 def _concurrency(arguments: ModelArguments, model: object) -> int:

@@ -154,6 +154,7 @@ class ResponseIterator:
         self._instance = instance
         self._call = call
         self._finished = call is None
+        self._discard = None if instance is None else instance.call_discarder()
         self._kept: list[InferenceResponse] = [] if failed is None else [failed]
         self._kept_byte_size = 0
         #: Whether all responses are kept.
@@ -163,9 +164,9 @@ class ResponseIterator:
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        if not self._finished and self._instance is not None and self._call is not None:
+        if not self._finished and self._discard is not None and self._call is not None:
             # Not here: the garbage collector can call this at any point, also while a lock is held.
-            self._instance.discard_call(self._call)
+            self._discard(self._call)
 
     def __iter__(self) -> ResponseIterator:
         if self._finished and self._position >= len(self._kept):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DroppedRequests:
-    """Ends dropped requests in a thread. Runs while a model is loaded, from `start` to `stop`."""
+    """Ends dropped requests in a thread, from `start` to `stop`. A model that is not used needs no thread."""
 
     def __init__(self, instance_name: str, calls: ModelCalls, log: Callable[[str, str], None]) -> None:
         """`log` writes a line with a level to the server's log; it may be called by any thread."""
@@ -32,19 +32,32 @@ class DroppedRequests:
         )
         # SimpleQueue.put may be called by a finalizer that interrupts another put.
         self._queue: queue.SimpleQueue[tuple[WorkerRequest, bool] | ModelCall | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._end_all, name="dropped requests", daemon=True)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread, unless it runs. From any thread, before there is anything that can be dropped."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._end_all, name="dropped requests", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """End the requests that were added, then the thread."""
-        self._queue.put(None)
-        self._thread.join()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            self._queue.put(None)
+            thread.join()
 
     def add(self, request: WorkerRequest, complete: bool) -> None:
         """Let the thread end `request`. `complete`: only the final flag is missing. Uses no lock."""
         self._queue.put((request, complete))
+
+    def call_discarder(self) -> Callable[[ModelCall], None]:
+        """Start the thread and return `add_call`."""
+        self.start()
+        return self.add_call
 
     def add_call(self, call: ModelCall) -> None:
         """Let the thread take the responses of a call, which nobody takes any more. Uses no lock."""

@@ -103,3 +103,13 @@ def check_parameters(parameters: object) -> dict[str, str | int | bool]:
         if not isinstance(value, (bool, int, str)):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return dict(parameters)
+
+
+def wrong_return(returned: object, count: int) -> str:
+    """Return the reason why `returned`, the result of `execute`, is wrong; it should be a list of `count` elements."""
+    if not isinstance(returned, list):
+        return f"Expected a list in the execute return, found type '{type(returned)}'."
+    return (
+        "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+        f"InferenceRequest(s) size is:{count}, and InferenceResponse(s) size is:{len(returned)}\n"
+    )

@@ -29,8 +29,8 @@ class PythonInstance:
     """The properties of a model instance that every request needs."""
 
     __slots__ = (
+        "call_discarder",
         "decoupled",
-        "discard_call",
         "host",
         "inputs_stay",
         "iterative",
@@ -55,8 +55,8 @@ class PythonInstance:
         self.host = host
         #: Whether the model may call other models: after `initialize` and before `finalize` (Triton).
         self.may_call = False
-        #: Lets a call continue of which the model has dropped the responses. Callable by the garbage collector.
-        self.discard_call: Callable[[ModelCall], None] = lambda call: None
+        #: Returns a function for the garbage collector: it lets a call continue whose responses the model has dropped.
+        self.call_discarder: Callable[[], Callable[[ModelCall], None]] = lambda: lambda call: None
         self.name = arguments.instance_name
         self.model_name = arguments.model_name
         self.model_version = arguments.version

@@ -9,6 +9,7 @@ classes. Only code that runs while another model has its turn, in a thread of th
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from backends.model_names import ModelNames
@@ -23,8 +24,7 @@ class ModelModules:
 
     def __init__(self, model_dir: Path, version_dir: Path | None = None) -> None:
         """`version_dir` is the folder that modules are found in before `model_dir`."""
-        #: The model's folder as it is written and as it is, each with a slash at its end.
-        self._folders = tuple({f"{model_dir}/", f"{model_dir.resolve()}/"})
+        self._model_dir = model_dir
         self._modules: dict[str, ModuleType] = {}
         self._paths: list[str] = []
         #: How many modules there were when the turn began. Other modules are looked through when there are more.
@@ -63,6 +63,11 @@ class ModelModules:
             return any(self._lies_within(str(path)) for path in getattr(module, "__path__", ()))
         except Exception:  # objects that libraries put into sys.modules may raise anything
             return False
+
+    @cached_property
+    def _folders(self) -> tuple[str, ...]:
+        """The model's folder as it is written and as it is, each with a slash at its end."""
+        return tuple({f"{self._model_dir}/", f"{self._model_dir.resolve()}/"})
 
     def _lies_within(self, path: str) -> bool:
         return f"{path}/".startswith(self._folders)

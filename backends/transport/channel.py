@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.transport.descriptors import descriptors_in
 from backends.transport.framing import (
     LENGTH,
     LENGTH_PLACE,
@@ -51,15 +52,6 @@ _MAX_PROBLEM = 1000
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _FD_SPACE = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> array.array[int]:
-    """Return the descriptors that `recvmsg` has received (`socket.recv_fds` of Python 3.11 ignores its flags)."""
-    fds = array.array("i")
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return fds
 
 
 class LoopChannel:
@@ -212,7 +204,7 @@ class LoopChannel:
             self._end(f"its connection failed: {error.strerror}")
             return False
         if ancillary:
-            self._fds.extend(_descriptors(ancillary))
+            self._fds.extend(descriptors_in(ancillary))
         if not data:
             self._end(None)
             return False
@@ -291,20 +283,26 @@ class LoopChannel:
 class BlockingChannel:
     """The worker's end. Methods that send may be called from any thread, under a lock of the caller."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        self._socket = sock
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        """Without a socket, `connect` comes first."""
         self._reader = FrameReader(MAX_KERNEL_FRAME)
         self._fds: deque[int] = deque()
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        #: `poll(0)` returns something if `receive` would not wait.
-        self.poll = poller.poll
         self._sent = 0
         self._outbox: Outbox | None = None
         self._on_idle: Callable[[], None] | None = None
         #: See `Outbox.progress`; without an outbox the kernel does not see it.
         self.progress = memoryview(bytearray(8)).cast("Q")
+        if sock is not None:
+            self.connect(sock)
+
+    def connect(self, sock: socket.socket) -> None:
+        """Use this socket from now on, and own it."""
+        sock.setblocking(True)
+        self._socket = sock
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        #: `poll(0)` returns something if `receive` would not wait.
+        self.poll = poller.poll
 
     def watch_idle(self, idle_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` each time when `receive` has waited for `idle_s` seconds. Costs other calls nothing."""
@@ -379,7 +377,7 @@ class BlockingChannel:
         except ConnectionResetError:
             return None
         if ancillary:
-            self._fds.extend(_descriptors(ancillary))
+            self._fds.extend(descriptors_in(ancillary))
         return self._reader.feed(data) if data else None
 
     def take_fd(self) -> int:

@@ -69,6 +69,9 @@ IDLE_S = 30.0
 class Worker:
     """One model instance behind one channel. Implements `backends.base.Host`."""
 
+    #: Whether the worker only rehearses, before others are forked (`backends/zygote/rehearsal.py`).
+    rehearses = False
+
     def __init__(
         self, channel: BlockingChannel, *, local: bool = True, task_module: str = "", turn: Turn | None = None
     ) -> None:
@@ -325,8 +328,9 @@ class Worker:
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
             # collection visits them while requests execute. Takes 9 ms with numpy and ONNX Runtime (30,000 objects),
             # 60 ms with SciPy and scikit-learn (100,000).
-            gc.collect()
-            gc.freeze()
+            if not self.rehearses:
+                gc.collect()
+                gc.freeze()
             return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health)
 
         self._send(self._tried(load))

@@ -20,28 +20,48 @@ from shm.tensor import import_arrays
 logger = logging.getLogger(__name__)
 
 
-def run_worker(title: str, fd: int, kernel: int, *, remote: bool = False, task_module: str = "") -> None:
+class PreparedWorker:
+    """A worker of a model without a connection. A zygote makes it, so that its forks share most of its memory."""
+
+    def __init__(self) -> None:
+        import_arrays()
+        self.channel = BlockingChannel()
+        self.worker = Worker(self.channel)
+
+
+def run_worker(
+    title: str,
+    fd: int,
+    kernel: int,
+    *,
+    remote: bool = False,
+    task_module: str = "",
+    prepared: PreparedWorker | None = None,
+) -> None:
     """Be the worker called `title` until the kernel ends it. The process must be a child of the process `kernel`.
 
     `fd` is the worker's end of the connection, and is the worker's now. With `remote` the worker shares no memory with
-    the kernel. With a `task_module` it is a helper. Raises `SystemExit` if the worker fails.
+    the kernel. With a `task_module` it is a helper. Other workers are the `prepared` one, if there is one. The process
+    ignores SIGINT and has called `prepare_process`, or is a fork of one that does and has. Raises `SystemExit` if the
+    worker fails.
     """
     die_with_parent(kernel)
     end_sooner_without_memory()
     set_process_name(title)
-    prepare_environment()
-    # On Ctrl-C only the kernel acts: it drains and then stops its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_up_logging()
-    import_arrays()
-    sock = socket.socket(fileno=fd)
-    channel = BlockingChannel(sock)
-    leave_to_parent(channel, sock)
     if task_module:
         lower_priority()
         limit_memory(task_module)
+    if prepared is None or remote or task_module:
+        import_arrays()
+        channel = BlockingChannel()
+        worker = Worker(channel, local=not remote, task_module=task_module)
+    else:
+        channel, worker = prepared.channel, prepared.worker
+    sock = socket.socket(fileno=fd)
+    channel.connect(sock)
+    leave_to_parent(channel, sock)
     try:
-        Worker(channel, local=not remote, task_module=task_module).run()
+        worker.run()
     except Exception:
         # Before the connection ends: then the kernel kills the process, which threads of the model may keep alive.
         logger.exception("the worker failed")
@@ -59,19 +79,19 @@ def main() -> None:
     parser.add_argument("--remote", action="store_true", help="share no memory with the kernel")
     parser.add_argument("--helper", metavar="MODULE", default="", help="run tasks of this module, and no model")
     arguments = parser.parse_args()
+    # On Ctrl-C only the kernel acts: it drains and then stops its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare_process()
     run_worker(arguments.model, arguments.fd, arguments.kernel, remote=arguments.remote, task_module=arguments.helper)
 
 
-def set_up_logging() -> None:
-    """Write the log of this process to standard error, as it is. A worker that is forked has it from its zygote."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-
-
-def prepare_environment() -> None:
-    """Set what libraries read when they are imported. What the operator has set stays.
+def prepare_process() -> None:
+    """Set the environment and the log of a worker's process. A worker that is forked has them from its zygote.
 
     Since 1.29, the import of ONNX Runtime starts a thread that sends telemetry, and makes a database in the user's
     cache folder, which it keeps open. A server must not report what it serves unless the operator asks for it; and a
-    process with a second thread cannot be forked safely.
+    process with a second thread cannot be forked safely. What the operator has set stays.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # The log of this process is written to standard error as it is.
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -20,6 +20,7 @@ def main() -> None:
     gc.disable()  # a collection would write to pages that workers share; workers enable it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with the kernel, also if all processes of a service get these
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server may have blocked some; workers have none blocked
     die_with_parent(kernel)
     set_process_name("naiad-zygote")
     title = ProcessTitle()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import sys
 import time
@@ -31,7 +30,6 @@ def become_worker(forked: ForkedWorker, kernel: int, title: ProcessTitle) -> Non
     # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed together with
     # the processes that its model starts.
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     while os.getppid() == forked.between:  # it ends at once, and the kernel, or init if that is gone, adopts this one
@@ -43,12 +41,19 @@ def become_worker(forked: ForkedWorker, kernel: int, title: ProcessTitle) -> Non
     sys.argv = words[1:]
     _seed()
     gc.enable()
-    run_worker(request.title, socket_fd, kernel, remote=request.remote, task_module=request.task_module)
+    run_worker(
+        request.title,
+        socket_fd,
+        kernel,
+        remote=request.remote,
+        task_module=request.task_module,
+        prepared=forked.prepared,
+    )
 
 
 def _seed() -> None:
-    """Give the generators of random numbers that were imported before the fork other states than those of others."""
-    random.seed()
+    """Give NumPy's generator of random numbers another state than those of other workers. Python's own has one since
+    the fork."""
     legacy = sys.modules.get("numpy.random")
     if legacy is not None:
         legacy.seed()

@@ -15,9 +15,12 @@ import importlib
 import os
 import runpy
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from backends.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    from backends.worker.process import PreparedWorker
 
 
 class PreloadFailed(Exception):
@@ -31,8 +34,9 @@ class Preloader:
         """Import what all workers need."""
         self._backends: set[str] = set()
         process = importlib.import_module("backends.worker.process")
-        process.prepare_environment()
-        process.set_up_logging()
+        process.prepare_process()
+        #: What each fork with a model becomes.
+        self.prepared: PreparedWorker = process.PreparedWorker()
         _imported()
 
     def import_backend(self, name: str) -> None:
@@ -61,11 +65,11 @@ class Preloader:
             try:
                 runpy.run_path(file)
             except Exception as error:
-                raise PreloadFailed(f"{Path(file).name} failed: {type(error).__name__}: {error}") from error
+                raise PreloadFailed(f"{os.path.basename(file)} failed: {type(error).__name__}: {error}") from error
         gc.collect()  # unlike our modules, these may leave much
         _imported()
         if (threads := thread_names())[1:]:
-            what = ", ".join((*modules, *([Path(file).name] if file else [])))
+            what = ", ".join((*modules, *([os.path.basename(file)] if file else [])))
             raise PreloadFailed(
                 f"after '{what}' there are {len(threads)} threads ({', '.join(threads)}). Only what starts no threads "
                 "can be imported before workers are forked"
@@ -73,8 +77,19 @@ class Preloader:
 
 
 def thread_names() -> list[str]:
-    """Return the names of the threads of this process."""
-    return [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    """Return the names of the threads of this process.
+
+    Without `open`: what the zygote writes to between two forks is memory that workers do not share.
+    """
+    return [_thread_name(task) for task in os.listdir("/proc/self/task")]
+
+
+def _thread_name(task: str) -> str:
+    fd = os.open(f"/proc/self/task/{task}/comm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 100).decode(errors="replace").strip()
+    finally:
+        os.close(fd)
 
 
 def _imported() -> None:

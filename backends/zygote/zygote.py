@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.transport.descriptors import descriptors_in
 from backends.transport.zygote_messages import (
     MAX_MESSAGE,
     Forked,
@@ -36,6 +37,7 @@ from backends.zygote.preloader import Preloader, PreloadFailed, thread_names
 
 if TYPE_CHECKING:
     from backends.transport.zygote_messages import ZygoteMessage
+    from backends.worker.process import PreparedWorker
 
 _FD_COUNT = 3
 _FD_SPACE = socket.CMSG_SPACE(_FD_COUNT * array.array("i").itemsize)
@@ -49,6 +51,7 @@ class ForkedWorker(msgspec.Struct, frozen=True, eq=False):
     fds: list[int]
     #: The process between the zygote and this one.
     between: int
+    prepared: PreparedWorker
 
 
 class Zygote:
@@ -109,7 +112,7 @@ class Zygote:
             except OSError as error:
                 os._exit(error.errno or 1)
             if pid == 0:
-                return ForkedWorker(request, fds, between)
+                return ForkedWorker(request, fds, between, self._preloader.prepared)
             self._worker_pid[0] = pid
             os._exit(0)
         _, status = os.waitpid(between, 0)
@@ -128,11 +131,7 @@ class Zygote:
             data, ancillary, _, _ = self._socket.recvmsg(MAX_MESSAGE, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:
             return b"", []
-        fds = array.array("i")
-        for level, kind, content in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(content)
-        return data, fds.tolist()
+        return data, descriptors_in(ancillary).tolist()
 
     def _send(self, message: ZygoteMessage) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next receive finds it, too

@@ -81,7 +81,12 @@ def models(
 
 @cli.command()
 def init(
-    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new model's folder, such as models/double.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="NAME", help="The new model's folder, such as models/double. Its last part is the name."
+        ),
+    ],
     python: Annotated[bool, typer.Option("--python", help="A Python model; this is the default.")] = False,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", metavar="FILE", help="A model with a copy of this file.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from kernel.authoring.chain import chain
 from kernel.authoring.examine import Examination
 from kernel.authoring.progress import progress_bar
+from kernel.authoring.target import is_model
 from kernel.authoring.templates import ensemble_files, onnx_files, python_files
 from kernel.authoring.tool_server import run_tool
 from kernel.command.dev import own_command
@@ -19,7 +21,7 @@ from kernel.config.spec import model_spec
 from kernel.errors import ServingError
 from kernel.machine import processor_count
 from kernel.options import BadOption
-from kernel.repository.layout import RepositoryContents, check_model_name
+from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
 from kernel.repository.source import scan
 from kernel.texts import printable
 
@@ -39,13 +41,14 @@ _ABOUT = {
 
 
 def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] = ()) -> int:
-    """Write a new model to the folder `path`, and say what to do next. Returns 0.
+    """Write a new model to the folder `path`, and say what it is called and what to do next. Returns 0.
 
+    The last part of `path` is the model's name, the rest is the folder of models, which is made if only it is missing.
     With `onnx` it is a copy of this file, with `ensemble` an ensemble of these models in the same repository, else a
     Python model. Raises `BadOption`; then nothing was written.
     """
     folder = Path(path.absolute())
-    _check_place(path, folder)
+    title = _check_place(path, folder)
     if onnx is not None:
         files = _onnx_files(folder.name, onnx, str(path))
     elif ensemble:
@@ -57,7 +60,7 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
     shown = [*files, *(["1/model.onnx"] if onnx is not None else [])]
     about = [(name, _ABOUT.get(name, f"its tests: pytest {path}")) for name in shown if not name.endswith(".gitkeep")]
     width = max(len(name) for name, _ in about)
-    typer.echo(f"{path}:")
+    typer.echo(f"{path}: {title}")
     for name, text in about:
         typer.echo(f"    {name:<{width}}  {text}")
     typer.echo("Next:")
@@ -66,16 +69,40 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
     return 0
 
 
-def _check_place(path: Path, folder: Path) -> None:
-    """Raise `BadOption` if there cannot be a new model at `folder`."""
+def _check_place(path: Path, folder: Path) -> str:
+    """Return what the model will be called, in words. Raises `BadOption` if there cannot be a new model at `folder`.
+
+    `path` is the folder as it was given.
+    """
     try:
         check_model_name(folder.name)
     except ServingError as error:
         raise BadOption(f"'{printable(str(path))}' cannot be the folder of a model: {error.message}") from None
-    if folder.name.startswith("."):
+    if not can_be_model(folder.name):
         raise BadOption(f"'{path}' cannot be the folder of a model: servers ignore hidden folders")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadOption(f"'{path}' already exists, and is not overwritten: give another name")
+    _check_repository(path.parent, folder.parent)
+    title = f"the model '{folder.name}'"
+    if path.parent == Path():
+        return title
+    return f"{title}, in the {'' if folder.parent.exists() else 'new '}folder of models '{path.parent}'"
+
+
+def _check_repository(path: Path, folder: Path) -> None:
+    """Raise `BadOption` if `folder`, given as `path`, is not a folder of models and cannot become one."""
+    reason = ""
+    with contextlib.suppress(PermissionError):  # what cannot be listed may be a folder of models
+        if not folder.parent.exists():
+            reason = f"'{path.parent}' does not exist"
+        elif folder.exists() and not folder.is_dir():
+            reason = "it is a file"
+        elif folder.is_dir() and is_model(folder):
+            reason = "it is the folder of a model"
+        elif folder.name.isdigit() and is_model(folder.parent):
+            reason = f"'{path.parent}' is the folder of a model"
+    if reason:
+        raise BadOption(f"'{path}' cannot be the folder of models: {reason}")
 
 
 def _write(folder: Path, files: Mapping[str, str], onnx: Path | None) -> None:

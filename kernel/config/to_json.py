@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,7 +73,8 @@ def _in_order(descriptor: Descriptor) -> list[FieldDescriptor]:
 
 
 def _field(field: FieldDescriptor, value: Any) -> Any:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+    if isinstance(value, Mapping):  # as `_is_map` of `kernel/config/load.py`: protobuf imports a module to tell
+        assert field.message_type is not None
         entry = field.message_type.fields_by_name["value"]
         # A protobuf map has no order; a sorted one makes the text reproducible.
         return {str(key): _single(entry, value[key]) for key in sorted(value)}

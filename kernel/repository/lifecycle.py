@@ -252,9 +252,10 @@ class Lifecycle:
         try:
             of_request = request.files is not None
             opening = open_model(folder, override, self._settings, self._repositories, files_of_request=of_request)
-            [opened] = await self._running_loads.run(identifier, [opening])
-            if isinstance(opened, BaseException):
-                raise opened
+            opened = await self._running_loads.run_one(identifier, opening)
+        except EndedByUnload as error:
+            self._mark_broken(folder, error, override, is_model=False)
+            raise ModelLoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
         except ServingError as error:
             self._mark_broken(folder, error, override, is_model=False)
             raise poll_failed(folder.name, error) from error
@@ -350,11 +351,7 @@ class Lifecycle:
 
     async def _scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         load = self.loader.scale(version, source, count)
-        [result] = await self._running_loads.run(source.folder.identifier, [load])
-        if isinstance(result, BaseException):
-            raise result
-        update: InstanceUpdate = result
-        return update
+        return await self._running_loads.run_one(source.folder.identifier, load)
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""

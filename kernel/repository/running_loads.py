@@ -1,4 +1,4 @@
-"""The loads of versions that run. An unload of a model ends those that hang; the log names those that take long.
+"""The loads that run. An unload of a model ends those that hang; the log names those that take long.
 
 Only some loads run at a time. Without this module, models that hang in `initialize` let all other loads wait until
 --model-load-timeout-secs has passed, and the log says nothing about it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: After how many seconds a load is reported for the first time. Each further report comes after twice the time.
 REPORT_S = 60.0
@@ -64,6 +66,14 @@ class RunningLoads:
         finally:
             self._tasks.pop(identifier, None)
         return [EndedByUnload() if isinstance(result, asyncio.CancelledError) else result for result in results]
+
+    async def run_one(self, identifier: str, work: Coroutine[Any, Any, T]) -> T:
+        """Do a part of a load that an unload may end. Returns its result. Raises its error, or `EndedByUnload`."""
+        [result] = await self.run(identifier, [work])
+        if isinstance(result, BaseException):
+            raise result
+        found: T = result
+        return found
 
     @contextlib.asynccontextmanager
     async def ended_after(self, limit_s: float, identifier: str, lock: asyncio.Lock) -> AsyncIterator[None]:

@@ -10,10 +10,10 @@ import logging
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from kernel.observe.access import Access, log_access, peer_text
+from protocols.http import web
 from protocols.http.aiohttp_internals import is_response_begun
 from protocols.http.call import REQUEST_ID
 from protocols.http.routes import find_endpoint, request_path

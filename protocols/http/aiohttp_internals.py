@@ -21,17 +21,19 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_parser import RawRequestMessage
 
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
+from protocols.http import web
 from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient
 from protocols.http.responses import error_response
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+    from aiohttp import StreamReader
 
 logger = logging.getLogger(__name__)
 

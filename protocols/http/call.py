@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from kernel.errors import ServingError
 from protocols.access.peer_identity import peer_identity
+from protocols.http import web
 
 if TYPE_CHECKING:
     from protocols.http.endpoints.dashboard import Dashboard

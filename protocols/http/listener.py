@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
 
-    from aiohttp import web
     from aiohttp.abc import AbstractAccessLogger
+
+    from protocols.http import web
 
 #: How often connections are checked while the server waits for them to become idle.
 _DRAIN_INTERVAL_S = 0.02

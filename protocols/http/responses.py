@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import web
 
 from kernel import __version__
+from protocols.http import web
 from protocols.status import may_retry
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
-from aiohttp import web
 
 from protocols.access.restricted import Category
+from protocols.http import web
 from protocols.http.call import HttpCall
 from protocols.http.endpoints import (
     dashboard,

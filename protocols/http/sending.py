@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from protocols.http import web
 from protocols.http.client_timeouts import TIMEOUTS
 from protocols.http.responses import SERVER_HEADER
 

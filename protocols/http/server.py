@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11
 
 from kernel.errors import ServingError
 from kernel.options import AdminOptions, HttpOptions
 from protocols.frontend import is_local
+from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
 from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks

@@ -15,6 +15,7 @@ from kernel.observe.composed_times import ComposedTimes
 from kernel.serving.events import ChildResponded
 from kernel.serving.response import Response
 from kernel.tracing.tracer import trace_ensemble_inputs
+from schedulers.ensemble.input_errors import WrongEnsembleInput, about_ensemble
 from schedulers.ensemble.on_devices import OutputsOnDevices
 from schedulers.ensemble.plan import EnsemblePlan
 from schedulers.ensemble.run import Run
@@ -150,7 +151,7 @@ class EnsembleDriver:
         if response.final:
             del run.calls[child], self._run_of[child]
         if response.error is not None:
-            self._fail(run, response.error)
+            self._fail(run, about_ensemble(response.error, self._plan.steps[call.step], self._plan.spec))
         elif response.outputs is not None:
             self._take_outputs(run, call, response)
         if response.final:
@@ -378,4 +379,6 @@ class EnsembleDriver:
             model.unpin()
 
     def _named(self, error: ServingError) -> ServingError:
+        if isinstance(error, WrongEnsembleInput):
+            return error
         return prefixed(f"in ensemble '{self._plan.spec.name}', ", error)

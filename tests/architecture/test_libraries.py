@@ -28,7 +28,7 @@ IMPORTED_BY_OTHERS = {"uvloop": "anyio"}
 
 #: Libraries whose inside we use: where, and what other modules may import of them.
 INTERNALS = {
-    "aiohttp": ("protocols/http/aiohttp_internals.py", {"aiohttp", "aiohttp.web", "aiohttp.abc"}),
+    "aiohttp": ("protocols/http/aiohttp_internals.py", {"aiohttp", "aiohttp.abc"}),
     "grpclib": (
         "protocols/grpc/grpclib_internals.py",
         # Of grpclib.server the type of a handler's stream alone; what is in grpclib.const, generated code uses. The
@@ -39,6 +39,9 @@ INTERNALS = {
     "h2": ("protocols/grpc/grpclib_internals.py", set[str]()),
     "torch": ("backends/pytorch/torch_internals.py", {"torch", "torch.export.passes"}),
 }
+
+#: Beside those: this one knows which modules define what `aiohttp.web` offers.
+WEB = "protocols/http/web.py"
 
 #: Classes that are made to be derived from.
 BASE_CLASSES = {"AbstractAccessLogger"}
@@ -56,7 +59,9 @@ UNDOCUMENTED = {"output_size", "total_bytes", "feed_eof", "set_exception"}
 
 def internals_used(file: SourceFile) -> list[str]:
     """Return what `file` uses of a library's inside, though another module is there for that."""
-    found = []
+    found: list[str] = []
+    if file.path == WEB:
+        return found
     libraries = {name for name, (place, _) in INTERNALS.items() if file.path != place}
     for imported in imports(file):
         library = imported.module.partition(".")[0]

@@ -154,6 +154,7 @@ PURE = (
     "schedulers/dynamic/batcher.py",
     "schedulers/dynamic/scheduler.py",
     "schedulers/ensemble/bridging.py",
+    "schedulers/ensemble/input_errors.py",
     "schedulers/ensemble/on_devices.py",
     "schedulers/ensemble/plan.py",
     "schedulers/ensemble/progress.py",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Modules and packages that must not be in the kernel process, and what they are for.
 FOREIGN = {
+    "aiohttp.web": "servers with routes, static files, WebSockets and a command line",
+    "argparse": "the other commands",
     "IPython": "programs that embed the server",
     "fsspec": "cloud repositories",
     "matplotlib": "bench",
@@ -102,7 +104,7 @@ def _ask(ports: dict[str, str]) -> None:
 
 
 def test_a_kernel_that_serves_has_not_imported_what_only_others_need(imported: set[str]) -> None:
-    assert {"kernel.app", "aiohttp.web", "grpclib.server"} <= imported, "the modules of the kernel were not seen"
+    assert {"kernel.app", "aiohttp.web_server", "grpclib.server"} <= imported, "the modules of the kernel were not seen"
     wrong = {name: reason for name, reason in FOREIGN.items() for module in imported if _is_in(module, name)}
     assert wrong == {}
 

@@ -55,6 +55,7 @@ CATCH_ALL = {
     "kernel/embedding/requests.py EmbeddedCall._submit": "runs on the server's thread: its caller must be answered",
     "kernel/embedding/server_thread.py ServerThread._run": "the top of a thread: `start` raises it to the program",
     "kernel/extensions.py extension": "code of a package may raise anything: the load fails with its text",
+    "kernel/repository/agents/action_thread.py in_own_thread.run": "the top of a thread: who waits for it raises it",
     "kernel/repository/agents/model_agents.py ModelAgents._load": "an agent may raise anything: the load fails with it",
     "kernel/repository/agents/model_agents.py ModelAgents._act": "an agent may raise anything: other actions follow",
     "kernel/loop/iteration_end.py IterationEnd._call": "one callback that fails must not keep the others from running",

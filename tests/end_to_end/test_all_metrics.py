@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trustme
 
@@ -12,7 +11,10 @@ from bench.server import ServerProcess, wait_for
 from tests.docs.documents import code_spans, document, section, table
 from tests.end_to_end.test_metrics import infer
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 4

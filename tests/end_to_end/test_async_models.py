@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -16,7 +14,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bench.server import ServerProcess, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONCURRENCY = 8
 

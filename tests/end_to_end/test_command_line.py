@@ -18,9 +18,7 @@ import tritonclient.grpc as triton
 from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    WriteModel = Callable[[str, str, str], Path]
+    from tests.end_to_end.conftest import WriteModel
 
 #: So that no server in another process is in the way.
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")

@@ -6,9 +6,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -16,7 +14,8 @@ import pytest
 from bench.server import ServerProcess
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 HOSTILE = "x\nE1122 00:00:00.000000 1 forged] \x1b]0;owned\x07\x1b[2J\x9b\u2028end"
 CONTROL = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import re
 import signal
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -20,7 +18,11 @@ from tritonclient.utils import InferenceServerException
 from bench.server import ServerProcess
 from shm.cuda import BINDINGS_VARIABLE
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.server import ServerProcess, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]

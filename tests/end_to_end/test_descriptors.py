@@ -10,9 +10,8 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -20,7 +19,10 @@ import pytest
 from bench.server import ServerProcess, wait_for
 from kernel.descriptors import reserved_count
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.end_to_end.conftest import WriteModel
 
 LIMIT = 256
 TEXT = "the server has no file descriptor left; try again later"

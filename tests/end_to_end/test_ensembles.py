@@ -15,8 +15,6 @@ import threading
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,9 +26,11 @@ from shm.tensor import Tensor
 from tests.end_to_end.server_threads import FutureSink, server_thread
 
 if TYPE_CHECKING:
-    from kernel.embedding.server_thread import ServerThread
+    from collections.abc import Iterator
+    from pathlib import Path
 
-WriteModel = Callable[[str, str, str], Path]
+    from kernel.embedding.server_thread import ServerThread
+    from tests.end_to_end.conftest import WriteModel
 
 MIB16 = 16 << 20
 

@@ -10,10 +10,9 @@ import pytest
 from bench.server import ServerFailed, ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    WriteModel = Callable[[str, str, str], Path]
+    from tests.end_to_end.conftest import WriteModel
 
 TENSORS = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]

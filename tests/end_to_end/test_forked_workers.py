@@ -9,16 +9,17 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from bench.server import ServerProcess, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
+
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -19,7 +17,11 @@ from backends.helper.device_tasks import NVML_VARIABLE
 from bench.server import ServerFailed, ServerProcess
 from shm.cuda import BINDINGS_VARIABLE
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
 
 #: Adds 1 on the device: the fake device is memory of the host, which the backend reads when the stream has come so far.
 PLUS_ONE = """

@@ -8,19 +8,21 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.end_to_end.conftest import WriteModel
+
 #: Faults have the same effects however workers are started.
 pytestmark = pytest.mark.usefixtures("worker_start")
-
-WriteModel = Callable[[str, str, str], Path]
 
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]

@@ -6,13 +6,12 @@ import http.client
 import json
 import re
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.server import ServerProcess, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 backend: "python"

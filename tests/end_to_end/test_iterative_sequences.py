@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,8 @@ import tritonclient.grpc as triton_grpc
 
 from bench.server import ServerProcess
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 4

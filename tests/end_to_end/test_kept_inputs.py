@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,8 @@ import tritonclient.utils.shared_memory as shm
 
 from bench.server import ServerProcess
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 0

@@ -9,17 +9,19 @@ import http.client
 import json
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
+
 #: Faults have the same effects however workers are started.
 pytestmark = pytest.mark.usefixtures("worker_start")
-
-WriteModel = Callable[[str, str, str], Path]
 
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]

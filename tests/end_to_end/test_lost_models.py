@@ -14,10 +14,8 @@ import pytest
 from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from tests.end_to_end.conftest import WriteModel
 
-    WriteModel = Callable[[str, str, str], Path]
 
 grpcclient = pytest.importorskip("tritonclient.grpc")
 

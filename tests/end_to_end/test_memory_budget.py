@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,10 @@ from tritonclient.utils import InferenceServerException
 
 from bench.server import ServerProcess
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 0

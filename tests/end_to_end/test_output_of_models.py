@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench.server import ServerProcess, free_ports, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,7 +16,10 @@ from kernel.embedding import EmbeddedServer
 from kernel.machine import own_command
 from tests.end_to_end.environments import environment, with_numpy
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [-1] }]

@@ -15,10 +15,7 @@ import tritonclient.http
 from bench.server import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    WriteModel = Callable[[str, str, str], Path]
+    from tests.end_to_end.conftest import WriteModel
 
 #: Writes when each execution begins and ends, and waits in it until a file is there.
 LOGS = """

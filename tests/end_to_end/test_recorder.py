@@ -11,8 +11,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +22,11 @@ from kernel.command.replay.reading import RecordingIndex
 from tests.end_to_end.sequence_models import OLDEST, accumulate, config
 
 if TYPE_CHECKING:
-    from kernel.recording.format import RequestRecord, ResponseRecord
+    from pathlib import Path
 
-WriteModel = Callable[[str, str, str], Path]
+    from kernel.recording.format import RequestRecord, ResponseRecord
+    from tests.end_to_end.conftest import WriteModel
+
 
 pytestmark = pytest.mark.slow
 

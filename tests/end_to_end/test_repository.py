@@ -7,16 +7,16 @@ import http.client
 import json
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
-WriteModel = Callable[[str, str, str], Path]
+    from tests.end_to_end.conftest import WriteModel
 
 TENSORS = """
 max_batch_size: 4

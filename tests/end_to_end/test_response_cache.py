@@ -20,10 +20,10 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from bench.server import ServerFailed, ServerProcess, free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    WriteModel = Callable[[str, str, str], Path]
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +17,10 @@ from bench.server import ServerProcess
 from tests.end_to_end import silero
 
 if TYPE_CHECKING:
-    from shm.arrays import Array
+    from pathlib import Path
 
-WriteModel = Callable[[str, str, str], Path]
+    from shm.arrays import Array
+    from tests.end_to_end.conftest import WriteModel
 
 SILERO = """
 backend: "onnxruntime"

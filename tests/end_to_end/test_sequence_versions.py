@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 from tests.end_to_end.sequence_models import DIRECT, OLDEST, Client, accumulate, config, post
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=m")
 both = pytest.mark.parametrize("strategy", [DIRECT, OLDEST], ids=["direct", "oldest"])

@@ -7,9 +7,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,9 @@ import tritonclient.http as triton_http
 from bench.server import ServerProcess, wait_for
 from tests.end_to_end.sequence_models import DIRECT, OLDEST, Client, accumulate, config
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
+
 
 both = pytest.mark.parametrize("strategy", [DIRECT, OLDEST], ids=["direct", "oldest"])
 

@@ -8,15 +8,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 input [{ name: "IN" data_type: TYPE_INT32 dims: [-1] }]

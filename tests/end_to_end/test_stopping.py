@@ -14,14 +14,14 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 
-WriteModel = Callable[[str, str, str], Path]
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
 max_batch_size: 0

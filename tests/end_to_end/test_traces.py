@@ -6,8 +6,6 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +17,10 @@ from tests.kernel.tracing.output.collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
+    from tests.end_to_end.conftest import WriteModel
     from tests.kernel.tracing.output.collector import ReceivedSpan
-
-WriteModel = Callable[[str, str, str], Path]
 
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", *COMPUTE, "INFER_RESPONSE_COMPLETE",

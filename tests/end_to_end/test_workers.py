@@ -8,18 +8,18 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench.server import ServerProcess, wait_for
 
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import WriteModel
+
 #: Faults have the same effects however workers are started.
 pytestmark = pytest.mark.usefixtures("worker_start")
-
-WriteModel = Callable[[str, str, str], Path]
 
 ECHO_CONFIG = """
 max_batch_size: 0

@@ -54,7 +54,8 @@ class RepositoryAgent:
     def load_fail(self) -> None:
         """The load has failed, perhaps because of this agent or another one.
 
-        If `load` takes longer than a load may take (--model-load-timeout-secs), this is called while `load` still runs.
+        If `load` takes longer than a load may take (--model-load-timeout-secs), or an unload or the end of the server
+        has ended the load, this is called while `load` still runs.
         """
 
     def unload(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import msgspec
 from kernel.config.to_json import to_json
 from kernel.errors import InternalError, ServingError
 from kernel.extensions import REPOSITORY_AGENTS, extension
+from kernel.repository.agents.action_thread import in_own_thread
 from kernel.repository.agents.checksum import ChecksumAgent
 from kernel.repository.agents.interface import AgentModel, RepositoryAgent
 
@@ -53,7 +55,7 @@ class ModelAgents:
         """Do the action LOAD of each agent of `config`; returns the folder to load from.
 
         Raises `ServingError`, after LOAD_FAIL of those that were called, also if an agent takes longer than `limit_s`
-        seconds (0 for no limit).
+        seconds (0 for no limit). If it is cancelled, LOAD_FAIL comes too. The thread of an agent that hangs goes on.
         """
         path = Path(folder)
         written = msgspec.json.decode(to_json(config))
@@ -61,7 +63,7 @@ class ModelAgents:
             async with asyncio.timeout(limit_s or None):
                 for each in config.model_repository_agents.agents:
                     model = AgentModel(config.name or self._name, path, dict(each.parameters), written)
-                    path = await asyncio.to_thread(self._load, each.name, model)
+                    path = await in_own_thread(functools.partial(self._load, each.name, model))
         except TimeoutError:
             await self.failed()
             raise InternalError(f"the repository agents were still loading after {limit_s:g} s") from None
@@ -137,7 +139,7 @@ class ModelAgents:
         for agent in agents:
             try:
                 async with asyncio.timeout(ACTION_TIMEOUT_S):
-                    await asyncio.to_thread(self._act, getattr(agent, action), action)
+                    await in_own_thread(functools.partial(self._act, getattr(agent, action), action))
             except TimeoutError:
                 logger.error(
                     "a repository agent of model '%s' has not finished %s within %g s",

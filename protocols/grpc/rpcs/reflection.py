@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpclib.const import Cardinality, Handler, Status
 
 from kernel.config.pool import POOL
@@ -103,9 +102,7 @@ def _with_imports(file: FileDescriptor, found: dict[str, bytes]) -> dict[str, by
     for imported in file.dependencies:
         if imported.name not in found:
             _with_imports(imported, found)
-    described = FileDescriptorProto()
-    file.CopyToProto(described)
-    found[file.name] = described.SerializeToString()
+    found[file.name] = file.serialized_pb
     return found
 
 

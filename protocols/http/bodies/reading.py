@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from kernel.errors import InvalidArgument
 from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
+from protocols.http import web
 from protocols.http.aiohttp_internals import send_continue
 from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
 

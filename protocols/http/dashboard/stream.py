@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from kernel.errors import Unavailable
 from kernel.observe.recent.recent_lines import SERVER
+from protocols.http import web
 from protocols.http.dashboard.detail import model_detail, recent_part
 from protocols.http.dashboard.feed import Feed, rows_for
 from protocols.http.dashboard.viewer import find_viewer

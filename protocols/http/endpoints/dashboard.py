@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from protocols.http import web
 from protocols.http.call import peer_of
 from protocols.http.responses import SERVER_HEADER
 

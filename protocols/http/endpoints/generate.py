@@ -8,13 +8,13 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from kernel.errors import InvalidArgument, ServingError
 from kernel.serving.request import Request
 from protocols.forwarding import last_value
 from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
+from protocols.http import web
 from protocols.http.bodies.collector import BodyCollector
 from protocols.http.bodies.reading import json_too_large, read_body_into
 from protocols.http.call import REQUEST_ID

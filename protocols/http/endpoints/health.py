@@ -9,8 +9,7 @@ from kernel.health.model_health import model_is_ready, server_is_ready
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
+    from protocols.http import web
     from protocols.http.call import HttpCall
 
 

@@ -36,9 +36,8 @@ from protocols.http.inference.tasks import header_length
 from protocols.http.sending import send
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from kernel.errors import ServingError
+    from protocols.http import web
     from protocols.http.call import HttpCall
     from protocols.http.inference.response import HttpResponse
 

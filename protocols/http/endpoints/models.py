@@ -12,9 +12,8 @@ from kernel.serving.model_metadata import model_metadata
 from protocols.http.responses import json_response, json_text_response
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from kernel.serving.model import Model
+    from protocols.http import web
     from protocols.http.call import HttpCall
 
 

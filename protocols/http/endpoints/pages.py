@@ -11,8 +11,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from protocols.http import web
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from protocols.http.json.document import ABSENT, as_bool, member, parse
 from protocols.http.responses import empty_response, json_response
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from kernel.serving.catalog import IndexItem
+    from protocols.http import web
     from protocols.http.call import HttpCall
 
 

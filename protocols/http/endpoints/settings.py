@@ -15,9 +15,8 @@ from protocols.traced_models import check_traced_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp import web
-
     from kernel.settings import TraceChange, TraceValues
+    from protocols.http import web
     from protocols.http.call import HttpCall
 
 _TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")

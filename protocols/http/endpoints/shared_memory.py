@@ -15,8 +15,7 @@ from protocols.http.responses import empty_response, json_response
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
+    from protocols.http import web
     from protocols.http.call import HttpCall
 
 #: Bytes of a cudaIpcMemHandle_t.

@@ -6,13 +6,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
 from protocols.access.restricted import Category
 from protocols.frontend import is_local
+from protocols.http import web
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.custom_families import render_custom

@@ -245,6 +245,25 @@ def test_a_stream_that_is_dropped_goes_on_without_the_model(lab: Lab) -> None:
     assert lab.recorded_calls.discarded == [1]
 
 
+def test_a_stream_that_is_dropped_before_the_first_request_goes_on_without_the_model(lab: Lab) -> None:
+    discarded = threading.Event()
+    lab.recorded_calls.respond = lambda _: responses(1, 2)[:1]
+    lab.recorded_calls.on_discard = discarded.set
+    lab.load(
+        f"""{CALL}
+    class TritonPythonModel:
+        def is_ready(self):
+            return next(call().exec(decoupled=True)) is not None
+        """
+    )
+    problems: list[str] = []
+    lab.backend.check_health(problems.append)
+    gc.collect()
+    assert problems == [""]
+    assert discarded.wait(10)
+    assert lab.recorded_calls.discarded == [1]
+
+
 def test_a_stream_can_be_cancelled(lab: Lab) -> None:
     lab.recorded_calls.respond = lambda _: responses(1, 2)[:1]
 

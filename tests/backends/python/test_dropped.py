@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,3 +80,15 @@ def test_a_kept_request_stays_open_until_it_is_dropped(lab: Lab) -> None:
     lab.execute(second)
     assert lab.response(first).error.message == DROPPED
     assert not second.finished
+
+
+def test_a_model_has_no_thread_for_this_before_its_first_request(lab: Lab) -> None:
+    before = set(threading.enumerate())
+    lab.load("""
+        def execute(self, requests):
+            return [text(1)]
+    """)
+    assert set(threading.enumerate()) <= before
+    lab.run()
+    lab.run()
+    assert [thread.name for thread in set(threading.enumerate()) - before] == ["dropped requests"]

@@ -41,6 +41,19 @@ def test_descriptors_arrive_with_their_message_and_in_order_with_the_others() ->
     asyncio.run(main())
 
 
+def test_the_end_of_a_worker_can_be_made_before_its_connection() -> None:
+    ours, theirs = socket.socketpair()
+    worker = BlockingChannel()
+    worker.connect(theirs)
+    ours.sendall(frame(wire.encoder.encode(wire.Detach(1))))
+    assert worker.poll(0)
+    assert [wire.to_worker_decoder.decode(raw) for raw in worker.receive() or []] == [wire.Detach(1)]
+    worker.send(wire.Joined())
+    assert LENGTH.unpack(ours.recv(LENGTH.size))[0] > 0
+    worker.close()
+    ours.close()
+
+
 def test_messages_larger_than_the_socket_buffer_arrive_whole() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()

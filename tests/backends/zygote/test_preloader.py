@@ -25,6 +25,15 @@ def test_what_all_workers_need_is_imported_and_telemetry_is_off(
     assert "backends.worker.loop" in sys.modules
 
 
+def test_the_worker_that_forks_become_is_made_once(one_thread: list[str]) -> None:
+    preloader = Preloader()
+    prepared = preloader.prepared
+    preloader.import_backend("identity")
+    assert preloader.prepared is prepared
+    assert prepared.channel.progress[0] == 0
+    assert not prepared.worker.rehearses
+
+
 def test_what_the_operator_says_of_telemetry_stays(one_thread: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     Preloader()

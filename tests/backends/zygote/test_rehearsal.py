@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from backends.registry import BUILT_IN
+from backends.transport import wire
+from backends.transport.channel import BlockingChannel
 from backends.zygote.rehearsal import rehearse
 from tests.open_descriptors import open_descriptors
 
@@ -28,3 +30,20 @@ def test_a_rehearsal_leaves_nothing_behind(backend: str, tmp_path: Path, monkeyp
     assert (open_descriptors(), threading.active_count()) == (descriptors, threads)
     assert os.listdir(tmp_path) == []
     assert Path.cwd().is_dir()
+
+
+@pytest.mark.parametrize("backend", sorted(BUILT_IN))
+def test_a_rehearsal_succeeds(backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    send = BlockingChannel.send_later
+
+    def recorded(self: BlockingChannel, message: wire.ToKernel) -> None:
+        sent.append(message)
+        send(self, message)
+
+    monkeypatch.setattr(BlockingChannel, "send_later", recorded)
+    rehearse(BUILT_IN[backend].partition(":")[0])
+    assert caplog.records == []
+    assert not any(isinstance(each, wire.LoadFailed) for each in sent)
+    responses = [response for each in sent if isinstance(each, wire.Executed) for response in each.responses]
+    assert {bool(response.outputs) for response in responses} == ({True} if backend == "python" else set())

@@ -53,9 +53,17 @@ def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(t
 
 def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
     done = naiad(tmp_path, "init", "double")
+    assert done.stdout.startswith("double: the model 'double'\n")
     assert "test_double.py  its tests: pytest double" in done.stdout
     assert "dev double" in done.stdout
     assert "check double" in done.stdout
+
+
+def test_the_name_is_the_last_part_of_the_path_and_a_new_folder_of_models_is_said(tmp_path: Path) -> None:
+    first, second = naiad(tmp_path, "init", "team/double"), naiad(tmp_path, "init", "team/half/")
+    assert first.stdout.startswith("team/double: the model 'double', in the new folder of models 'team'\n")
+    assert second.stdout.startswith("team/half: the model 'half', in the folder of models 'team'\n")
+    assert {path.name for path in (tmp_path / "team").iterdir()} == {"double", "half"}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,10 @@ def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
         (("file",), "'file' already exists, and is not overwritten: give another name"),
         ((".hidden",), "'.hidden' cannot be the folder of a model: servers ignore hidden folders"),
         (("a\nb",), "must not contain control characters"),
+        (("absent/models/double",), "'absent/models' cannot be the folder of models: 'absent' does not exist"),
+        (("there/double",), "'there' cannot be the folder of models: it is the folder of a model"),
+        (("there/1/double",), "'there/1' cannot be the folder of models: 'there' is the folder of a model"),
+        (("file/double",), "'file' cannot be the folder of models: it is a file"),
         (("x", "--onnx", "nothing.onnx"), "'nothing.onnx' is not a file"),
         (("x", "--onnx", "file"), "'file' cannot be loaded: "),
         (("x", "--ensemble", "there,nothing"), "there is no model 'nothing' in '"),

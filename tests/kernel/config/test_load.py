@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel.config.generated.model_config_pb2 import (
+    DESCRIPTOR,
     TYPE_FP32,
     ModelConfig,
     ModelInstanceGroup,
 )
 from kernel.config.load import MAX_BYTE_SIZE, from_json, from_pbtxt
 from kernel.errors import BadConfig, ErrorCode
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
 
 
 def failure_of_pbtxt(text: bytes) -> str:
@@ -165,3 +170,13 @@ def test_a_repeated_field_takes_a_single_value_as_a_list_of_one() -> None:
 )
 def test_wrong_json_is_refused(text: str) -> None:
     assert failure_of_json(text).startswith("Invalid config override: ")
+
+
+def test_only_maps_have_options_and_empty_ones_are_as_absent_ones() -> None:
+    unseen: list[Descriptor] = list(DESCRIPTOR.message_types_by_name.values())
+    while unseen:
+        descriptor = unseen.pop()
+        assert descriptor.has_options == descriptor.GetOptions().map_entry, descriptor.full_name
+        unseen += descriptor.nested_types
+    given = {"name": "m", "parameters": {}, "cc_model_filenames": {}, "optimization": {}}
+    assert from_json(json.dumps(given), "x") == from_json('{"name": "m", "optimization": {}}', "x")

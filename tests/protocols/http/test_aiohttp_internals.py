@@ -12,6 +12,7 @@ import pytest
 from aiohttp import StreamReader, web
 from aiohttp.http_parser import RawRequestMessage
 
+from protocols.http import web as our_web
 from protocols.http.aiohttp_internals import AiohttpServer, check_not_begun, is_response_begun, send_continue
 from protocols.http.bodies.reading import read_body
 from protocols.http.responses import empty_response
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 GET = b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_what_we_use_of_aiohttp_web_is_what_aiohttp_offers_there() -> None:
+    for name in our_web.__all__:
+        assert getattr(our_web, name) is getattr(web, name)
 
 
 class FakeTransport(asyncio.Transport):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kernel.config.ensemble_spec import EnsembleSpec
-from kernel.errors import InternalError, InvalidArgument, ModelNotFound, RequestCancelled, ServingError
+from kernel.errors import InternalError, InvalidArgument, InvalidRequest, ModelNotFound, RequestCancelled, ServingError
 from kernel.serving.catalog import ModelState
 from kernel.serving.events import Submitted
 from kernel.serving.request import Request
@@ -112,6 +112,24 @@ def test_an_error_of_a_step_names_the_ensemble_and_comes_when_all_steps_have_end
     second.respond()
     (error,) = sink.errors
     assert (type(error), error.message) == (InvalidArgument, "in ensemble 'pair', too small")
+    lab.check()
+
+
+def test_an_error_about_bytes_that_a_step_reads_of_the_client_names_the_input_of_the_ensemble(lab: KernelLab) -> None:
+    chain(lab)
+    outer = (step("chain", {"A": "GIVEN"}, {"Z": "MADE"}),)
+    lab.add(spec_of("outer", "GIVEN", "MADE", dims=(-1,), ensemble=EnsembleSpec(outer)))
+    text = "[request id: x] expected 2 string elements for inference input '{}' for model '{}', got 1"
+    for name, tensor_name in (("chain", "A"), ("outer", "GIVEN")):
+        _, sink = lab.submit(name, tensor(tensor_name, 1))
+        lab.call("first").fail(InvalidRequest(text.format("IN", "first")))
+        (error,) = sink.errors
+        assert (error.message, error.before_queueing) == (text.format(tensor_name, name), True)
+    _, sink = lab.submit("chain", tensor("A", 1))
+    lab.call("first").respond(tensor("OUT", 1))
+    lab.call("second").fail(InvalidRequest(text.format("IN", "second")))
+    (error,) = sink.errors
+    assert error.message == f"in ensemble 'chain', {text.format('IN', 'second')}", "the tensor is of the first step"
     lab.check()
 
 

@@ -47,6 +47,12 @@ def classes(model: str, shape: list[int]) -> Step:
     return infer(model, {"inputs": [tensor("A", "INT32", shape, values)], "outputs": wanted})
 
 
+def words(content: bytes, count: int, **more: Any) -> Step:
+    """A tensor of `count` strings, in the form of `content`."""
+    given = tensor("TEXT", "BYTES", [count], binary_data_size=len(content))
+    return infer("phrase", {"inputs": [given], **more}, content)
+
+
 COUNTED_ONCE = "Triton counts a failed request to an ensemble twice"
 
 CASES = [
@@ -102,6 +108,15 @@ CASES = [
             {"model_name": "chain", "id": "g", "inputs": [tensor("A", "INT32", [1, 2])]},
             [struct.pack("<2i", -1, 2)],
         ),
+    ),
+    Case(
+        "wrong strings",
+        words(b"\1\0\0\0a", 1),
+        words(b"", 1),
+        words(b"\1\0\0\0a", 2, id="few"),
+        words(b"\1\0\0\0a\0\0\0\0", 1, id="many"),
+        words(b"\1\0\0\0a\0\0", 2),
+        words(b"\5\0\0\0a", 1, id="long"),
     ),
     Case(
         "optional tensors",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.errors import InternalError, ServingError
+from kernel.errors import InternalError, ModelLoadFailed, ServingError
 from kernel.extensions import REPOSITORY_AGENTS
+from kernel.repository import lifecycle
 from kernel.repository.agents import model_agents
 from kernel.repository.agents.interface import AgentModel, RepositoryAgent
 from kernel.repository.settings import LifecycleSettings
@@ -198,6 +200,58 @@ def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch
 
     run(lab, scenario)
     assert done == ["a load_fail"]
+
+
+@pytest.fixture
+def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The agents of `Noting` hang in `load` until the event is set."""
+    go_on = threading.Event()
+
+    def load(agent: Noting) -> None:
+        agent.note("load")
+        go_on.wait(20)
+        done.append("load has ended")
+
+    monkeypatch.setattr(Noting, "load", load)
+    yield go_on
+    go_on.set()
+
+
+def test_an_unload_ends_a_load_whose_agent_hangs(
+    lab: RepositoryLab, monkeypatch: pytest.MonkeyPatch, hangs: threading.Event
+) -> None:
+    monkeypatch.setattr(lifecycle, "UNLOAD_WAIT_S", 0)
+    lab.write("m", config=config_with("a"))
+
+    async def scenario(lab: RepositoryLab) -> None:
+        loading = asyncio.ensure_future(lab.lifecycle.load("m"))
+        await until(lambda: done == ["a load"])
+        await lab.lifecycle.unload("m")
+        with pytest.raises(ModelLoadFailed, match="the load was ended, because the model was unloaded meanwhile"):
+            await loading
+        assert done == ["a load", "a load_fail"]
+        [item] = lab.catalog.index()
+        assert item.reason == "Unavailable: the load was ended, because the model was unloaded meanwhile"
+        hangs.set()
+        await until(lambda: "load has ended" in done)
+        await lab.lifecycle.load("m")
+        assert lab.catalog.resolve("m").version == 1
+
+    run(lab, scenario)
+
+
+def test_a_server_ends_while_an_agent_hangs(lab: RepositoryLab, hangs: threading.Event) -> None:
+    lab.write("m", config=config_with("a"))
+
+    async def scenario(lab: RepositoryLab) -> None:
+        loading = asyncio.ensure_future(lab.lifecycle.load("m"))
+        await until(lambda: done == ["a load"])
+        await lab.lifecycle.close()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+
+    run(lab, scenario)  # the end of its event loop waits for no thread
+    assert done == ["a load", "a load_fail"]
 
 
 def test_an_action_that_does_not_end_keeps_nothing_else_from_ending(
