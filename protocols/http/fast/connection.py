@@ -199,6 +199,11 @@ class FastConnection(asyncio.Protocol):
     def _expects_response(self) -> bool:
         return bool(self._calls) or self._aiohttp.busy or self._incoming is not None
 
+    @property
+    def paused_transport(self) -> asyncio.Transport | None:
+        """The transport, where requests wait for responses and nothing is read, so that no end would be noticed."""
+        return self._transport if self._expects_response and not self._transport.is_reading() else None
+
     def close_when_idle(self) -> None:
         """Begin no more messages, respond to those that were begun, and close."""
         self._draining = True

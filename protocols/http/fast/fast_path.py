@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from protocols.http.client_timeouts import TIMEOUTS
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.known_request_heads import KnownRequestHeads
+from protocols.http.gone_clients import abort_gone
 from protocols.http.request_rules import RequestRules
 from protocols.iteration_budget import IterationBudget
 
@@ -102,6 +103,7 @@ class FastPath:
                 connection.choose_log()
         for connection in list(self._connections):
             connection.expire()
+        abort_gone([paused for each in self._connections if (paused := each.paused_transport) is not None])
 
     def _set_clock(self, now_s: float) -> None:
         self.now_s = self.inference.now_s = now_s
