@@ -100,6 +100,9 @@ class FastPathLab:
         self.connection.connection_made(self.transport)
         assert self.fast_path._timer is not None
         self.fast_path._timer.cancel()  # the test moves the clock
+        # It begins at a whole number of seconds, so that sums of seconds are exact.
+        self.fast_path._set_clock(1000.0)
+        self.connection._active_s = 1000.0
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, and the connections see it."""

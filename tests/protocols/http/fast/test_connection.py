@@ -415,3 +415,17 @@ def test_the_fast_path_aborts_what_does_not_end_in_time(with_fast_path: WithFast
         lab.waiting[0].fail(InvalidArgument("late"))
 
     with_fast_path(test)
+
+
+def test_a_response_that_waits_for_those_before_it_is_released_when_the_client_goes(
+    with_fast_path: WithFastPath,
+) -> None:
+    async def test(lab: Any) -> None:
+        released: list[bool] = []
+        lab.connection.data_received(infer(1, model="stuck", id="1") + infer(1, model="stuck", id="2", binary=True))
+        respond_large(lab.waiting[1], lambda: released.append(True))
+        assert not released
+        lab.connection.connection_lost(None)
+        assert released == [True]
+
+    with_fast_path(test)
