@@ -11,14 +11,17 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
+from kernel.loop.clock import in_next_iteration
 from protocols.access.peer_identity import Peer
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
+from protocols.grpc.h2.limits import FRAMES_PER_READ, LEAST_FRAMES_PER_READ
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.iteration_budget import COUNTED_READ_BYTE_SIZE, IterationBudget
 from protocols.listening import send_small_writes_at_once
+from protocols.message_budget import MessageBudget
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -59,17 +62,27 @@ class CallAcceptor(Protocol):
         """A connection has no calls left and has written all responses."""
 
 
+def message_budget() -> MessageBudget:
+    """Return a budget of frames for the connections of a front door."""
+    return MessageBudget(LEAST_FRAMES_PER_READ, FRAMES_PER_READ, in_next_iteration)
+
+
 class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls respond on `sending` and then call `schedule_write`."""
 
     def __init__(
-        self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None, budget: IterationBudget | None = None
+        self,
+        acceptor: CallAcceptor,
+        rules: KeepaliveRules | None = None,
+        budget: IterationBudget | None = None,
+        messages: MessageBudget | None = None,
     ) -> None:
         """Without `rules` the connection lives as long as its client wants, and is never pinged.
 
-        `budget` is for large messages, and shared by all connections.
+        `budget` is for large messages, `messages` for small ones; both are shared by all connections.
         """
         self._budget = budget or IterationBudget()
+        self._messages = messages or message_budget()
         self.http2 = H2Connection(rules)
         self.sending = self.http2.sending
         self.transport: asyncio.Transport
@@ -125,7 +138,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
         A small request goes from here to the kernel in two more calls: every frame of the stack costs it time.
         """
-        receiving = self._receiving
+        receiving, messages = self._receiving, self._messages
         self.last_received_ns = now_ns = time.monotonic_ns()
         self._write_scheduled = True  # it is done below, not in another iteration
         pauses = False
@@ -137,7 +150,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._stream_frames.received_directly(byte_size)
         else:
             self._end += byte_size
-            self._start += receiving.receive(self._memory[self._start : self._end], now_ns)
+            self._start += receiving.receive(self._memory[self._start : self._end], now_ns, messages.room)
+        if len(self._streams.events) > 1 or receiving.has_more:
+            messages.handled(messages.room if receiving.has_more else len(self._streams.events))
         self._dispatch_events()
         if self._start < self._end and (direct := self._stream_frames.direct_buffer()) is not None:
             self._copy_directly(direct)
@@ -149,7 +164,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             # Reading pauses while other connections are served, so that the memory does not overflow.
             self._set_reading(False)
             if not self.sending.ended:
-                self._loop.call_soon(self._continue)
+                messages.wait(self._continue)
         elif self._start < self._end and self._start:
             rest = self._end - self._start
             self._memory[:rest] = bytes(self._memory[self._start : self._end])

@@ -39,8 +39,8 @@ MAX_OUTSTANDING = 32
 #: After a read of this size a connection rests until the next event-loop iteration: its socket may have megabytes.
 _LARGE_READ_BYTE_SIZE = 128 << 10
 
-#: Messages that one connection may begin in an event-loop iteration, so that other connections are served, too.
-_MESSAGES_PER_ITERATION = 32
+#: Messages of one connection that are taken of one read, before those of other connections.
+MESSAGES_AT_ONCE = 32
 
 
 class FastConnection(asyncio.Protocol):
@@ -73,6 +73,8 @@ class FastConnection(asyncio.Protocol):
         self._closing = False
         #: Nothing is read before the next event-loop iteration.
         self._resting = False
+        #: More messages have come, which are taken in a later iteration.
+        self._waits = False
         self._write_paused = self._taking = False
         #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
@@ -260,15 +262,26 @@ class FastConnection(asyncio.Protocol):
         if self._taking or self._closing:
             return
         self._taking = True
+        messages = self._fast_path.messages
+        taken, room = 0, messages.room
         try:
-            for _ in range(_MESSAGES_PER_ITERATION):
-                if self._closing or not self._received or not self._take():
+            while self._received and self._take() and not self._closing:
+                taken += 1
+                if taken >= room:
                     break
-            else:
-                asyncio.get_running_loop().call_soon(self._take_messages)
         finally:
             self._taking = False
+        if taken > 1:
+            messages.handled(taken)
+        if taken >= room and self._received and not self._waits:
+            self._waits = True
+            messages.wait(self._take_more)
         self._read_on(not self._received or self._head_begun)
+
+    def _take_more(self) -> None:
+        """Take messages that have waited for this iteration."""
+        self._waits = False
+        self._take_messages()
 
     def _read_on(self, wanted: bool) -> None:
         transport = self._transport

@@ -162,6 +162,29 @@ def test_many_small_requests_do_not_keep_other_connections_waiting(with_fast_pat
     with_fast_path(test)
 
 
+def test_many_connections_with_many_small_requests_share_an_iteration(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        others = [lab.another_connection() for _ in range(50)]
+        for connection, _ in others:
+            connection.data_received(infer(1) * 32)
+
+        def responses() -> int:
+            return sum(len(statuses(transport.written)) for _, transport in others)
+
+        done = responses()
+        assert done <= 2 * 32 + 48, "the first two use the budget up, each of the others gets one"
+        while done < 50 * 32:
+            await asyncio.sleep(0)
+            before, done = done, responses()
+            assert 0 < done - before <= 64
+            lab.transport.writes.clear()
+            lab.connection.data_received(infer(1))
+            assert statuses(lab.transport.written) == [200], "a single request does not wait"
+        assert all(transport.reading for _, transport in others)
+
+    with_fast_path(test)
+
+
 def test_a_client_that_goes_away_cancels_what_it_asked_for(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1, model="stuck") * 2)
