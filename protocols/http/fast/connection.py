@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 #: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32
 
+#: Requests of all connections that may wait for their responses behind another one of their connection. A client that
+#: sends one request at a time waits for no more than these, and one of each connection.
+MAX_PIPELINED = 1024
+
 #: After a read of this size a connection rests until the next event-loop iteration: its socket may have megabytes.
 _LARGE_READ_BYTE_SIZE = 128 << 10
 
@@ -65,6 +69,8 @@ class FastConnection(asyncio.Protocol):
         self._known: KnownRequestHead | None = None
         #: Calls without a response, or with one that has to wait for those before it.
         self._calls: deque[FastCall] = deque()
+        #: How many of these the fast path has counted as behind another one, when the last request or response came.
+        self._pipelined_count = 0
         #: A head has begun but not ended.
         self._head_begun = False
         #: No more messages are begun; the transport is closed when those that were have their responses.
@@ -103,6 +109,7 @@ class FastConnection(asyncio.Protocol):
         self._closing = True
         self._fast_path.remove(self)
         calls, self._calls = list(self._calls), deque()
+        self._count_pipelined()
         for call in calls:
             call.cancel()
         incoming, self._incoming = self._incoming, None
@@ -136,8 +143,7 @@ class FastConnection(asyncio.Protocol):
             (known := self._known) is not None
             and (infer := known.infer) is not None
             and not (self._received or self._missing or self._write_paused or self._draining)
-            and len(self._calls) < MAX_OUTSTANDING
-            and not (self._calls and self._calls[-1].preparing)
+            and not (self._calls and self._has_enough)
             and data.startswith(known.text)
             and known.generation == fast_path.kernel.catalog.generation
         ):
@@ -298,10 +304,8 @@ class FastConnection(asyncio.Protocol):
         if self._missing:
             self._take_body()
             return True
-        if self._draining or self._aiohttp.busy or self._write_paused or len(self._calls) >= MAX_OUTSTANDING:
+        if self._draining or self._aiohttp.busy or self._write_paused or (self._calls and self._has_enough):
             return False
-        if self._calls and self._calls[-1].preparing:
-            return False  # requests of a connection are submitted in their order
         end = self._received.find(END) + len(END)
         if end < len(END):
             return self._wait_for_head()
@@ -324,6 +328,21 @@ class FastConnection(asyncio.Protocol):
         else:
             self._aiohttp.begin(self._fast_path.aiohttp_server, text)
         return True
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether the next request has to wait for a response to one before it."""
+        self._count_pipelined()
+        return (
+            len(self._calls) >= MAX_OUTSTANDING
+            or self._fast_path.pipelined_count >= MAX_PIPELINED
+            or self._calls[-1].preparing  # requests of a connection are submitted in their order
+        )
+
+    def _count_pipelined(self) -> None:
+        count = max(0, len(self._calls) - 1)
+        self._fast_path.pipelined_count += count - self._pipelined_count
+        self._pipelined_count = count
 
     def _take_body(self) -> None:
         part, self._received = self._received[: self._missing], self._received[self._missing :]
@@ -413,6 +432,8 @@ class FastConnection(asyncio.Protocol):
             done.append(calls.popleft())
         if not responses:
             return
+        if self._pipelined_count:
+            self._count_pipelined()
         self._active_s = self._fast_path.now_s
         if self._draining and not self._expects_response:
             responses[-1] = responses[-1].last()

@@ -46,6 +46,8 @@ class FastPath:
         self.kernel = inference.kernel
         self.budget = IterationBudget()
         self.messages = MessageBudget(1, MESSAGES_AT_ONCE, in_next_iteration)
+        #: How many requests wait for a response behind another one of their connection.
+        self.pipelined_count = 0
         self.known_heads = KnownRequestHeads(inference, rules)
         self.log_access = log_access
         #: Whether the log shows the requests that come. Clients may change that at any time.

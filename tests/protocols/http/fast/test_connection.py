@@ -10,6 +10,7 @@ import pytest
 
 from kernel.errors import InvalidArgument
 from kernel.serving.response import Response
+from protocols.http.fast.connection import MAX_PIPELINED
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -147,6 +148,38 @@ def test_no_more_than_32_requests_wait_for_their_responses(with_fast_path: WithF
         await asyncio.sleep(0)
         assert len(lab.waiting) == 40
         assert lab.transport.reading
+
+    with_fast_path(test)
+
+
+def test_few_requests_of_many_connections_wait_behind_others_of_their_connection(
+    with_fast_path: WithFastPath,
+) -> None:
+    async def test(lab: Any) -> None:
+        others = [lab.another_connection() for _ in range(100)]
+        for connection, _ in others:
+            connection.data_received(infer(1, model="stuck") * 32)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert MAX_PIPELINED <= len(lab.waiting) <= MAX_PIPELINED + 2 * len(others)
+        assert len({request.sink.waiter for request in lab.waiting}) == len(others), "each has one in flight"
+        for request in lab.waiting:  # which grows
+            respond(request)
+            await asyncio.sleep(0)
+        assert len(lab.waiting) == 32 * len(others)
+        assert {len(statuses(transport.written)) for _, transport in others} == {32}
+        assert lab.fast_path.pipelined_count == 0
+
+    with_fast_path(test)
+
+
+def test_requests_of_a_client_that_has_gone_are_not_counted_as_waiting(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        connection, _ = lab.another_connection()
+        connection.data_received(infer(1, model="stuck") * 20)
+        assert lab.fast_path.pipelined_count >= 18
+        connection.connection_lost(None)
+        assert lab.fast_path.pipelined_count == 0
 
     with_fast_path(test)
 
