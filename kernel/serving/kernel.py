@@ -114,9 +114,8 @@ class Kernel:
         self._observe: Callable[[Request, Model], None] = self.tracer.begin
         #: Sees each request that is refused after it was decoded, while requests are recorded.
         self._observe_refusal: Callable[[Request, Model, ServingError], None] | None = None
-        #: Set by the composition root, before any front door starts.
+        #: Both are set by the composition root, before any front door starts.
         self.repository: RepositoryControl
-        #: Also set by the composition root.
         self.helpers: Helpers = NoHelpers()
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
@@ -244,7 +243,7 @@ class Kernel:
             request.release_leases()
             raise ServerStopping(request.id)
         budget = self._budget
-        if budget.used_byte_size > budget.limit_byte_size and pinned is None:  # by responses that clients do not read
+        if budget.used_byte_size > budget.limit_byte_size and pinned is None:
             request.release_leases()
             raise MemoryFull
         request.received_ns = self._clock.now_ns()
@@ -268,6 +267,9 @@ class Kernel:
             else:
                 self._observe(request, model)
         model.submit(request)
+        if pinned is None and not request.finished:
+            request.budget = budget
+            budget.used_byte_size += request.byte_size
         return model
 
     def _switch_traces(self, on: bool) -> None:
