@@ -24,7 +24,7 @@ class MessageBudget:
 
     __slots__ = ("_in_next_iteration", "_least", "_most", "_scheduled", "_used", "_waiting", "room")
 
-    def __init__(self, least: int, most: int, in_next_iteration: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, least: int, most: int, in_next_iteration: Callable[[Callable[[], None]], object]) -> None:
         """A connection handles `least` to `most` messages of one read, before it waits."""
         self._least = least
         self._most = most
@@ -39,15 +39,16 @@ class MessageBudget:
     def handled(self, count: int) -> None:
         """Count messages that a connection has handled."""
         self._used += count
-        self.room = max(self._least, min(self._most, ITERATION_MESSAGE_COUNT - self._used))
-        self._schedule()
+        left = ITERATION_MESSAGE_COUNT - self._used
+        if left < self._most:
+            self.room = max(self._least, left)
+        if not self._scheduled:
+            self._scheduled = True
+            self._in_next_iteration(self._begin_iteration)
 
     def wait(self, handle: Callable[[], None]) -> None:
         """Call `handle` in a later iteration, after all that wait already."""
         self._waiting.append(handle)
-        self._schedule()
-
-    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._in_next_iteration(self._begin_iteration)
@@ -61,6 +62,6 @@ class MessageBudget:
             waiting.popleft()()
             if left == ITERATION_MESSAGE_COUNT - self._used:  # a single message, or none
                 self._used += 1
-        self.room = max(self._least, min(self._most, ITERATION_MESSAGE_COUNT - self._used))
-        if waiting:
-            self._schedule()
+        self.room = self._most
+        if self._used:
+            self.handled(0)

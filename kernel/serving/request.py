@@ -142,8 +142,8 @@ class Request(msgspec.Struct, eq=False):
         assert not self.finished, f"request {self.id!r} got a response after its final one"
         if response.final:
             self.finished = True
-            if self.budget is not None:
-                self.budget.used_byte_size -= self.byte_size
+            if (budget := self.budget) is not None:
+                budget.used_byte_size -= self.byte_size
             if self.leased and not self.in_use:
                 self.release_leases()
         if response.outputs is not None or response.error is not None:  # not `response.empty`

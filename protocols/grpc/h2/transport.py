@@ -11,7 +11,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
-from kernel.loop.clock import in_next_iteration
 from protocols.access.peer_identity import Peer
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
@@ -63,8 +62,8 @@ class CallAcceptor(Protocol):
 
 
 def message_budget() -> MessageBudget:
-    """Return a budget of frames for the connections of a front door."""
-    return MessageBudget(LEAST_FRAMES_PER_READ, FRAMES_PER_READ, in_next_iteration)
+    """Return a budget of frames for the connections of a front door, on the running loop."""
+    return MessageBudget(LEAST_FRAMES_PER_READ, FRAMES_PER_READ, asyncio.get_running_loop().call_soon)
 
 
 class ServerConnection(asyncio.BufferedProtocol):
@@ -138,7 +137,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
         A small request goes from here to the kernel in two more calls: every frame of the stack costs it time.
         """
-        receiving, messages = self._receiving, self._messages
+        receiving = self._receiving
         self.last_received_ns = now_ns = time.monotonic_ns()
         self._write_scheduled = True  # it is done below, not in another iteration
         pauses = False
@@ -150,9 +149,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._stream_frames.received_directly(byte_size)
         else:
             self._end += byte_size
-            self._start += receiving.receive(self._memory[self._start : self._end], now_ns, messages.room)
-        if len(self._streams.events) > 1 or receiving.has_more:
-            messages.handled(messages.room if receiving.has_more else len(self._streams.events))
+            self._start += receiving.receive(self._memory[self._start : self._end], now_ns, self._messages.room)
         self._dispatch_events()
         if self._start < self._end and (direct := self._stream_frames.direct_buffer()) is not None:
             self._copy_directly(direct)
@@ -164,7 +161,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             # Reading pauses while other connections are served, so that the memory does not overflow.
             self._set_reading(False)
             if not self.sending.ended:
-                messages.wait(self._continue)
+                self._messages.wait(self._continue)
         elif self._start < self._end and self._start:
             rest = self._end - self._start
             self._memory[:rest] = bytes(self._memory[self._start : self._end])
@@ -213,6 +210,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         streams = self._streams
         while streams.events:
             events, streams.events = streams.events, []
+            if len(events) > 1:
+                self._messages.handled(len(events))
             for event, stream in events:
                 call = stream.call
                 if event is _COMPLETE:
