@@ -222,14 +222,11 @@ class Kernel:
         """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
         Args:
-            prepared: the prepared request from which `request` was made, at the same `catalog.generation`. Then only
-                client regions are checked.
+            prepared: what `request` was made from, at the same `catalog.generation`: only client regions are checked.
             received_in: the buffer with the request's large tensors. The caller releases it.
             on_checked: called with a request that is not prepared and its model, before its tensors are placed.
-            admitted: whether the request was admitted by `begin_preparing`, so that it is accepted while the server
-                drains.
-            pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
-                accepted in any case: its parent was, and has paid for its tensors.
+            admitted: whether `begin_preparing` has admitted the request: then it is accepted while the server drains.
+            pinned: the version to execute it, which its parent has pinned (`Model.pin`). The parent has paid for it.
             checked: whether a request with equal shapes and datatypes was checked before by the same version. The
                 request then has its `batch_size`, and names no region of a client.
 
@@ -267,7 +264,7 @@ class Kernel:
             else:
                 self._observe(request, model)
         model.submit(request)
-        if pinned is None and not request.finished:
+        if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.budget = budget
             budget.used_byte_size += request.byte_size
         return model

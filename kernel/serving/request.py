@@ -120,8 +120,8 @@ class Request(msgspec.Struct, eq=False):
     sequence: Sequence | None = None
     #: How often a worker was lost that would have executed the request next.
     lost_before_start: int = 0
-    #: About how many bytes the request takes beside blocks of arenas. They count in `budget`, if there is one, until
-    #: its final response.
+    #: About how many bytes the request takes beside blocks of arenas. If it had to be queued, they count in `budget`
+    #: until its final response.
     byte_size: int = 0
     budget: ByteBudget | None = None
     #: Whether inputs or outputs may have spans, and so leases.

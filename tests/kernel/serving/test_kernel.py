@@ -108,9 +108,17 @@ def test_a_request_that_does_not_fit_into_the_arena_is_refused_at_once(bench: Be
         bench.kernel.submit(request(1 << 19))
 
 
-def test_small_requests_count_in_the_budget_until_their_final_response() -> None:
-    budget = ByteBudget(10_000)
+def bench_with_queue(budget: ByteBudget) -> Bench:
+    """Return a bench whose instance has a request, so that others are queued."""
     bench = Bench(budget)
+    bench.kernel.submit(request())
+    assert budget.used_byte_size == 0, "it is not queued"
+    return bench
+
+
+def test_queued_requests_count_in_the_budget_until_their_final_response() -> None:
+    budget = ByteBudget(10_000)
+    bench = bench_with_queue(budget)
     first = request(100)
     found: list[PreparedRequest] = []
     bench.kernel.submit(first, None, None, lambda checked, model: found.append(prepare(checked, model)))
@@ -126,9 +134,9 @@ def test_small_requests_count_in_the_budget_until_their_final_response() -> None
     bench.close()
 
 
-def test_small_requests_are_refused_while_those_before_them_fill_the_budget() -> None:
+def test_small_requests_are_refused_while_queued_ones_fill_the_budget() -> None:
     budget = ByteBudget(10_000)
-    bench = Bench(budget)
+    bench = bench_with_queue(budget)
     accepted = [request(1) for _ in range(10)]
     for each in accepted:
         bench.kernel.submit(each)
