@@ -11,6 +11,8 @@ from __future__ import annotations
 class ByteBudget:
     """How many bytes are in use, and how many may be."""
 
+    __slots__ = ("limit_byte_size", "used_byte_size")
+
     def __init__(self, limit_byte_size: int) -> None:
         assert limit_byte_size > 0, limit_byte_size
         self.limit_byte_size = limit_byte_size

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernel.errors import ArenaFull, NoDescriptorLeft, lacks_descriptors
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
+from kernel.serving.request import REQUEST_BYTE_SIZE
 from shm.arena import INLINE_LIMIT, Arena
 from shm.budget import ByteBudget
 
@@ -121,17 +122,19 @@ class InputPlacer:
         return block
 
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:
-        """Put inputs that are too large for a message into the model's arena. Raises `ArenaFull`.
+        """Put inputs that are too large for a message into the model's arena, and count the others. Raises `ArenaFull`.
 
         Inputs in `received_in` stay there; others are copied. After this call no input refers to `received_in.view`.
         """
         # If the model was reloaded while the message was received, it has a new arena: then the inputs are copied.
         in_arena = received_in is not None and received_in.region is self._arena(model).region
         usable = received_in if in_arena else None
+        request.byte_size = REQUEST_BYTE_SIZE
         for tensor in request.inputs:
             if tensor.data is None:
                 continue
             if len(tensor.data) <= INLINE_LIMIT:
+                request.byte_size += len(tensor.data)
                 if received_in is not None:
                     tensor.data = bytes(tensor.data)
             else:

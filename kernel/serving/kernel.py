@@ -114,9 +114,8 @@ class Kernel:
         self._observe: Callable[[Request, Model], None] = self.tracer.begin
         #: Sees each request that is refused after it was decoded, while requests are recorded.
         self._observe_refusal: Callable[[Request, Model, ServingError], None] | None = None
-        #: Set by the composition root, before any front door starts.
+        #: Both are set by the composition root, before any front door starts.
         self.repository: RepositoryControl
-        #: Also set by the composition root.
         self.helpers: Helpers = NoHelpers()
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
@@ -223,14 +222,11 @@ class Kernel:
         """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
 
         Args:
-            prepared: the prepared request from which `request` was made, at the same `catalog.generation`. Then only
-                client regions are checked.
+            prepared: what `request` was made from, at the same `catalog.generation`: only client regions are checked.
             received_in: the buffer with the request's large tensors. The caller releases it.
             on_checked: called with a request that is not prepared and its model, before its tensors are placed.
-            admitted: whether the request was admitted by `begin_preparing`, so that it is accepted while the server
-                drains.
-            pinned: the version that executes the request, which its parent has pinned (`Model.pin`). The request is
-                accepted in any case: its parent was, and has paid for its tensors.
+            admitted: whether `begin_preparing` has admitted the request: then it is accepted while the server drains.
+            pinned: the version to execute it, which its parent has pinned (`Model.pin`). The parent has paid for it.
             checked: whether a request with equal shapes and datatypes was checked before by the same version. The
                 request then has its `batch_size`, and names no region of a client.
 
@@ -244,7 +240,7 @@ class Kernel:
             request.release_leases()
             raise ServerStopping(request.id)
         budget = self._budget
-        if budget.used_byte_size > budget.limit_byte_size and pinned is None:  # by responses that clients do not read
+        if budget.used_byte_size > budget.limit_byte_size and pinned is None:
             request.release_leases()
             raise MemoryFull
         request.received_ns = self._clock.now_ns()
@@ -268,6 +264,9 @@ class Kernel:
             else:
                 self._observe(request, model)
         model.submit(request)
+        if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
+            request.budget = budget
+            budget.used_byte_size += request.byte_size
         return model
 
     def _switch_traces(self, on: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.serving.request import NO_SINK
+from kernel.serving.request import NO_SINK, REQUEST_BYTE_SIZE
 from shm.arena import INLINE_LIMIT
 from shm.tensor import RequestedOutput, Tensor
 
@@ -55,4 +55,5 @@ def prepare(request: Request, model: Model) -> PreparedRequest:
     common.sink, common.inputs, common.outputs = NO_SINK, inputs, outputs
     common.parameters = dict(request.parameters)
     small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
+    common.byte_size = REQUEST_BYTE_SIZE + sum(tensor.byte_size for tensor in request.inputs) if small else 0
     return PreparedRequest(common, model, uses_client_regions, small)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from kernel.serving.response import Sink
     from kernel.serving.sequences.live_sequences import Sequence
     from kernel.tracing.trace import Trace
+    from shm.budget import ByteBudget
     from shm.tensor import RequestedOutput, Tensor
+
+#: About how many bytes a queued request and the call of its front door take, beside its tensors.
+REQUEST_BYTE_SIZE = 1024
 
 #: The types of a custom request or response parameter.
 ParameterValue = str | int | bool | float
@@ -116,6 +120,10 @@ class Request(msgspec.Struct, eq=False):
     sequence: Sequence | None = None
     #: How often a worker was lost that would have executed the request next.
     lost_before_start: int = 0
+    #: About how many bytes the request takes beside blocks of arenas. If it had to be queued, they count in `budget`
+    #: until its final response.
+    byte_size: int = 0
+    budget: ByteBudget | None = None
     #: Whether inputs or outputs may have spans, and so leases.
     leased: bool = False
     #: Whether a worker uses the leased memory. Then the leases are released when the worker has finished or is gone,
@@ -134,6 +142,8 @@ class Request(msgspec.Struct, eq=False):
         assert not self.finished, f"request {self.id!r} got a response after its final one"
         if response.final:
             self.finished = True
+            if (budget := self.budget) is not None:
+                budget.used_byte_size -= self.byte_size
             if self.leased and not self.in_use:
                 self.release_leases()
         if response.outputs is not None or response.error is not None:  # not `response.empty`

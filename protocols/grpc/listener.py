@@ -16,7 +16,7 @@ from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.framing import ACCEPTED_ENCODINGS
 from protocols.grpc.h2.headers import status_trailers
-from protocols.grpc.h2.transport import ServerConnection
+from protocols.grpc.h2.transport import ServerConnection, message_budget
 from protocols.grpc.rpcs.infer import InferCall
 from protocols.grpc.service import MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
 from protocols.iteration_budget import IterationBudget
@@ -93,10 +93,10 @@ class GrpcListener:
     async def start(self) -> None:
         options = self._options
         acceptor = LoggingAcceptor(self) if options.log_access else self
-        budget = IterationBudget()
+        budget, messages = IterationBudget(), message_budget()
         self._server = await listen(
             self._sock,
-            lambda: ServerConnection(acceptor, options.keepalive, budget),
+            lambda: ServerConnection(acceptor, options.keepalive, budget, messages),
             options.tls,
             make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
             tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,

@@ -27,6 +27,7 @@ from aiohttp.http_parser import RawRequestMessage
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.http import web
 from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient
+from protocols.http.gone_clients import abort_gone
 from protocols.http.responses import error_response
 
 if TYPE_CHECKING:
@@ -144,6 +145,13 @@ class AiohttpConnection(web.RequestHandler):
         self.connection_lost(None)
 
     @property
+    def paused_transport(self) -> asyncio.Transport | None:
+        """The transport, where a request is served and nothing is read, so that no end would be noticed."""
+        if self.transport is None or self.on_response is not None:  # the fast path watches its own transport
+            return None
+        return None if self.idle or self.transport.is_reading() else self.transport
+
+    @property
     def idle(self) -> bool:
         """Whether no request is being received or served."""
         return self._current_request is None and not self._messages
@@ -187,6 +195,13 @@ class AiohttpServer(web.Server):
         for connection in list(self.connections):
             if isinstance(connection, AiohttpConnection):
                 connection.expire(now)
+        abort_gone(
+            [
+                paused
+                for each in self.connections
+                if isinstance(each, AiohttpConnection) and (paused := each.paused_transport) is not None
+            ]
+        )
 
     def _tick(self) -> None:
         self.expire(self._loop.time())

@@ -50,7 +50,7 @@ _FOR_PROTOCOLS = {
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
     "protocols/internal_errors", "protocols/listening", "protocols/prepared_cache", "protocols/iteration_budget",
-    "protocols/request_limits",
+    "protocols/message_budget", "protocols/request_limits",
     "protocols/response_sinks", "protocols/status", "protocols/tls", "protocols/traced_models",
     "protocols/written_releases",
 }  # fmt: skip

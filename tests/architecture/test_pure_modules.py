@@ -110,6 +110,8 @@ PURE = (
     "kernel/serving/request.py",
     "kernel/serving/response.py",
     "kernel/serving/triton_input_order.py",
+    "protocols/iteration_budget.py",
+    "protocols/message_budget.py",
     "protocols/grpc/admission.py",
     "protocols/forwarding.py",
     "protocols/prepared_cache.py",

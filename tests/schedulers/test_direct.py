@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kernel import errors
 from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.serving.request import Request
 from kernel.testing import Lab, RecordingSink, model_spec
 from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def lab(instances: int = 1) -> Lab:
@@ -46,6 +52,43 @@ def test_a_cancelled_request_leaves_the_queue_and_is_answered() -> None:
     assert case.running == []
     assert isinstance(waiting.sink, RecordingSink)
     assert [type(error) for error in waiting.sink.errors] == [errors.RequestCancelled]
+
+
+def test_cancelled_requests_are_not_searched_among_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparisons = 0
+
+    def compare(one: Request, other: object) -> bool:
+        nonlocal comparisons
+        comparisons += 1
+        return one is other
+
+    monkeypatch.setattr(Request, "__eq__", compare)
+    case = lab()
+    waiting = [case.request(str(number)) for number in range(1000)]
+    for request in waiting:
+        case.inbox.post(Submitted(request))
+    for request in waiting[1::3]:
+        case.inbox.post(Cancelled(request))
+    assert comparisons < 1000  # by dictionaries now and then
+    ran = []
+    while case.running:
+        ran += case.running[0]
+        case.finish()
+    assert ran == [request.id for place, request in enumerate(waiting) if place % 3 != 1]
+
+
+def test_no_request_gets_a_second_response_when_no_instance_is_left() -> None:
+    case = lab(instances=0)
+    cancelled, waiting = case.request("a"), case.request("b")
+    for request in (cancelled, waiting):
+        case.inbox.post(Submitted(request))
+    case.inbox.post(Cancelled(cancelled))
+    case.inbox.post(NoInstanceLeft(errors.Unavailable("gone")))
+    sinks = [request.sink for request in (cancelled, waiting)]
+    assert [[str(error) for error in sink.errors] for sink in sinks if isinstance(sink, RecordingSink)] == [
+        [str(errors.RequestCancelled())],
+        ["gone"],
+    ]
 
 
 def test_queued_requests_are_answered_when_no_instance_is_left() -> None:

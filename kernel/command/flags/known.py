@@ -356,8 +356,8 @@ _SERVER = FlagGroup(
              help="How many times larger than its compressed body a request may be, if its content has more than "
              "1 MiB; 0 for no limit."),
         Flag(name="memory-byte-size", kind=BUDGET, option="memory_byte_size", ours=True,
-             help="The most memory for the tensors of all requests together; 0 for half of the memory of the machine, "
-             "or of the container if it has less. Requests beyond it fail."),
+             help="The most memory for all requests together, with their tensors; 0 for half of the memory of the "
+             "machine, or of the container if it has less. Requests beyond it fail."),
         Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),

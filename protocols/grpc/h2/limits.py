@@ -38,8 +38,10 @@ STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
 #: DATA frames in a row that carry nothing and end nothing.
 MAX_EMPTY_DATA_FRAMES = 100
 
-#: Frames of one connection that are handled in one event-loop iteration, before other connections are served.
-FRAMES_PER_ITERATION = 64
+#: Frames of one connection that are handled of one read, before those of other connections. Where many connections
+#: have many frames, it is the least number: a call of a usual client is one of them, or HEADERS and DATA are two.
+FRAMES_PER_READ = 64
+LEAST_FRAMES_PER_READ = 2
 
 #: How long the preface or a header block may take, and how long output may make no progress.
 HANDSHAKE_TIMEOUT_S = 10

@@ -94,7 +94,7 @@ class ReceivingHalf:
     def state(self) -> ConnectionState:
         return ConnectionState.CLOSED if self._sending.ended else self._state
 
-    def receive(self, data: memoryview, now_ns: int, max_frames: int = limits.FRAMES_PER_ITERATION) -> int:
+    def receive(self, data: memoryview, now_ns: int, max_frames: int = limits.FRAMES_PER_READ) -> int:
         """Take frames from `data`; returns how many bytes were taken.
 
         The rest has to be handed in again, with what follows it. The payload of DATA frames is copied.

@@ -15,10 +15,12 @@ from protocols.access.peer_identity import Peer
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
 from protocols.grpc.h2.lifetime import DrainingAcceptor, LifetimeTimer
+from protocols.grpc.h2.limits import FRAMES_PER_READ, LEAST_FRAMES_PER_READ
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.iteration_budget import COUNTED_READ_BYTE_SIZE, IterationBudget
 from protocols.listening import send_small_writes_at_once
+from protocols.message_budget import MessageBudget
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
@@ -59,17 +61,27 @@ class CallAcceptor(Protocol):
         """A connection has no calls left and has written all responses."""
 
 
+def message_budget() -> MessageBudget:
+    """Return a budget of frames for the connections of a front door, on the running loop."""
+    return MessageBudget(LEAST_FRAMES_PER_READ, FRAMES_PER_READ, asyncio.get_running_loop().call_soon)
+
+
 class ServerConnection(asyncio.BufferedProtocol):
     """A client's connection. Calls respond on `sending` and then call `schedule_write`."""
 
     def __init__(
-        self, acceptor: CallAcceptor, rules: KeepaliveRules | None = None, budget: IterationBudget | None = None
+        self,
+        acceptor: CallAcceptor,
+        rules: KeepaliveRules | None = None,
+        budget: IterationBudget | None = None,
+        messages: MessageBudget | None = None,
     ) -> None:
         """Without `rules` the connection lives as long as its client wants, and is never pinged.
 
-        `budget` is for large messages, and shared by all connections.
+        `budget` is for large messages, `messages` for small ones; both are shared by all connections.
         """
         self._budget = budget or IterationBudget()
+        self._messages = messages or message_budget()
         self.http2 = H2Connection(rules)
         self.sending = self.http2.sending
         self.transport: asyncio.Transport
@@ -137,7 +149,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._stream_frames.received_directly(byte_size)
         else:
             self._end += byte_size
-            self._start += receiving.receive(self._memory[self._start : self._end], now_ns)
+            self._start += receiving.receive(self._memory[self._start : self._end], now_ns, self._messages.room)
         self._dispatch_events()
         if self._start < self._end and (direct := self._stream_frames.direct_buffer()) is not None:
             self._copy_directly(direct)
@@ -149,7 +161,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             # Reading pauses while other connections are served, so that the memory does not overflow.
             self._set_reading(False)
             if not self.sending.ended:
-                self._loop.call_soon(self._continue)
+                self._messages.wait(self._continue)
         elif self._start < self._end and self._start:
             rest = self._end - self._start
             self._memory[:rest] = bytes(self._memory[self._start : self._end])
@@ -198,6 +210,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         streams = self._streams
         while streams.events:
             events, streams.events = streams.events, []
+            if len(events) > 1:
+                self._messages.handled(len(events))
             for event, stream in events:
                 call = stream.call
                 if event is _COMPLETE:

@@ -159,6 +159,7 @@ class InferCall(msgspec.Struct, eq=False):
                 self._release_buffer()
         if self._stream.state is not _CLOSED:  # there was no response yet
             self._request = request
+            self._stream.complete_message = None  # the request has copies of its small tensors
 
     def data_sent(self) -> None:
         """The end of the response ends the call."""

@@ -103,6 +103,11 @@ class AiohttpInferCall(HttpInferCall):
             response.source.release()
         self._left()
 
+    def cancel(self) -> None:
+        HttpInferCall.cancel(self)
+        if self.response is not None and self.response.source is not None:  # it came in the same iteration
+            self.response.source.release()
+
 
 class _FutureWaiter:
     """A `ResponseWaiter` for a coroutine."""

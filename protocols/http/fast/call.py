@@ -45,3 +45,9 @@ class FastCall(HttpInferCall):
                     self._template.remember(source, response.body, head, self.inference.now_s)
                 source.release()
         self._left()
+
+    def cancel(self) -> None:
+        HttpInferCall.cancel(self)
+        response, self.response = self.response, None
+        if response is not None and response.release is not None:  # it has waited for the responses before it
+            response.release()

@@ -36,11 +36,15 @@ if TYPE_CHECKING:
 #: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32
 
+#: Requests of all connections that may wait for their responses behind another one of their connection. A client that
+#: sends one request at a time waits for no more than these, and one of each connection.
+MAX_PIPELINED = 1024
+
 #: After a read of this size a connection rests until the next event-loop iteration: its socket may have megabytes.
 _LARGE_READ_BYTE_SIZE = 128 << 10
 
-#: Messages that one connection may begin in an event-loop iteration, so that other connections are served, too.
-_MESSAGES_PER_ITERATION = 32
+#: Messages of one connection that are taken of one read, before those of other connections.
+MESSAGES_AT_ONCE = 32
 
 
 class FastConnection(asyncio.Protocol):
@@ -65,6 +69,8 @@ class FastConnection(asyncio.Protocol):
         self._known: KnownRequestHead | None = None
         #: Calls without a response, or with one that has to wait for those before it.
         self._calls: deque[FastCall] = deque()
+        #: How many of these the fast path has counted as behind another one, when the last request or response came.
+        self._pipelined_count = 0
         #: A head has begun but not ended.
         self._head_begun = False
         #: No more messages are begun; the transport is closed when those that were have their responses.
@@ -73,6 +79,8 @@ class FastConnection(asyncio.Protocol):
         self._closing = False
         #: Nothing is read before the next event-loop iteration.
         self._resting = False
+        #: More messages have come, which are taken in a later iteration.
+        self._waits = False
         self._write_paused = self._taking = False
         #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
@@ -101,6 +109,7 @@ class FastConnection(asyncio.Protocol):
         self._closing = True
         self._fast_path.remove(self)
         calls, self._calls = list(self._calls), deque()
+        self._count_pipelined()
         for call in calls:
             call.cancel()
         incoming, self._incoming = self._incoming, None
@@ -134,8 +143,7 @@ class FastConnection(asyncio.Protocol):
             (known := self._known) is not None
             and (infer := known.infer) is not None
             and not (self._received or self._missing or self._write_paused or self._draining)
-            and len(self._calls) < MAX_OUTSTANDING
-            and not (self._calls and self._calls[-1].preparing)
+            and not (self._calls and self._has_enough)
             and data.startswith(known.text)
             and known.generation == fast_path.kernel.catalog.generation
         ):
@@ -199,6 +207,11 @@ class FastConnection(asyncio.Protocol):
     def _expects_response(self) -> bool:
         return bool(self._calls) or self._aiohttp.busy or self._incoming is not None
 
+    @property
+    def paused_transport(self) -> asyncio.Transport | None:
+        """The transport, where requests wait for responses and nothing is read, so that no end would be noticed."""
+        return self._transport if self._expects_response and not self._transport.is_reading() else None
+
     def close_when_idle(self) -> None:
         """Begin no more messages, respond to those that were begun, and close."""
         self._draining = True
@@ -255,15 +268,26 @@ class FastConnection(asyncio.Protocol):
         if self._taking or self._closing:
             return
         self._taking = True
+        messages = self._fast_path.messages
+        taken, room = 0, messages.room
         try:
-            for _ in range(_MESSAGES_PER_ITERATION):
-                if self._closing or not self._received or not self._take():
+            while self._received and self._take() and not self._closing:
+                taken += 1
+                if taken >= room:
                     break
-            else:
-                asyncio.get_running_loop().call_soon(self._take_messages)
         finally:
             self._taking = False
+        if taken > 1:
+            messages.handled(taken)
+        if taken >= room and self._received and not self._waits:
+            self._waits = True
+            messages.wait(self._take_more)
         self._read_on(not self._received or self._head_begun)
+
+    def _take_more(self) -> None:
+        """Take messages that have waited for this iteration."""
+        self._waits = False
+        self._take_messages()
 
     def _read_on(self, wanted: bool) -> None:
         transport = self._transport
@@ -280,10 +304,8 @@ class FastConnection(asyncio.Protocol):
         if self._missing:
             self._take_body()
             return True
-        if self._draining or self._aiohttp.busy or self._write_paused or len(self._calls) >= MAX_OUTSTANDING:
+        if self._draining or self._aiohttp.busy or self._write_paused or (self._calls and self._has_enough):
             return False
-        if self._calls and self._calls[-1].preparing:
-            return False  # requests of a connection are submitted in their order
         end = self._received.find(END) + len(END)
         if end < len(END):
             return self._wait_for_head()
@@ -306,6 +328,21 @@ class FastConnection(asyncio.Protocol):
         else:
             self._aiohttp.begin(self._fast_path.aiohttp_server, text)
         return True
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether the next request has to wait for a response to one before it."""
+        self._count_pipelined()
+        return (
+            len(self._calls) >= MAX_OUTSTANDING
+            or self._fast_path.pipelined_count >= MAX_PIPELINED
+            or self._calls[-1].preparing  # requests of a connection are submitted in their order
+        )
+
+    def _count_pipelined(self) -> None:
+        count = max(0, len(self._calls) - 1)
+        self._fast_path.pipelined_count += count - self._pipelined_count
+        self._pipelined_count = count
 
     def _take_body(self) -> None:
         part, self._received = self._received[: self._missing], self._received[self._missing :]
@@ -395,6 +432,8 @@ class FastConnection(asyncio.Protocol):
             done.append(calls.popleft())
         if not responses:
             return
+        if self._pipelined_count:
+            self._count_pipelined()
         self._active_s = self._fast_path.now_s
         if self._draining and not self._expects_response:
             responses[-1] = responses[-1].last()

@@ -6,11 +6,14 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
+from kernel.loop.clock import in_next_iteration
 from protocols.http.client_timeouts import TIMEOUTS
-from protocols.http.fast.connection import FastConnection
+from protocols.http.fast.connection import MESSAGES_AT_ONCE, FastConnection
 from protocols.http.fast.known_request_heads import KnownRequestHeads
+from protocols.http.gone_clients import abort_gone
 from protocols.http.request_rules import RequestRules
 from protocols.iteration_budget import IterationBudget
+from protocols.message_budget import MessageBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,9 @@ class FastPath:
         self.inference = inference
         self.kernel = inference.kernel
         self.budget = IterationBudget()
+        self.messages = MessageBudget(1, MESSAGES_AT_ONCE, in_next_iteration)
+        #: How many requests wait for a response behind another one of their connection.
+        self.pipelined_count = 0
         self.known_heads = KnownRequestHeads(inference, rules)
         self.log_access = log_access
         #: Whether the log shows the requests that come. Clients may change that at any time.
@@ -102,6 +108,7 @@ class FastPath:
                 connection.choose_log()
         for connection in list(self._connections):
             connection.expire()
+        abort_gone([paused for each in self._connections if (paused := each.paused_transport) is not None])
 
     def _set_clock(self, now_s: float) -> None:
         self.now_s = self.inference.now_s = now_s

@@ -17,12 +17,13 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
-from kernel.serving.prepared import prepare
-from kernel.serving.request import Request
+from kernel.serving.prepared import PreparedRequest, prepare
+from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
+from shm.budget import ByteBudget
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, Tensor
 from tests.leased_tensor import leased_tensor
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 class Bench:
     """A kernel with one model `m` of one fake instance."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, budget: ByteBudget | None = None, **settings: object) -> None:
         self.catalog, self.regions = Catalog(), RegionRegistry()
         self.kernel = Kernel(
-            self.catalog, self.regions, InputPlacer(self.regions, 1 << 20), FakeClock(),
+            self.catalog, self.regions, InputPlacer(self.regions, 1 << 20, budget), FakeClock(),
             KernelSettings(TraceSettings(), LogSettings(), **settings),  # type: ignore[arg-type]
         )  # fmt: skip
         self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
@@ -105,6 +106,59 @@ def test_large_inputs_are_copied_to_the_models_arena_and_freed_with_the_answer(b
 def test_a_request_that_does_not_fit_into_the_arena_is_refused_at_once(bench: Bench) -> None:
     with pytest.raises(errors.ArenaFull):
         bench.kernel.submit(request(1 << 19))
+
+
+def bench_with_queue(budget: ByteBudget) -> Bench:
+    """Return a bench whose instance has a request, so that others are queued."""
+    bench = Bench(budget)
+    bench.kernel.submit(request())
+    assert budget.used_byte_size == 0, "it is not queued"
+    return bench
+
+
+def test_queued_requests_count_in_the_budget_until_their_final_response() -> None:
+    budget = ByteBudget(10_000)
+    bench = bench_with_queue(budget)
+    first = request(100)
+    found: list[PreparedRequest] = []
+    bench.kernel.submit(first, None, None, lambda checked, model: found.append(prepare(checked, model)))
+    assert budget.used_byte_size == REQUEST_BYTE_SIZE + 400
+    second = found[0].with_inputs(request(100).inputs, "", RecordingSink())
+    bench.kernel.submit(second, found[0])
+    assert budget.used_byte_size == 2 * (REQUEST_BYTE_SIZE + 400)
+    first.respond(Response("m", "1", "", outputs=[], final=False))
+    assert budget.used_byte_size == 2 * (REQUEST_BYTE_SIZE + 400)
+    for each in (first, second):
+        each.fail(errors.InternalError("no"))
+    assert budget.used_byte_size == 0
+    bench.close()
+
+
+def test_small_requests_are_refused_while_queued_ones_fill_the_budget() -> None:
+    budget = ByteBudget(10_000)
+    bench = bench_with_queue(budget)
+    accepted = [request(1) for _ in range(10)]
+    for each in accepted:
+        bench.kernel.submit(each)
+    with pytest.raises(errors.MemoryFull):
+        bench.kernel.submit(request(1))
+    assert budget.used_byte_size == 10 * (REQUEST_BYTE_SIZE + 4)
+    bench.kernel.submit(request(1), pinned=bench.model)
+    assert budget.used_byte_size == 10 * (REQUEST_BYTE_SIZE + 4), "its parent has paid for it"
+    accepted[0].fail(errors.InternalError("no"))
+    bench.kernel.submit(request(1))
+    bench.close()
+    assert budget.used_byte_size == 0
+
+
+def test_a_request_that_its_model_refuses_does_not_count_in_the_budget() -> None:
+    budget = ByteBudget(10_000)
+    bench = Bench(budget)
+    bench.model.refuse(errors.Unavailable("no instance"))
+    with pytest.raises(errors.Unavailable):
+        bench.kernel.submit(request())
+    assert budget.used_byte_size == 0
+    bench.close()
 
 
 def test_regions_are_leased_until_the_answer_and_an_unknown_one_wins_over_other_faults(bench: Bench) -> None:

@@ -260,7 +260,7 @@ def test_more_data_than_a_stream_window_resets_the_stream() -> None:
 def test_one_iteration_takes_a_limited_number_of_frames_and_leaves_the_rest() -> None:
     connection = open_connection()
     octets = memoryview(frame(frames.PING, 1, 0, bytes(8)) * 1000)
-    assert connection.receiving.receive(octets, 0) == limits.FRAMES_PER_ITERATION * 17
+    assert connection.receiving.receive(octets, 0) == limits.FRAMES_PER_READ * 17
     assert connection.receiving.has_more
 
 

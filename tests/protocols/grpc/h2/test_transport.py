@@ -12,6 +12,7 @@ from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.iteration_budget import ITERATION_BYTE_SIZE
+from protocols.message_budget import ITERATION_MESSAGE_COUNT
 
 SECOND = 10**9
 GREETING = frames.PREFACE + frames.settings([])
@@ -168,7 +169,7 @@ def test_responses_to_calls_that_arrive_together_leave_in_one_write() -> None:
 
 def test_an_iteration_handles_a_limited_number_of_frames_and_reading_waits_for_the_rest() -> None:
     async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
-        receive(connection, PING * limits.FRAMES_PER_ITERATION + request(1))
+        receive(connection, PING * limits.FRAMES_PER_READ + request(1))
         assert not wire.reading
         assert not acceptor.calls
         await asyncio.sleep(0)
@@ -176,6 +177,34 @@ def test_an_iteration_handles_a_limited_number_of_frames_and_reading_waits_for_t
         assert wire.reading
 
     converse(conversation)
+
+
+def test_many_connections_with_many_frames_share_an_iteration() -> None:
+    async def main() -> None:
+        acceptor, messages = Acceptor(RefusedCall), transport.message_budget()
+        connections = [ServerConnection(acceptor, messages=messages) for _ in range(50)]
+        for connection in connections:
+            connection.connection_made(Wire())
+            receive(connection, GREETING)
+            receive(connection, request(1))
+            await asyncio.sleep(0)
+        acceptor.calls.clear()
+        sent = b"".join(request(number) for number in range(3, 67, 2))
+        for connection in connections:
+            buffer = connection.get_buffer(-1)
+            buffer[: len(sent)] = sent
+            connection.buffer_updated(len(sent))
+        done = len(acceptor.calls)
+        assert done <= 2 * 32 + 48 * limits.LEAST_FRAMES_PER_READ
+        while done < 50 * 32:
+            await asyncio.sleep(0)
+            before, done = done, len(acceptor.calls)
+            assert 0 < done - before <= ITERATION_MESSAGE_COUNT
+        assert all(connection.transport.reading for connection in connections if isinstance(connection.transport, Wire))
+        for connection in connections:
+            connection.connection_lost(None)
+
+    asyncio.run(main())
 
 
 def test_a_client_that_does_not_read_its_responses_is_not_read_any_further() -> None:
@@ -293,7 +322,7 @@ def test_a_large_request_that_is_refused_by_its_headers_does_not_disturb_others(
     converse(conversation)
 
 
-@pytest.mark.parametrize("octets", [PING * 101, frames.frame_header(0, frames.SETTINGS, 0, 1)])
+@pytest.mark.parametrize("octets", [PING * 1000, frames.frame_header(0, frames.SETTINGS, 0, 1)])
 def test_a_connection_that_failed_says_why_and_drops_what_still_arrives(octets: bytes) -> None:
     async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
         receive(connection, request(1))

@@ -6,9 +6,16 @@ import io
 import json
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+from kernel.serving.response import Response
+from protocols.http.endpoints.infer import AiohttpInferCall
+from protocols.http.inference.call import HttpInference
+from protocols.http.inference.response import HttpResponse
+from tests.leased_tensor import leased_tensor
+from tests.protocols.http.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -295,6 +302,19 @@ def test_a_client_that_goes_away_cancels_its_request(exchange: Exchange, announc
         assert model.statistics.failures["CANCELED"] == 1
 
     exchange(test)
+
+
+def test_a_response_that_comes_as_the_client_goes_is_released(with_kernel: Callable[..., None]) -> None:
+    async def test(kernel: Kernel) -> None:
+        released: list[bool] = []
+        output = leased_tensor("OUT_IN", "FP32", [1], bytes(4), lambda: released.append(True))
+        call = AiohttpInferCall(HttpInference(kernel, 1), cast("Any", None), Waiter())
+        call.finish(HttpResponse(200, "", [bytes(4)], source=Response("echo", "1", "", outputs=[output], leased=True)))
+        assert not released, "it is to be sent"
+        call.cancel()
+        assert released == [True]
+
+    with_kernel(test)
 
 
 def test_the_header_length_never_moves_the_end_of_the_request(exchange: Exchange) -> None:

@@ -95,11 +95,22 @@ class FastPathLab:
             submit(request)
 
         model.submit = submit_and_note  # type: ignore[method-assign]
+        #: Further connections.
+        self.others: list[FastConnection] = []
         self.transport = RecordingTransport()
         self.connection = FastConnection(self.fast_path)
         self.connection.connection_made(self.transport)
         assert self.fast_path._timer is not None
         self.fast_path._timer.cancel()  # the test moves the clock
+        # It begins at a whole number of seconds, so that sums of seconds are exact.
+        self.fast_path._set_clock(1000.0)
+        self.connection._active_s = 1000.0
+
+    def another_connection(self) -> tuple[FastConnection, RecordingTransport]:
+        connection, transport = FastConnection(self.fast_path), RecordingTransport()
+        connection.connection_made(transport)
+        self.others.append(connection)
+        return connection, transport
 
     def pass_s(self, seconds: float) -> None:
         """Let time pass, and the connections see it."""
@@ -124,7 +135,8 @@ def with_fast_path(with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], 
             try:
                 await test(lab)
             finally:
-                lab.connection.connection_lost(None)
+                for connection in (lab.connection, *lab.others):
+                    connection.connection_lost(None)
 
         with_kernel(inner)
 

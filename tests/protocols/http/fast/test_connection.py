@@ -10,6 +10,7 @@ import pytest
 
 from kernel.errors import InvalidArgument
 from kernel.serving.response import Response
+from protocols.http.fast.connection import MAX_PIPELINED
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -151,6 +152,38 @@ def test_no_more_than_32_requests_wait_for_their_responses(with_fast_path: WithF
     with_fast_path(test)
 
 
+def test_few_requests_of_many_connections_wait_behind_others_of_their_connection(
+    with_fast_path: WithFastPath,
+) -> None:
+    async def test(lab: Any) -> None:
+        others = [lab.another_connection() for _ in range(100)]
+        for connection, _ in others:
+            connection.data_received(infer(1, model="stuck") * 32)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert MAX_PIPELINED <= len(lab.waiting) <= MAX_PIPELINED + 2 * len(others)
+        assert len({request.sink.waiter for request in lab.waiting}) == len(others), "each has one in flight"
+        for request in lab.waiting:  # which grows
+            respond(request)
+            await asyncio.sleep(0)
+        assert len(lab.waiting) == 32 * len(others)
+        assert {len(statuses(transport.written)) for _, transport in others} == {32}
+        assert lab.fast_path.pipelined_count == 0
+
+    with_fast_path(test)
+
+
+def test_requests_of_a_client_that_has_gone_are_not_counted_as_waiting(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        connection, _ = lab.another_connection()
+        connection.data_received(infer(1, model="stuck") * 20)
+        assert lab.fast_path.pipelined_count >= 18
+        connection.connection_lost(None)
+        assert lab.fast_path.pipelined_count == 0
+
+    with_fast_path(test)
+
+
 def test_many_small_requests_do_not_keep_other_connections_waiting(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         lab.connection.data_received(infer(1) * 100)
@@ -158,6 +191,29 @@ def test_many_small_requests_do_not_keep_other_connections_waiting(with_fast_pat
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(statuses(lab.transport.written)) == 100
+
+    with_fast_path(test)
+
+
+def test_many_connections_with_many_small_requests_share_an_iteration(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        others = [lab.another_connection() for _ in range(50)]
+        for connection, _ in others:
+            connection.data_received(infer(1) * 32)
+
+        def responses() -> int:
+            return sum(len(statuses(transport.written)) for _, transport in others)
+
+        done = responses()
+        assert done <= 2 * 32 + 48, "the first two use the budget up, each of the others gets one"
+        while done < 50 * 32:
+            await asyncio.sleep(0)
+            before, done = done, responses()
+            assert 0 < done - before <= 64
+            lab.transport.writes.clear()
+            lab.connection.data_received(infer(1))
+            assert statuses(lab.transport.written) == [200], "a single request does not wait"
+        assert all(transport.reading for _, transport in others)
 
     with_fast_path(test)
 
@@ -413,5 +469,19 @@ def test_the_fast_path_aborts_what_does_not_end_in_time(with_fast_path: WithFast
         await lab.fast_path.close(0.001)
         assert lab.transport.aborted
         lab.waiting[0].fail(InvalidArgument("late"))
+
+    with_fast_path(test)
+
+
+def test_a_response_that_waits_for_those_before_it_is_released_when_the_client_goes(
+    with_fast_path: WithFastPath,
+) -> None:
+    async def test(lab: Any) -> None:
+        released: list[bool] = []
+        lab.connection.data_received(infer(1, model="stuck", id="1") + infer(1, model="stuck", id="2", binary=True))
+        respond_large(lab.waiting[1], lambda: released.append(True))
+        assert not released
+        lab.connection.connection_lost(None)
+        assert released == [True]
 
     with_fast_path(test)
