@@ -12,6 +12,7 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
 from kernel.observe.composed_times import ComposedTimes
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.events import ChildResponded
 from kernel.serving.response import Response
 from kernel.tracing.tracer import trace_ensemble_inputs
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from schedulers.ensemble.progress import StepCall
 
 logger = logging.getLogger(__name__)
+_overdue = LimitedLog(logger)
 
 
 #: How many kinds of requests are remembered: clients choose the shapes.
@@ -184,7 +186,8 @@ class EnsembleDriver:
         if self._limits is not None:
             for step, call in self._limits.overdue(now_ns):
                 run = self._waiting[call]
-                logger.error(
+                _overdue.error(
+                    f"ensemble '{self._plan.spec.name}'",
                     "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
                     "(max_inflight_requests); it is executed now",
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
