@@ -156,11 +156,17 @@ def _lock(file: int) -> None:
 
 
 def check_free(disk: os.statvfs_result, byte_size: int) -> None:
-    """Raise OSError if a file of this size would leave too little of the disk to other programs."""
+    """Raise OSError if a file of this size would leave too little of the disk to other programs.
+
+    Until the new file is complete, the old one takes its place too.
+    """
     free = disk.f_bavail * disk.f_frsize
     least = min(_FREE_BYTE_SIZE, disk.f_blocks * disk.f_frsize // _FREE_SHARE)
     if free - byte_size < least:
-        text = f"its disk has {free >> 20} MiB free, and traces leave at least {least >> 20} MiB to other programs"
+        more = -(-byte_size >> 20)
+        text = (
+            f"its disk has {free >> 20} MiB free, too few for {more} MiB more: traces leave {least >> 20} MiB to others"
+        )
         raise OSError(errno.ENOSPC, text)
     least = min(_FREE_FILES, disk.f_files // _FREE_SHARE)  # 0 for a file system without a limit
     if disk.f_favail < least:

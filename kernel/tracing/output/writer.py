@@ -6,6 +6,7 @@ nothing else, so that a slow disk or a collector that does not respond delays no
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 import struct
@@ -53,7 +54,7 @@ _REST_FACTOR = 10
 #: The largest file.
 MAX_FILE_BYTE_SIZE = 256 << 20
 
-#: How often losses are logged, in seconds.
+#: How often losses for one cause are logged, in seconds.
 _LOSS_REPORT_S = 60.0
 
 
@@ -165,8 +166,7 @@ class TraceWriter:
         self._closed_count = self._closed_byte_size = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
-        self._loss_reported_s = -_LOSS_REPORT_S
-        self._unreported = 0
+        self._losses = {cause: _Loss() for cause in _Cause}
         #: Traces that were written or exported, and those that were lost.
         self.written_count = self.lost_count = 0
 
@@ -199,10 +199,10 @@ class TraceWriter:
         """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
         room = min(destination.batch, destination.max_waiting - self._waiting_count())
         if room <= 0:
-            self._lose(1, "too many traces wait to be written")
+            self._lose(1, _Cause.NUMBER, "too many traces wait to be written")
             return None
         if self._waiting_byte_size() >= MAX_WAITING_BYTE_SIZE:
-            self._lose(1, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
+            self._lose(1, _Cause.BYTES, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
             return None
         if self.last is not None:
             self._closed_count += self.last.count
@@ -241,7 +241,9 @@ class TraceWriter:
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
         if not await self._turns.close(timeout_s):
-            self._lose(self._drop_all(), "the server ends before they are written")
+            self._lose(self._drop_all(), _Cause.END, "the server ends before they are written")
+        for loss in self._losses.values():
+            loss.report()
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next traces; None if none wait."""
@@ -267,9 +269,9 @@ class TraceWriter:
         if outcome.stops:
             logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
-            self._lose(outcome.lost + self._drop_all(), outcome.problem)
+            self._lose(outcome.lost + self._drop_all(), _Cause.DESTINATION, outcome.problem)
         elif outcome.lost:
-            self._lose(outcome.lost, outcome.problem)
+            self._lose(outcome.lost, _Cause.DESTINATION, outcome.problem)
         backlog = self._backlog(destination)
         self._turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
 
@@ -280,14 +282,43 @@ class TraceWriter:
         self._waiting.clear()
         return count
 
-    def _lose(self, count: int, why: str) -> None:
-        """Count lost traces, and log them now and then."""
+    def _lose(self, count: int, cause: _Cause, why: str) -> None:
+        """Count lost traces, and log them: the first ones of each cause at once, then now and then."""
+        if not count:
+            return
         self.lost_count += count
-        self._unreported += count
+        loss = self._losses[cause]
+        loss.unreported += count
+        loss.why = why
         now_s = time.monotonic()
-        if self._unreported and now_s - self._loss_reported_s >= _LOSS_REPORT_S:
-            logger.warning("%d traces were lost: %s", self._unreported, why)
-            self._loss_reported_s, self._unreported = now_s, 0
+        if now_s - loss.reported_s >= _LOSS_REPORT_S:
+            loss.reported_s = now_s
+            loss.report()
+
+
+class _Cause(enum.Enum):
+    """Why traces are lost. Each cause is logged by itself: a collector that is down also fills the queue."""
+
+    NUMBER = enum.auto()
+    BYTES = enum.auto()
+    DESTINATION = enum.auto()
+    END = enum.auto()
+
+
+class _Loss:
+    """The traces that were lost for one cause."""
+
+    def __init__(self) -> None:
+        self.reported_s = -_LOSS_REPORT_S
+        #: How many the log does not have yet, and why the last of them was lost.
+        self.unreported = 0
+        self.why = ""
+
+    def report(self) -> None:
+        """Log what the log does not have yet."""
+        count, self.unreported = self.unreported, 0
+        if count:
+            logger.warning("%d %s lost: %s", count, "trace was" if count == 1 else "traces were", self.why)
 
 
 class WriterOutput(NamedTuple):

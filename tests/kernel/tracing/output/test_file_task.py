@@ -67,8 +67,8 @@ def test_traces_are_written_while_the_disk_has_enough_for_others(found: os.statv
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (disk(1024, 100_000), "its disk has 1024 MiB free, and traces leave at least 1024 MiB to other programs"),
-        (disk(50, 1000), "its disk has 50 MiB free, and traces leave at least 50 MiB to other programs"),
+        (disk(1024, 100_000), "its disk has 1024 MiB free, too few for 1 MiB more: traces leave 1024 MiB to others"),
+        (disk(50, 1000), "its disk has 50 MiB free, too few for 1 MiB more: traces leave 50 MiB to others"),
         (disk(2000, 10_000, 9999, 10**6), "its disk has room for 9999 files, and traces leave at least 10000 to other"),
     ],
 )

@@ -120,7 +120,7 @@ async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
         bench.put(*range(1, 1513))
     assert bench.writer.lost_count == 1512 - 512 - 600
     assert [record.getMessage() for record in caplog.records] == [
-        "1 traces were lost: too many traces wait to be written"
+        "1 trace was lost: too many traces wait to be written"
     ]
     helpers.run_all()
     assert len(ids(bench.path)) == 512
@@ -141,12 +141,33 @@ async def test_the_bytes_of_traces_that_wait_are_limited(
     assert bench.writer.lost_count == 40 - 4 - 3 * 4
     assert bench.writer._waiting_byte_size() == sum(len(group.records) for group in bench.writer._waiting)
     assert [record.getMessage() for record in caplog.records] == [
-        "1 traces were lost: more than 3 MiB of traces wait to be written"
+        "1 trace was lost: more than 3 MiB of traces wait to be written"
     ]
     bench.writer._drop_all()
     assert bench.writer._waiting_byte_size() == 0
     bench.put(41)
     await bench.writer.close(0)
+
+
+async def test_each_cause_of_losses_is_logged_at_once_and_the_rest_when_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 2)
+    monkeypatch.setattr(module.FileDestination, "max_waiting", 2)
+    helpers = HeldHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    with caplog.at_level(logging.WARNING):
+        bench.put(*range(1, 10))
+        helpers.tasks.pop().failed(Unavailable("the helper process was lost (exit code 1)"))
+        helpers.tasks.pop().failed(Unavailable("the helper process was lost (exit code 1)"))
+        await bench.writer.close(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 trace was lost: too many traces wait to be written",
+        "2 traces were lost: the helper process was lost (exit code 1)",
+        "4 traces were lost: too many traces wait to be written",
+        "2 traces were lost: the helper process was lost (exit code 1)",
+    ]
+    assert bench.writer.lost_count == 9
 
 
 async def test_a_file_that_cannot_be_written_stops_tracing_with_a_warning(
