@@ -121,5 +121,5 @@ def _failure(error: Exception) -> ServingError:
     """Return the error that the client gets for what a generator has raised."""
     if isinstance(error, ServingError):
         return error
-    _failures.error("the model", "the model failed", exc_info=error)
+    _failures.log("the model", "the model failed", exc_info=error)
     return InternalError(f"{type(error).__name__}: {error}")

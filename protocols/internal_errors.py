@@ -24,6 +24,6 @@ def unexpected_error(operation: str, error: BaseException) -> ServingError:
     if lacks_descriptors(error):
         return NoDescriptorLeft()
     number, kind = secrets.token_hex(4), type(error).__name__
-    if _log.error(f"the server ({kind})", "internal error %s in %s", number, operation, exc_info=error):
+    if _log.log(f"the server ({kind})", "internal error %s in %s", number, operation, exc_info=error):
         _last_logged[kind] = number
     return InternalError(f"internal error (see {_last_logged.get(kind, number)} in the server's log)")

@@ -488,7 +488,7 @@ class Worker:
         except ServingError as error:
             failure = error.with_traceback(None)  # the traceback refers to the inputs
         except Exception as error:
-            self._failures.error("the model", "the model failed", exc_info=error)
+            self._failures.log("the model", "the model failed", exc_info=error)
             failure = InternalError(f"{type(error).__name__}: {error}")
         else:
             if self._backend.responds_later:

@@ -177,7 +177,7 @@ class EmbeddedCall:
         except ServingError as error:
             self.send(Response(request.model_name, request.model_version, request.id, error=error))
         except Exception as error:
-            _failures.error("the server", "a request could not be submitted", exc_info=error)
+            _failures.log("the server", "a request could not be submitted", exc_info=error)
             internal = InternalError(f"{type(error).__name__}: {error}")
             self.send(Response(request.model_name, request.model_version, request.id, error=internal))
 

@@ -122,7 +122,7 @@ class Inbox:
 
     def _crashed(self, error: Exception) -> None:
         self.close()
-        _failures.error(f"schedulers ({type(error).__name__})", "scheduler failed", exc_info=error)
+        _failures.log(f"schedulers ({type(error).__name__})", "scheduler failed", exc_info=error)
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:

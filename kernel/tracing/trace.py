@@ -192,7 +192,7 @@ class Trace(msgspec.Struct, eq=False):
     spans: SpanIds | None = None
     #: As in `TraceRecord`, but for the times of the last execution. None as long as there are none.
     times: list[str | int] | None = None
-    traced_tensors: list[TracedTensor] = []
+    traced_tensors: list[TracedTensor] | None = None
     #: Of them all, as `tensors` counts them.
     tensors_byte_size: int = 0
     error: str = ""
@@ -235,7 +235,7 @@ class Trace(msgspec.Struct, eq=False):
         self.usual = False
         if self.tensors is None:
             return
-        held = self.traced_tensors
+        held = self.traced_tensors = self.traced_tensors or []
         for tensor in tensors:
             if len(held) >= MOST_ENTRIES or (held and held[-1].cut):
                 return
@@ -282,7 +282,7 @@ class Trace(msgspec.Struct, eq=False):
             times += _of_execution(self.compute)
         return TraceRecord(
             self.id, self.parent_id, self.model.spec.name, self.model.version, self.request_id, times,
-            self.traced_tensors, self.error, self.spans,
+            self.traced_tensors or [], self.error, self.spans,
         )  # fmt: skip
 
 

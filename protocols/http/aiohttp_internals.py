@@ -157,7 +157,7 @@ class AiohttpConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         check_not_begun(request)
         if status >= 500:
-            _failures.error("the server", "request from %s failed", request.remote, exc_info=exc)
+            _failures.log("the server", "request from %s failed", request.remote, exc_info=exc)
         else:
             logger.debug("bad request from %s: %s", request.remote, message)
         response = error_response(status, limited(message or "internal error", MAX_TEXT_BYTE_SIZE), plain=True)

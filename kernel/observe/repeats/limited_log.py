@@ -1,33 +1,31 @@
-"""Logs errors that each request can cause: the first ones in full, then how many more there were."""
+"""Logs errors and warnings that each request can cause: the first ones in full, then how many more there were."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from kernel.observe.repeats.repeat_limit import WINDOW_NS, RepeatLimit
-
-if TYPE_CHECKING:
-    import logging
 
 _NS_PER_S = 1_000_000_000
 
 
 class LimitedLog:
-    """Errors of one kind. Any thread may use it, in the kernel and in workers."""
+    """Lines of one kind. Any thread may use it, in the kernel and in workers."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, level: int = logging.ERROR) -> None:
         """Nothing is started before the first line is left out."""
         self._logger = logger
+        self._level = level
         self._limit = RepeatLimit()
         # Reentrant: the garbage collector may log while this thread has the lock.
         self._lock = threading.RLock()
         #: Reports what was left out, also if no further line comes.
         self._timer: threading.Timer | None = None
 
-    def error(self, subject: str, text: str, *args: object, exc_info: BaseException | None = None) -> bool:
-        """Log an error about `subject`, such as "model 'x'", or only count it. Returns whether it is logged."""
+    def log(self, subject: str, text: str, *args: object, exc_info: BaseException | None = None) -> bool:
+        """Log a line about `subject`, such as "model 'x'", or only count it. Returns whether it is logged."""
         now_ns = time.monotonic_ns()
         with self._lock:
             ended = self._limit.ended(now_ns)
@@ -38,7 +36,7 @@ class LimitedLog:
                 self._timer.start()
         self._report(ended)
         if logs:
-            self._logger.error(text, *args, exc_info=exc_info, stacklevel=2)
+            self._logger.log(self._level, text, *args, exc_info=exc_info, stacklevel=2)
         return logs
 
     def report(self) -> None:
@@ -50,4 +48,6 @@ class LimitedLog:
 
     def _report(self, ended: list[tuple[str, int]]) -> None:
         for subject, count in ended:
-            self._logger.error("%d more such errors of %s in the last %d s", count, subject, WINDOW_NS // _NS_PER_S)
+            kind = "errors" if self._level >= logging.ERROR else "warnings"
+            text = "%d more such %s of %s in the last %d s"
+            self._logger.log(self._level, text, count, kind, subject, WINDOW_NS // _NS_PER_S)

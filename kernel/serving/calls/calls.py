@@ -144,7 +144,7 @@ class Calls:
         """Fail a call if `call` is stuck: then the others continue."""
         stuck = self._waits.youngest_stuck(call, self._clock.now_ns())
         if stuck is not None and stuck not in self._stuck:
-            _failures.error(
+            _failures.log(
                 f"calls of model '{stuck.model_name}'",
                 "a call of model '%s' fails: all instances that could execute it wait for this call", stuck.model_name,
             )  # fmt: skip
