@@ -47,12 +47,14 @@ class TracedTensor(msgspec.Struct, array_like=True, gc=False):
     data: bytes
     #: How many bytes the tensor has.
     byte_size: int
-    #: Whether this tensor has no data, and later ones of the trace are missing, because traces hold too many tensors.
+    #: Whether this tensor has no data, and later ones of the trace are missing, because too many bytes are traced.
     cut: bool = False
 
 
-#: What a tensor takes besides its data, about.
+#: What a tensor takes besides its data, about; and what all tensors of a trace may take: the event loop encodes them in
+#: one piece.
 _TENSOR_BYTE_SIZE = 512
+_MOST_TENSOR_BYTES = 2 << 20
 
 
 class TensorMemory:
@@ -240,7 +242,7 @@ class Trace(msgspec.Struct, eq=False):
             if len(held) >= MOST_ENTRIES or (held and held[-1].cut):
                 return
             byte_size = _TENSOR_BYTE_SIZE + len(tensor.data)
-            if self.tensors.take(byte_size):
+            if self.tensors_byte_size + byte_size <= _MOST_TENSOR_BYTES and self.tensors.take(byte_size):
                 self.tensors_byte_size += byte_size
             else:
                 tensor.data, tensor.cut = b"", True

@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -83,8 +83,8 @@ def write_traces(wanted: WriteArguments) -> KeptPart:
     Only the user of the server may read a file with tensors, which are data of clients. A file that keeps its content
     keeps its mode too, as long as no tensors are added.
 
-    Returns what of it is to be kept the next time. Raises OSError, and ValueError if there is
-    something at the path that is not a file, or another program writes it; then the old file is unchanged.
+    Returns what of it is to be kept the next time. Raises OSError, and ValueError if there is something at the path
+    that is not a file, or another program writes it; then the old file is unchanged.
     """
     path = os.path.realpath(wanted.path)
     kept, old_mode = _kept_part(path, wanted)
@@ -92,11 +92,12 @@ def write_traces(wanted: WriteArguments) -> KeptPart:
     new = b",\n".join(map(trace_json, wanted.records))
     check_free(os.statvfs(os.path.dirname(path)), kept + len(new))
     aside = f"{path}.part"
-    with _new_file(aside, 0o600 if kept or tensors else 0o666) as file:
+    with open(_new_file(aside, 0o600 if kept or tensors else 0o666), "wb") as file:
         try:
             if kept:
                 if not tensors:
-                    os.fchmod(file.fileno(), old_mode)
+                    with contextlib.suppress(OSError):  # some file systems have no modes
+                        os.fchmod(file.fileno(), old_mode)
                 with open(path, "rb") as old:
                     _copy(old.fileno(), file.fileno(), kept)
                 file.seek(0, os.SEEK_END)
@@ -131,8 +132,11 @@ def _kept_part(path: str, wanted: WriteArguments) -> tuple[int, int]:
     return kept, stat.S_IMODE(found.st_mode)
 
 
-def _new_file(path: str, mode: int) -> BinaryIO:
-    """Create a file that no other process has open, and lock it. Raises ValueError if another server writes it."""
+def _new_file(path: str, mode: int) -> int:
+    """Create a file that no other process has open, and lock it. Returns its descriptor.
+
+    Raises ValueError if another server writes it.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with contextlib.suppress(FileNotFoundError):
         old = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -142,8 +146,12 @@ def _new_file(path: str, mode: int) -> BinaryIO:
         finally:
             os.close(old)
     file = os.open(path, flags, mode)
-    _lock(file)
-    return open(file, "wb")
+    try:
+        _lock(file)
+    except ValueError:
+        os.close(file)
+        raise
+    return file
 
 
 def _lock(file: int) -> None:

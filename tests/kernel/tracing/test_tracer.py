@@ -455,5 +455,16 @@ def test_traces_that_have_not_ended_hold_a_limited_number_of_bytes_of_tensors(
     found = [[(each.name, len(each.data), each.cut) for each in record.tensors] for record in bench.written.records]
     assert found == [[("A", 1000, False)], [("B", 1000, False), ("C", 0, True)]]
     assert tensor_text(bench.written.records[1].tensors[1]) == (
-        "", "1000 bytes, left out with later tensors: traces hold too many bytes of tensors",
+        "", "1000 bytes, left out with later tensors: too many bytes of tensors are traced",
     )  # fmt: skip
+
+
+def test_the_tensors_of_one_trace_are_limited_so_that_they_are_encoded_in_a_short_time(bench: Bench) -> None:
+    bench.settings.update({"trace_level": ["TENSORS"]})
+    request = bench.submit()
+    for _ in range(1000):
+        trace_of(request).add_tensors([TracedTensor(BACKEND_OUTPUT, "OUT", "INT8", [4096], bytes(4096), 4096)])
+    answer(request)
+    (record,) = bench.written.records
+    assert 400 < len(record.tensors) < 500
+    assert [each.cut for each in record.tensors] == [False] * (len(record.tensors) - 1) + [True]
