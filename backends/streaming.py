@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from backends.base import Backend
 from backends.worker.message_reader import KernelGone
 from kernel.errors import InternalError, RequestCancelled, ServingError
+from kernel.observe.repeats.limited_log import LimitedLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from backends.base import Host
     from backends.worker.request import OutputValue, WorkerRequest
 
-logger = logging.getLogger(__name__)
+_failures = LimitedLog(logging.getLogger(__name__))
 
 #: Seconds between two checks of a pause whether the client has cancelled the request.
 _CANCEL_CHECK_S = 0.1
@@ -120,5 +121,5 @@ def _failure(error: Exception) -> ServingError:
     """Return the error that the client gets for what a generator has raised."""
     if isinstance(error, ServingError):
         return error
-    logger.error("the model failed", exc_info=error)
+    _failures.log("the model", "the model failed", exc_info=error)
     return InternalError(f"{type(error).__name__}: {error}")

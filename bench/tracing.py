@@ -21,6 +21,7 @@ from bench.models import PYTHON_MODELS, write_python_model
 from bench.server import ServerProcess
 from bench.slices import CONFIDENCE, OpenConnections, alternate, process_cpu_ns
 from kernel.tracing.output.file_task import WriteArguments, write_traces
+from kernel.tracing.output.files import KeptPart
 from kernel.tracing.trace import UsualTrace
 
 if TYPE_CHECKING:
@@ -154,5 +155,5 @@ def _helper_us() -> float:
     traces = [UsualTrace(0, id, "add_sub", 1, "", *(10**13 + number for number in range(10))) for id in range(_WRITTEN)]
     with tempfile.TemporaryDirectory() as folder:
         begin_ns = time.process_time_ns()
-        write_traces(WriteArguments(str(Path(folder, "traces")), 0, [*traces]))
+        write_traces(WriteArguments(str(Path(folder, "traces")), KeptPart(), [*traces]))
         return (time.process_time_ns() - begin_ns) / _WRITTEN / 1000

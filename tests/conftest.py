@@ -81,3 +81,9 @@ def check_requests_and_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     for instances in made:
         instances.check()
+
+
+@pytest.fixture(autouse=True)
+def repeated_errors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log all errors of a test, however many equal ones earlier tests have caused in the same process."""
+    monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 1_000_000)

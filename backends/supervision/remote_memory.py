@@ -15,6 +15,7 @@ import msgspec
 
 from backends.transport import wire
 from kernel.errors import InternalError, ServingError
+from kernel.observe.repeats.limited_log import LimitedLog
 from shm.arena import INLINE_LIMIT
 from shm.lease import RegionNumber
 from shm.region import CudaIpcHandle, new_region_number
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from shm.region import Region
     from shm.tensor import Buffer
 
-logger = logging.getLogger(__name__)
+_failures = LimitedLog(logging.getLogger(__name__))
 
 #: While the connection has more unsent bytes than this, no more chunks are sent.
 MAX_UNSENT_BYTE_SIZE = 1 << 20
@@ -237,8 +238,8 @@ class RemoteMemory:
                 except ServingError as error:
                     response.release()
                     response.outputs, response.error = None, error
-                except Exception:
-                    logger.exception("outputs could not be written to a client's region")
+                except Exception as failure:
+                    _failures.log("the server", "outputs could not be written to a client's region", exc_info=failure)
                     response.release()
                     response.outputs, response.error = None, InternalError("the outputs could not be written")
                 if request.finished:  # the server abandoned it meanwhile and responded itself

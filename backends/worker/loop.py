@@ -43,6 +43,7 @@ from backends.worker.sequences.sequence_batches import SequenceBatches
 from backends.worker.shared.members import Members
 from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
 from kernel.machine import give_memory_back
+from kernel.observe.repeats.limited_log import LimitedLog
 from shm.memfd import read_only_fd
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Worker:
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
         self._verbose = 0
+        self._failures = LimitedLog(logger)
         self._handlers: dict[type, Callable[..., None]] = {
             wire.Complete: self._complete,
             wire.Load: self._load,
@@ -490,7 +492,7 @@ class Worker:
         except ServingError as error:
             failure = error.with_traceback(None)  # the traceback refers to the inputs
         except Exception as error:
-            logger.exception("the model failed")
+            self._failures.log("the model", "the model failed", exc_info=error)
             failure = InternalError(f"{type(error).__name__}: {error}")
         else:
             if self._backend.responds_later:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kernel.cache.breaker import CircuitBreaker
 from kernel.cache.encoding import FORMAT, BadEntry, decode, encode
 from kernel.observe.cache_figures import CacheFigures
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.texts import printable
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from shm.tensor import Tensor
 
 logger = logging.getLogger(__name__)
+_bad_values = LimitedLog(logger, logging.WARNING)
 
 _T = TypeVar("_T")
 
@@ -138,7 +140,9 @@ class StoredCache:
             return decode(value)
         except BadEntry as error:
             self.figures.failures += 1
-            logger.warning("%s returned a value that is not a response of this server: %s", self._title, error)
+            _bad_values.log(
+                self._title, "%s returned a value that is not a response of this server: %s", self._title, error
+            )
             return None
 
     async def _put(self, key: bytes, value: bytes) -> None:

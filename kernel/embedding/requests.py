@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from shm.tensor import RequestedOutput
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kernel.serving.request import ParameterValue
     from shm.arrays import Array
 
-logger = logging.getLogger(__name__)
+_failures = LimitedLog(logging.getLogger(__name__))
 
 _UINT64 = range(2**64)
 _INT64 = range(-(2**63), 2**63)
@@ -176,7 +177,7 @@ class EmbeddedCall:
         except ServingError as error:
             self.send(Response(request.model_name, request.model_version, request.id, error=error))
         except Exception as error:
-            logger.exception("a request could not be submitted")
+            _failures.log("the server", "a request could not be submitted", exc_info=error)
             internal = InternalError(f"{type(error).__name__}: {error}")
             self.send(Response(request.model_name, request.model_version, request.id, error=internal))
 

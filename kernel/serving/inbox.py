@@ -11,6 +11,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING
 
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.events import ChildResponded, DeadlineReached
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.serving.events import Event
 
-logger = logging.getLogger(__name__)
+_failures = LimitedLog(logging.getLogger(__name__))
 
 _DEADLINE_REACHED = DeadlineReached()
 
@@ -121,7 +122,7 @@ class Inbox:
 
     def _crashed(self, error: Exception) -> None:
         self.close()
-        logger.exception("scheduler failed", exc_info=error)
+        _failures.log(f"schedulers ({type(error).__name__})", "scheduler failed", exc_info=error)
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:

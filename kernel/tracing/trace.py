@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.observe.statistics import ExecutionTimes
     from kernel.serving.batch import Batch
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from kernel.serving.response import Sink
 
 #: Triton's names of activities (`TRITONSERVER_InferenceTraceActivityString`).
 REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUEST_END"
@@ -42,6 +47,32 @@ class TracedTensor(msgspec.Struct, array_like=True, gc=False):
     data: bytes
     #: How many bytes the tensor has.
     byte_size: int
+    #: Whether this tensor has no data, and later ones of the trace are missing, because too many bytes are traced.
+    cut: bool = False
+
+
+#: What a tensor takes besides its data, about; and what all tensors of a trace may take: the event loop encodes them in
+#: one piece.
+_TENSOR_BYTE_SIZE = 512
+_MOST_TENSOR_BYTES = 2 << 20
+
+
+class TensorMemory:
+    """Counts the bytes of tensors in traces that have not ended. Pure."""
+
+    def __init__(self, limit_byte_size: int = 64 << 20) -> None:
+        self._left = limit_byte_size
+
+    def take(self, byte_size: int) -> bool:
+        """Count `byte_size` bytes, if that many are left. Returns whether they are."""
+        if byte_size > self._left:
+            return False
+        self._left -= byte_size
+        return True
+
+    def give_back(self, byte_size: int) -> None:
+        """Count `byte_size` bytes no more."""
+        self._left += byte_size
 
 
 class SpanIds(msgspec.Struct, array_like=True, gc=False):
@@ -72,7 +103,7 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False, tag=0):
     #: Names and monotonic nanoseconds in turn, not in the order of time. `pairs` returns them as pairs: making these
     #: for each request would take longer than all else.
     times: list[str | int] = []
-    tensors: tuple[TracedTensor, ...] = ()
+    tensors: list[TracedTensor] = []
     #: Why the request failed; empty if it did not.
     error: str = ""
     spans: SpanIds | None = None
@@ -83,7 +114,7 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False, tag=0):
         return sorted(found, key=itemgetter(1))
 
 
-class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):
+class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):  # `USUAL_TAG`
     """The trace of a client's request that was executed once, and got one response without an error.
 
     Nearly all traces are so. Without names and with a place for each time, a trace takes a quarter of the bytes, and is
@@ -114,10 +145,15 @@ class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):
         return 0
 
 
+#: The tag and the attributes of a `UsualTrace`: in msgpack both are equal, and a tuple takes half the time.
+UsualValues = tuple[str | int, ...]
+USUAL_TAG = 1
+
+
 class TraceOutput(Protocol):
     """Takes traces that have ended."""
 
-    def put(self, record: TraceRecord | UsualTrace) -> None:
+    def put(self, record: TraceRecord | UsualValues) -> None:
         """Write `record` soon. Never waits."""
 
 
@@ -137,21 +173,30 @@ class Trace(msgspec.Struct, eq=False):
 
     #: As in `TraceRecord`; 0 for a trace that only explains its request.
     id: int
-    model_name: str
-    model_version: int
-    request_id: str
+    #: The version that executes the request.
+    model: Model
     #: Where the trace goes, and those of its children; None for a trace that only explains its request, or has ended.
     output: TraceOutput | None
+    #: The sink that the request had.
+    inner: Sink
+    #: None after the final response: the request refers to its sink, and such a cycle waits for the garbage collector.
+    request: Request | None
+    now_ns: Callable[[], int]
+    #: As in `TraceRecord`; known with the final response.
+    request_id: str = ""
     #: Whether it can become a `UsualTrace`: nothing has happened, and is known to happen, that this has no place for.
     usual: bool = True
-    #: Whether it gets tensors, and whether responses say how the request has travelled.
-    tensors: bool = False
+    #: Counts its tensors; None if it gets none.
+    tensors: TensorMemory | None = None
+    #: Whether responses say how the request has travelled.
     explains: bool = False
     parent_id: int = 0
     spans: SpanIds | None = None
     #: As in `TraceRecord`, but for the times of the last execution. None as long as there are none.
     times: list[str | int] | None = None
-    traced_tensors: tuple[TracedTensor, ...] = ()
+    traced_tensors: list[TracedTensor] | None = None
+    #: Of them all, as `tensors` counts them.
+    tensors_byte_size: int = 0
     error: str = ""
     #: The times of the last execution, and all about it if `explains`.
     compute: ExecutionTimes | None = None
@@ -188,10 +233,20 @@ class Trace(msgspec.Struct, eq=False):
             self.times += names_and_times
 
     def add_tensors(self, tensors: list[TracedTensor]) -> None:
-        """Add inputs or outputs; their data is cut already."""
+        """Add inputs or outputs; their data is cut already. Where they take too much memory, the first one says so."""
         self.usual = False
-        if len(self.traced_tensors) < MOST_ENTRIES:
-            self.traced_tensors += tuple(tensors)
+        if self.tensors is None:
+            return
+        held = self.traced_tensors = self.traced_tensors or []
+        for tensor in tensors:
+            if len(held) >= MOST_ENTRIES or (held and held[-1].cut):
+                return
+            byte_size = _TENSOR_BYTE_SIZE + len(tensor.data)
+            if self.tensors_byte_size + byte_size <= _MOST_TENSOR_BYTES and self.tensors.take(byte_size):
+                self.tensors_byte_size += byte_size
+            else:
+                tensor.data, tensor.cut = b"", True
+            held.append(tensor)
 
     def executed(self, times: ExecutionTimes) -> None:
         """The execution has ended. Perhaps the request has its final response already."""
@@ -219,6 +274,8 @@ class Trace(msgspec.Struct, eq=False):
         if self.ended and not self.executing and not self.sending and self.output is not None:
             output, self.output = self.output, None
             output.put(self.record())
+            if self.tensors is not None:
+                self.tensors.give_back(self.tensors_byte_size)
 
     def record(self) -> TraceRecord:
         """Return all that is known until now."""
@@ -226,8 +283,8 @@ class Trace(msgspec.Struct, eq=False):
         if self.compute is not None:
             times += _of_execution(self.compute)
         return TraceRecord(
-            self.id, self.parent_id, self.model_name, self.model_version, self.request_id, times, self.traced_tensors,
-            self.error, self.spans,
+            self.id, self.parent_id, self.model.spec.name, self.model.version, self.request_id, times,
+            self.traced_tensors or [], self.error, self.spans,
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from kernel.tracing.sampling import NEAR, Sampler
-from kernel.tracing.trace import QUEUE_INPUT, SpanIds
+from kernel.tracing.trace import QUEUE_INPUT, SpanIds, TensorMemory
 from kernel.tracing.trace_context import parse_trace_context
 from kernel.tracing.traced_sink import TracedSink
 from kernel.tracing.traced_tensors import traced_inline
@@ -43,6 +43,8 @@ class Tracer:
         self._only_output: TraceOutput | None = None
         #: The same output, if each of these requests gets a trace of times, and nothing is to be counted.
         self._every_output: TraceOutput | None = None
+        #: The tensors of all traces.
+        self._tensors = TensorMemory()
         self._last_id = 0
         #: Called when it changes whether anything can be traced.
         self.on_switch: Callable[[bool], object] = _ignored
@@ -80,8 +82,7 @@ class Tracer:
         if every_output is not None and request.parent is None and not request.explain:
             self._last_id = id = self._last_id + 1
             request.trace = request.sink = TracedSink(
-                id, model.spec.name, model.version, request.id, every_output,
-                inner=request.sink, request=request, now_ns=self._now_ns, statistics=model.statistics,
+                id, model, every_output, request.sink, request, self._now_ns
             )  # fmt: skip
             return
         only = self._only
@@ -101,8 +102,8 @@ class Tracer:
                 only.remaining -= only.remaining > 0
                 self._last_id = id = self._last_id + 1
                 request.trace = request.sink = TracedSink(
-                    id, model.spec.name, model.version, request.id, self._only_output, not only.tensors, only.tensors,
-                    inner=request.sink, request=request, now_ns=self._now_ns, statistics=model.statistics,
+                    id, model, self._only_output, request.sink, request, self._now_ns,
+                    usual=not only.tensors, tensors=self._tensors if only.tensors else None,
                 )  # fmt: skip
             return
         parent = request.trace_parent
@@ -114,7 +115,7 @@ class Tracer:
         elif request.parent is None and self._outputs:
             self._sample(request, model)
         if request.explain and request.trace is None:
-            self._attach(request, model, 0, None, tensors=False)
+            self._attach(request, model, 0, None)
 
     def look_at_each(self, always: bool) -> None:
         """Count no requests as passing while `always`: a recorder must see each request before `begin` gets it."""
@@ -144,7 +145,9 @@ class Tracer:
     def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
         self._last_id = id = self._last_id + 1
         spans = _root_spans(context) if sampler.opentelemetry else None
-        self._attach(request, model, id, self._outputs[sampler], tensors=sampler.tensors, spans=spans)
+        self._attach(
+            request, model, id, self._outputs[sampler], tensors=self._tensors if sampler.tensors else None, spans=spans
+        )
 
     def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
         output, spans = parent.output, parent.spans
@@ -163,26 +166,23 @@ class Tracer:
         id: int,
         output: TraceOutput | None,
         *,
-        tensors: bool,
+        tensors: TensorMemory | None = None,
         parent_id: int = 0,
         spans: SpanIds | None = None,
     ) -> None:
         """Let the sink of `request` be its trace; without `output` it only explains the request."""
         request.trace = request.sink = TracedSink(
             id,
-            model.name,
-            model.version,
-            request.id,
+            model,
             output,
+            request.sink,
+            request,
+            self._now_ns,
             usual=not (tensors or request.explain or parent_id or spans),
             tensors=tensors,
             explains=request.explain,
             parent_id=parent_id,
             spans=spans,
-            inner=request.sink,
-            request=request,
-            now_ns=self._now_ns,
-            statistics=None if output is None else model.statistics,
         )
 
     # ---- settings ----------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Tracer:
 def trace_ensemble_inputs(request: Request) -> None:
     """Add the inputs of a request that no worker will get: the steps of an ensemble have them."""
     trace = request.trace
-    if trace is not None and trace.tensors:
+    if trace is not None and trace.tensors is not None:
         trace.add_tensors([traced_inline(QUEUE_INPUT, tensor) for tensor in request.inputs])
 
 

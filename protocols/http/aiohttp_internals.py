@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_parser import RawRequestMessage
 
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.http import web
 from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader
 
 logger = logging.getLogger(__name__)
+_failures = LimitedLog(logger)
 
 #: How much of what has come is parsed in an event-loop iteration. Chunks of one byte take 1 us a byte.
 _SLICE_BYTE_SIZE = 4096
@@ -165,7 +167,7 @@ class AiohttpConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         check_not_begun(request)
         if status >= 500:
-            logger.error("request from %s failed", request.remote, exc_info=exc)
+            _failures.log("the server", "request from %s failed", request.remote, exc_info=exc)
         else:
             logger.debug("bad request from %s: %s", request.remote, message)
         response = error_response(status, limited(message or "internal error", MAX_TEXT_BYTE_SIZE), plain=True)

@@ -12,6 +12,7 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
 from kernel.observe.composed_times import ComposedTimes
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.events import ChildResponded
 from kernel.serving.response import Response
 from kernel.tracing.tracer import trace_ensemble_inputs
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from schedulers.ensemble.progress import StepCall
 
-logger = logging.getLogger(__name__)
+_overdue = LimitedLog(logging.getLogger(__name__))
+_stalls = LimitedLog(logging.getLogger(__name__), logging.WARNING)
 
 
 #: How many kinds of requests are remembered: clients choose the shapes.
@@ -185,7 +187,8 @@ class EnsembleDriver:
         if self._limits is not None:
             for step, call in self._limits.overdue(now_ns):
                 run = self._waiting[call]
-                logger.error(
+                _overdue.log(
+                    f"ensemble '{self._plan.spec.name}'",
                     "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
                     "(max_inflight_requests); it is executed now",
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
@@ -199,7 +202,8 @@ class EnsembleDriver:
             return
         for child, call in list(run.calls.items()):
             if call.decoupled and not call.prepaid:
-                logger.warning(
+                _stalls.log(
+                    f"ensemble '{self._plan.spec.name}'",
                     "ensemble '%s': no step of a request has responded for %d s; model '%s' may send more responses, "
                     "in case a later step waits for them",
                     self._plan.spec.name, LONGEST_STALL_NS // 1_000_000_000, child.model_name,

@@ -64,6 +64,7 @@ PURE = (
     "kernel/observe/metric_rules.py",
     "kernel/observe/metrics_config.py",
     "kernel/observe/quantiles.py",
+    "kernel/observe/repeats/repeat_limit.py",
     "kernel/observe/report.py",
     "kernel/observe/reporting/reported.py",
     "kernel/observe/statistics.py",

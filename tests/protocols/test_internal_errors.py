@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 
 import pytest
 from grpclib.const import Status
 
+from kernel.observe.repeats.limited_log import LimitedLog
 from protocols.grpc.rpc import grpc_error
 from protocols.internal_errors import unexpected_error
 from protocols.status import HTTP_STATUS
@@ -27,6 +29,20 @@ def test_the_client_gets_a_number_and_the_log_everything(caplog: pytest.LogCaptu
 def test_every_error_has_a_number_of_its_own() -> None:
     texts = {unexpected_error("a test", ValueError()).text for _ in range(10)}
     assert len(texts) == 10
+
+
+def test_an_error_that_is_not_logged_because_it_repeats_has_the_number_of_an_equal_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 2)
+    monkeypatch.setattr("protocols.internal_errors._log", log := LimitedLog(logging.getLogger("some")))
+    numbers = [unexpected_error("a test", UnicodeError()).text.split()[3] for _ in range(5)]
+    assert log._timer is not None
+    log._timer.cancel()
+    assert numbers[1:] == [numbers[1]] * 4
+    assert [record.getMessage() for record in caplog.records] == [
+        f"internal error {number} in a test" for number in numbers[:2]
+    ]
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.transport import wire
-from kernel.tracing.trace import TracedExecution
+from kernel.tracing.trace import TRACED_BYTE_SIZE, TracedExecution
 
 if TYPE_CHECKING:
     from kernel.observe.statistics import ExecutionTimes
@@ -25,7 +25,7 @@ def trace_context(trace: Trace) -> wire.TraceContext:
     """Return what the worker gets to know of a trace that is not usual, and whose request it executes."""
     spans = trace.spans
     if spans is None:
-        return _OF_TENSORS if trace.tensors else OF_TIMES
+        return OF_TIMES if trace.tensors is None else _OF_TENSORS
     return wire.TraceContext(trace.traceparent, spans.state)
 
 
@@ -52,6 +52,9 @@ def end_traces(batch: Batch) -> None:
 
 def add_traced_tensors(request: Request | None, tensors: list[TracedTensor]) -> None:
     """Add tensors to the trace of a request. Raises ValueError for a request that is not being traced so."""
-    if request is None or request.trace is None or not request.trace.tensors or len(tensors) > _MOST_TENSORS:
+    trace = None if request is None else request.trace
+    if trace is None or trace.tensors is None or len(tensors) > _MOST_TENSORS:
         raise ValueError("tensors of a request whose tensors are not traced")
-    request.trace.add_tensors(tensors)
+    if any(len(tensor.data) > TRACED_BYTE_SIZE for tensor in tensors):
+        raise ValueError(f"more than {TRACED_BYTE_SIZE} bytes of a traced tensor")
+    trace.add_tensors(tensors)

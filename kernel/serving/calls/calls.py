@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, ServingError, Unavailable
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.calls.call_waits import CallWaits
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 
-logger = logging.getLogger(__name__)
+_failures = LimitedLog(logging.getLogger(__name__))
 
 #: How often calls that wait are checked, in nanoseconds: some may have become stuck after they were made.
 _LOOK_NS = 250_000_000
@@ -143,9 +144,10 @@ class Calls:
         """Fail a call if `call` is stuck: then the others continue."""
         stuck = self._waits.youngest_stuck(call, self._clock.now_ns())
         if stuck is not None and stuck not in self._stuck:
-            logger.error(
-                "a call of model '%s' fails: all instances that could execute it wait for this call", stuck.model_name
-            )
+            _failures.log(
+                f"calls of model '{stuck.model_name}'",
+                "a call of model '%s' fails: all instances that could execute it wait for this call", stuck.model_name,
+            )  # fmt: skip
             self._stuck.add(stuck)
             stuck.cancel()
 

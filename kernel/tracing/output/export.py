@@ -10,8 +10,6 @@ from kernel.tracing.output.export_task import EXPORT_TRACES, decode_export_resul
 from kernel.tracing.output.writer import WriteOutcome
 
 if TYPE_CHECKING:
-    import msgspec
-
     from kernel.settings import TraceValues
 
 #: Spans of a trace: of the request, of its model, and of the computation.
@@ -56,10 +54,10 @@ class CollectorDestination:
             key: value for key, _, value in (text.partition("=") for text in settings.get("resource", ()))
         }
 
-    def arguments(self, records: msgspec.Raw) -> bytes:
+    def arguments(self) -> bytes:
         """See `Destination`."""
         offset_ns = time.time_ns() - time.monotonic_ns()
-        return encode_arguments((self._url, self._resource, offset_ns, records))  # `ExportArguments`
+        return encode_arguments((self._url, self._resource, offset_ns, None))[:-1]  # `ExportArguments`
 
     def done(self, result: bytes) -> WriteOutcome:
         """See `Destination`."""

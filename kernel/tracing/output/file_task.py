@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.serving.helper_tasks import TaskResult
+from kernel.tracing.output.files import KeptPart
 from kernel.tracing.output.trace_json import trace_json
-from kernel.tracing.trace import TraceRecord, UsualTrace  # noqa: TC001 - msgspec reads them
+from kernel.tracing.trace import TraceRecord, UsualTrace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,18 +35,22 @@ _FREE_FILES = 10_000
 _FREE_SHARE = 20
 
 
+#: How many bytes at the end of what is kept are compared, to know that the file is still ours.
+_END_BYTE_SIZE = 128
+
+
 class WriteArguments(msgspec.Struct, array_like=True):
-    """Add these traces to the first `kept_byte_size` bytes of the file; 0 for a new file."""
+    """Add these traces to the part of the file that is kept."""
 
     path: str
-    kept_byte_size: int
+    kept: KeptPart
     records: list[TraceRecord | UsualTrace]
 
 
 class WriteResult(msgspec.Struct, array_like=True):
-    """How many bytes of the file are kept the next time; or why it cannot be written, and how many traces it lacks."""
+    """What of the file is kept the next time; or why it cannot be written, and how many traces it lacks."""
 
-    kept_byte_size: int = 0
+    kept: KeptPart = KeptPart()
     error: str = ""
     lost: int = 0
     #: How long it took, in seconds.
@@ -71,49 +77,104 @@ def write_traces_task(arguments: bytes, sources: Sequence[memoryview]) -> TaskSt
     return TaskResult(msgspec.msgpack.encode(result))
 
 
-def write_traces(wanted: WriteArguments) -> int:
+def write_traces(wanted: WriteArguments) -> KeptPart:
     """Write a new file beside the old one and put it in its place, so that a reader always finds complete JSON.
 
-    Returns how many bytes of it are to be kept the next time. Raises OSError, and ValueError if there is something at
-    the path that is not a file; then the old file is unchanged.
+    Only the user of the server may read a file with tensors, which are data of clients. A file that keeps its content
+    keeps its mode too, as long as no tensors are added.
+
+    Returns what of it is to be kept the next time. Raises OSError, and ValueError if there is something at the path
+    that is not a file, or another program writes it; then the old file is unchanged.
     """
     path = os.path.realpath(wanted.path)
-    kept = wanted.kept_byte_size
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        kept = 0  # the file was moved or removed: begin a new one
-    else:
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is not a file")
-        if found.st_size < kept:
-            kept = 0
+    kept, old_mode = _kept_part(path, wanted)
+    tensors = any(type(record) is TraceRecord and record.tensors for record in wanted.records)
     new = b",\n".join(map(trace_json, wanted.records))
     check_free(os.statvfs(os.path.dirname(path)), kept + len(new))
     aside = f"{path}.part"
-    try:
-        with open(aside, "wb") as file:
+    with open(_new_file(aside, 0o600 if kept or tensors else 0o666), "wb") as file:
+        try:
             if kept:
+                if not tensors:
+                    with contextlib.suppress(OSError):  # some file systems have no modes
+                        os.fchmod(file.fileno(), old_mode)
                 with open(path, "rb") as old:
                     _copy(old.fileno(), file.fileno(), kept)
                 file.seek(0, os.SEEK_END)
-            file.write((b",\n" if kept else b"[\n") + new)
+            new = (b",\n" if kept else b"[\n") + new
+            file.write(new)
             size = file.tell()
             file.write(b"\n]\n")
-        os.replace(aside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
+            file.flush()
+            os.replace(aside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+            raise
+    return KeptPart(size, new[-_END_BYTE_SIZE:])
+
+
+def _kept_part(path: str, wanted: WriteArguments) -> tuple[int, int]:
+    """Return how many bytes of the file are kept, and its mode."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0  # the file was moved or removed: begin a new one
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is not a file")
+    kept, end = wanted.kept.byte_size, wanted.kept.end
+    if not kept or not found.st_size:
+        return 0, 0
+    with open(path, "rb") as file:
+        file.seek(max(0, kept - len(end)))
+        if file.read(len(end)) != end:
+            raise ValueError("another program writes it, too; each server needs a file of its own")
+    return kept, stat.S_IMODE(found.st_mode)
+
+
+def _new_file(path: str, mode: int) -> int:
+    """Create a file that no other process has open, and lock it. Returns its descriptor.
+
+    Raises ValueError if another server writes it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with contextlib.suppress(FileNotFoundError):
+        old = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _lock(old)
+            os.unlink(path)  # a helper that was killed has left it
+        finally:
+            os.close(old)
+    file = os.open(path, flags, mode)
+    try:
+        _lock(file)
+    except ValueError:
+        os.close(file)
         raise
-    return size
+    return file
+
+
+def _lock(file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError("another server writes it at the same time; each needs a file of its own") from None
+    except OSError:  # a file system without locks
+        return
 
 
 def check_free(disk: os.statvfs_result, byte_size: int) -> None:
-    """Raise OSError if a file of this size would leave too little of the disk to other programs."""
+    """Raise OSError if a file of this size would leave too little of the disk to other programs.
+
+    Until the new file is complete, the old one takes its place too.
+    """
     free = disk.f_bavail * disk.f_frsize
     least = min(_FREE_BYTE_SIZE, disk.f_blocks * disk.f_frsize // _FREE_SHARE)
     if free - byte_size < least:
-        text = f"its disk has {free >> 20} MiB free, and traces leave at least {least >> 20} MiB to other programs"
+        more = -(-byte_size >> 20)
+        text = (
+            f"its disk has {free >> 20} MiB free, too few for {more} MiB more: traces leave {least >> 20} MiB to others"
+        )
         raise OSError(errno.ENOSPC, text)
     least = min(_FREE_FILES, disk.f_files // _FREE_SHARE)  # 0 for a file system without a limit
     if disk.f_favail < least:

@@ -13,18 +13,25 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
-    from kernel.tracing.trace import TraceRecord, UsualTrace
 
 
 _UNLIMITED = 1 << 62
+
+
+class KeptPart(msgspec.Struct, array_like=True, frozen=True):
+    """What a file keeps when traces are added: all but its end. Nothing of a file that is not written yet."""
+
+    byte_size: int = 0
+    #: The last of these bytes. They say that the file is still the one that was written.
+    end: bytes = b""
 
 
 class TraceFile(msgspec.Struct, eq=False):
     """A file that is being written."""
 
     path: str
-    #: How many of its bytes are kept when traces are added: all but its end.
-    kept_byte_size: int = 0
+    #: What is kept when traces are added.
+    kept: KeptPart = KeptPart()
 
 
 class TraceFiles:
@@ -54,27 +61,12 @@ class FileChoice:
         self._files = files
         self._frequency = values.log_frequency
         #: Whether the traces are in files with an index.
-        self.indexed = values.log_frequency > 0 or values.trace_count >= 0
-        #: How many more traces of clients' requests the present file takes; 0 before the first file.
+        self._indexed = values.log_frequency > 0 or values.trace_count >= 0
+        #: How many more traces of clients' requests the present file takes; 0 before the first file. The output that
+        #: gives a trace to the file counts it here: a call for each trace would take too long.
         self.room = 0
-        self._file: TraceFile | None = None
-
-    def shared_file(self) -> TraceFile:
-        """Return the file of all traces without an index."""
-        return self._files.shared(self._path)
 
     def next_file(self) -> TraceFile:
-        """Return a new file with the next index."""
+        """Return the file of the next traces, when the present one has no room or there is none."""
         self.room = self._frequency or _UNLIMITED
-        self._file = self._files.next(self._path)
-        return self._file
-
-    def file_of(self, record: TraceRecord | UsualTrace) -> TraceFile:
-        """Return the file for the next trace."""
-        if not self.indexed:
-            return self.shared_file()
-        file = self._file
-        if file is None or not self.room:
-            file = self.next_file()
-        self.room -= not record.parent_id
-        return file
+        return self._files.next(self._path) if self._indexed else self._files.shared(self._path)

@@ -26,6 +26,8 @@ _MOST_ELEMENTS = 1024
 
 def tensor_text(tensor: TracedTensor) -> tuple[str, str]:
     """Return the elements, with commas between them, and a note where some are missing; else an empty note."""
+    if tensor.cut:
+        return "", f"{tensor.byte_size} bytes, left out with later tensors: too many bytes of tensors are traced"
     if not tensor.data and tensor.byte_size:
         return "", f"{tensor.byte_size} bytes in shared memory, which the traces of the composing models show"
     if tensor.datatype == "BYTES":

@@ -1,12 +1,12 @@
 """Gives traces that have ended to a helper process, which writes them. The kernel neither formats nor waits.
 
-What waits is limited: traces that find the queue full are counted and lost. The helper does nothing else, so that a
-slow disk or a collector that does not respond delays no request.
+What waits is limited in number and in bytes: traces that find the queue full are counted and lost. The helper does
+nothing else, so that a slow disk or a collector that does not respond delays no request.
 """
 
 from __future__ import annotations
 
-import functools
+import enum
 import logging
 import os
 import struct
@@ -19,7 +19,6 @@ import msgspec
 from kernel.serving.helper_tasks import MessageTask
 from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
 from kernel.tracing.output.files import FileChoice, TraceFiles
-from kernel.tracing.trace import UsualTrace
 from kernel.writing.rest import is_behind, rest_s
 from kernel.writing.write_turns import WriteTurns
 
@@ -30,12 +29,13 @@ if TYPE_CHECKING:
     from kernel.serving.helper_tasks import Helpers
     from kernel.settings import TraceValues
     from kernel.tracing.output.files import TraceFile
-    from kernel.tracing.trace import TraceOutput, TraceRecord
+    from kernel.tracing.trace import TraceOutput, TraceRecord, UsualValues
 
 logger = logging.getLogger(__name__)
 
-#: The most traces that wait.
+#: The most traces that wait, and about the most bytes of them: traces with tensors may be large.
 MAX_WAITING = 16384
+MAX_WAITING_BYTE_SIZE = 32 << 20
 
 #: How long traces wait for others that are written with them, in seconds.
 FLUSH_S = 0.25
@@ -54,7 +54,7 @@ _REST_FACTOR = 10
 #: The largest file.
 MAX_FILE_BYTE_SIZE = 256 << 20
 
-#: How often losses are logged, in seconds.
+#: How often losses for one cause are logged, in seconds.
 _LOSS_REPORT_S = 60.0
 
 
@@ -82,8 +82,8 @@ class Destination(Protocol):
     #: The helper rests this many times as long as it has worked, unless it is behind: see `kernel.writing.rest`.
     rest_factor: int
 
-    def arguments(self, records: msgspec.Raw) -> bytes:
-        """Return the arguments of the helper's function; `records` are a list of traces in msgpack."""
+    def arguments(self) -> bytes:
+        """Return the arguments of the helper's function in msgpack, but the last one: a list of traces."""
 
     def done(self, result: bytes) -> WriteOutcome:
         """Take the result of the helper's function."""
@@ -101,9 +101,9 @@ class FileDestination:
     def __init__(self, file: TraceFile) -> None:
         self._file = file
 
-    def arguments(self, records: msgspec.Raw) -> bytes:
+    def arguments(self) -> bytes:
         """See `Destination`."""
-        return encode_arguments((self._file.path, self._file.kept_byte_size, records))  # `WriteArguments`
+        return encode_arguments((self._file.path, self._file.kept, None))[:-1]  # `WriteArguments`; None is one byte
 
     def done(self, result: bytes) -> WriteOutcome:
         """See `Destination`."""
@@ -111,11 +111,11 @@ class FileDestination:
         if written.error:
             problem = f"the trace file '{self._file.path}' cannot be written: {written.error}"
             return WriteOutcome(written.lost, problem, stops=True, took_s=written.took_s)
-        self._file.kept_byte_size = written.kept_byte_size
-        if written.kept_byte_size <= MAX_FILE_BYTE_SIZE:
+        self._file.kept = written.kept
+        if written.kept.byte_size <= MAX_FILE_BYTE_SIZE:
             return WriteOutcome(took_s=written.took_s)
         return WriteOutcome(
-            problem=f"the trace file '{self._file.path}' has {written.kept_byte_size >> 20} MiB; to have several "
+            problem=f"the trace file '{self._file.path}' has {written.kept.byte_size >> 20} MiB; to have several "
             "files, set a log frequency (--trace-config triton,log-frequency=N)",
             stops=True,
             took_s=written.took_s,
@@ -146,9 +146,9 @@ class _Group:
         """How many traces there are."""
         return self.size - self.room
 
-    def encoded(self) -> msgspec.Raw:
-        """Return the records as a list in msgpack."""
-        return msgspec.Raw(_ARRAY_32.pack(0xDD, self.count) + self.records)
+    def arguments(self) -> bytes:
+        """Return the arguments of the helper's function, by one copy of the records."""
+        return b"".join((self.destination.arguments(), _ARRAY_32.pack(0xDD, self.count), self.records))
 
 
 class TraceWriter:
@@ -158,24 +158,21 @@ class TraceWriter:
         """`stop` ends tracing until the settings are changed: nothing can be written."""
         self._turns = WriteTurns(helpers, self._next_task)
         self._stop = stop
-        #: What waits, in groups that are given to the helper at a time; `_last` is the one that gets more records.
+        #: What waits, in groups that are given to the helper at a time; `last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
-        self._last: _Group | None = None
-        #: How many traces wait in groups before `_last`. With a log frequency of 1 there are as many groups as traces.
-        self._closed_count = 0
+        self.last: _Group | None = None
+        #: How many traces wait in groups before `last`, and their bytes. With a log frequency of 1 there are as many
+        #: groups as traces.
+        self._closed_count = self._closed_byte_size = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
-        self._loss_reported_s = -_LOSS_REPORT_S
-        self._unreported = 0
+        self._losses = {cause: _Loss() for cause in _Cause}
         #: Traces that were written or exported, and those that were lost.
         self.written_count = self.lost_count = 0
 
     def file_output(self, values: TraceValues) -> TraceOutput:
         """Return the output for traces with these settings in mode `triton`."""
-        choice = FileChoice(values, os.path.abspath(values.trace_file), self._files)
-        if choice.indexed:
-            return _IndexedOutput(self, choice)
-        return WriterOutput(functools.partial(self.put, self.destination_of(choice.shared_file())))
+        return _FileOutput(self, FileChoice(values, os.path.abspath(values.trace_file), self._files))
 
     def destination_of(self, file: TraceFile) -> FileDestination:
         """Return the one destination for `file`."""
@@ -186,38 +183,49 @@ class TraceWriter:
             found = self._destinations[file] = FileDestination(file)
         return found
 
-    def put(self, destination: Destination, record: TraceRecord | UsualTrace) -> None:
+    def put(self, destination: Destination, record: TraceRecord | UsualValues) -> None:
         """Write `record` soon. Never waits."""
-        group = self._last
+        group = self.last
         if group is None or not group.room or group.destination is not destination:
-            group = self._begin_group(destination)
+            group = self.begin_group(destination)
             if group is None:
                 return
-        records = group.records
-        _encode_into(record, records, -1)
-        group.room = room = group.room - 1
-        if not room or len(records) > _BATCH_BYTE_SIZE:
-            group.size, group.room = group.count, 0
-            if is_behind(*self._backlog(destination)):
-                self._turns.now()
+        _encode_into(record, group.records, -1)
+        group.room -= 1
+        if not group.room or len(group.records) > _BATCH_BYTE_SIZE:
+            self.filled(group)
 
-    def _begin_group(self, destination: Destination) -> _Group | None:
+    def begin_group(self, destination: Destination) -> _Group | None:
         """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
         room = min(destination.batch, destination.max_waiting - self._waiting_count())
         if room <= 0:
-            self._lose(1, "too many traces wait to be written")
+            self._lose(1, _Cause.NUMBER, "too many traces wait to be written")
             return None
-        if self._last is not None:
-            self._closed_count += self._last.count
-        group = self._last = _Group(destination, room)
+        if self._waiting_byte_size() >= MAX_WAITING_BYTE_SIZE:
+            self._lose(1, _Cause.BYTES, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
+            return None
+        if self.last is not None:
+            self._closed_count += self.last.count
+            self._closed_byte_size += len(self.last.records)
+        group = self.last = _Group(destination, room)
         self._waiting.append(group)
         if self._turns.resting:
             self._turns.soon(destination.delay_s)
         return group
 
+    def filled(self, group: _Group) -> None:
+        """Let the helper have `group`, the last one, which has as many traces as it may."""
+        group.size, group.room = group.count, 0
+        if is_behind(*self._backlog(group.destination)):
+            self._turns.now()
+
     def _waiting_count(self) -> int:
         """Return how many traces wait."""
-        return self._closed_count + (0 if self._last is None else self._last.count)
+        return self._closed_count + (0 if self.last is None else self.last.count)
+
+    def _waiting_byte_size(self) -> int:
+        """Return how many bytes of traces wait."""
+        return self._closed_byte_size + (0 if self.last is None else len(self.last.records))
 
     def _backlog(self, destination: Destination) -> tuple[float, float]:
         """Return what waits and what the next task takes, in parts of the largest task to `destination`."""
@@ -233,21 +241,24 @@ class TraceWriter:
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
         if not await self._turns.close(timeout_s):
-            self._lose(self._drop_all(), "the server ends before they are written")
+            self._lose(self._drop_all(), _Cause.END, "the server ends before they are written")
+        for loss in self._losses.values():
+            loss.report()
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next traces; None if none wait."""
         if not self._waiting:
             return None
         group = self._waiting.popleft()
-        if group is self._last:
-            self._last = None
+        if group is self.last:
+            self.last = None
         else:
             self._closed_count -= group.count
+            self._closed_byte_size -= len(group.records)
         destination = group.destination
         return MessageTask(
             destination.task,
-            destination.arguments(group.encoded()),
+            group.arguments(),
             ended=lambda result: self._ended(destination, group.count, result),
         )
 
@@ -258,51 +269,88 @@ class TraceWriter:
         if outcome.stops:
             logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
-            self._lose(outcome.lost + self._drop_all(), outcome.problem)
+            self._lose(outcome.lost + self._drop_all(), _Cause.DESTINATION, outcome.problem)
         elif outcome.lost:
-            self._lose(outcome.lost, outcome.problem)
+            self._lose(outcome.lost, _Cause.DESTINATION, outcome.problem)
         backlog = self._backlog(destination)
         self._turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
-        count, self._last, self._closed_count = self._waiting_count(), None, 0
+        count, self.last = self._waiting_count(), None
+        self._closed_count = self._closed_byte_size = 0
         self._waiting.clear()
         return count
 
-    def _lose(self, count: int, why: str) -> None:
-        """Count lost traces, and log them now and then."""
+    def _lose(self, count: int, cause: _Cause, why: str) -> None:
+        """Count lost traces, and log them: the first ones of each cause at once, then now and then."""
+        if not count:
+            return
         self.lost_count += count
-        self._unreported += count
+        loss = self._losses[cause]
+        loss.unreported += count
+        loss.why = why
         now_s = time.monotonic()
-        if self._unreported and now_s - self._loss_reported_s >= _LOSS_REPORT_S:
-            logger.warning("%d traces were lost: %s", self._unreported, why)
-            self._loss_reported_s, self._unreported = now_s, 0
+        if now_s - loss.reported_s >= _LOSS_REPORT_S:
+            loss.reported_s = now_s
+            loss.report()
+
+
+class _Cause(enum.Enum):
+    """Why traces are lost. Each cause is logged by itself: a collector that is down also fills the queue."""
+
+    NUMBER = enum.auto()
+    BYTES = enum.auto()
+    DESTINATION = enum.auto()
+    END = enum.auto()
+
+
+class _Loss:
+    """The traces that were lost for one cause."""
+
+    def __init__(self) -> None:
+        self.reported_s = -_LOSS_REPORT_S
+        #: How many the log does not have yet, and why the last of them was lost.
+        self.unreported = 0
+        self.why = ""
+
+    def report(self) -> None:
+        """Log what the log does not have yet."""
+        count, self.unreported = self.unreported, 0
+        if count:
+            logger.warning("%d %s lost: %s", count, "trace was" if count == 1 else "traces were", self.why)
 
 
 class WriterOutput(NamedTuple):
-    """The output of samplers whose traces have one destination."""
+    """The output of samplers whose traces go to a collector."""
 
     #: As in `TraceOutput`; takes no frame of its own.
-    put: Callable[[TraceRecord | UsualTrace], None]
+    put: Callable[[TraceRecord | UsualValues], None]
 
 
-class _IndexedOutput:
-    """The output of one sampler whose traces are in files with an index."""
+class _FileOutput:
+    """The output of one sampler whose traces are in files."""
 
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
-        self._put = writer.put
         self._choice = choice
         self._destination: FileDestination | None = None
 
-    def put(self, record: TraceRecord | UsualTrace) -> None:
+    def put(self, record: TraceRecord | UsualValues) -> None:
         """See `TraceOutput`."""
-        choice, destination = self._choice, self._destination
-        room = choice.room
-        if not room or destination is None:  # as `FileChoice.file_of`, without its call
-            destination = self._destination = self._writer.destination_of(choice.next_file())
-            room = choice.room
-        if type(record) is UsualTrace or not record.parent_id:
-            choice.room = room - 1
-        self._put(destination, record)
+        choice, writer, destination = self._choice, self._writer, self._destination
+        if not choice.room or destination is None:
+            destination = self._destination = writer.destination_of(choice.next_file())
+        if type(record) is tuple or not record.parent_id:  # type: ignore[union-attr]  # only the first is a tuple
+            choice.room -= 1
+        # From here on as `TraceWriter.put`, without its call.
+        group = writer.last
+        if group is None or not group.room or group.destination is not destination:
+            group = writer.begin_group(destination)
+            if group is None:
+                return
+        records = group.records
+        _encode_into(record, records, -1)
+        group.room = room = group.room - 1
+        if not room or len(records) > _BATCH_BYTE_SIZE:
+            writer.filled(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kernel import errors
@@ -21,8 +22,17 @@ from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings, TraceValues
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from kernel.tracing.front_doors import GRPC, HTTP, Reception
+from kernel.tracing.output.tensor_text import tensor_text
 from kernel.tracing.output.trace_json import record_of
-from kernel.tracing.trace import TracedExecution, TraceRecord, UsualTrace
+from kernel.tracing.trace import (
+    BACKEND_OUTPUT,
+    TensorMemory,
+    TracedExecution,
+    TracedTensor,
+    TraceRecord,
+    UsualTrace,
+    UsualValues,
+)
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
@@ -58,8 +68,12 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
 
-    def put(self, record: TraceRecord | UsualTrace) -> None:
-        self.records.append(record if isinstance(record, TraceRecord) else record_of(record))
+    def put(self, record: TraceRecord | UsualValues) -> None:
+        if isinstance(record, tuple):
+            usual = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=UsualTrace)
+            self.records.append(record_of(usual))
+        else:
+            self.records.append(record)
 
 
 class Bench:
@@ -420,3 +434,37 @@ def test_the_children_of_a_request_that_is_only_explained_are_not_traced() -> No
     bench.kernel.traces = True
     assert bench.submit("n", RecordingSink(), parent=parent, trace_parent=parent).trace is None
     bench.close()
+
+
+def test_traces_that_have_not_ended_hold_a_limited_number_of_bytes_of_tensors(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.kernel.tracer, "_tensors", memory := TensorMemory(4000))
+    bench.settings.update({"trace_level": ["TENSORS"]})
+
+    def tensors(*names: str) -> list[TracedTensor]:
+        return [TracedTensor(BACKEND_OUTPUT, name, "INT8", [1000], bytes(1000), 1000) for name in names]
+
+    first, second = bench.submit(), bench.submit()
+    trace_of(first).add_tensors(tensors("A"))
+    trace_of(second).add_tensors(tensors("B", "C", "D", "E"))
+    assert not memory.take(2000)
+    for request in (first, second):
+        answer(request)
+    assert memory.take(4000), "the traces have ended"
+    found = [[(each.name, len(each.data), each.cut) for each in record.tensors] for record in bench.written.records]
+    assert found == [[("A", 1000, False)], [("B", 1000, False), ("C", 0, True)]]
+    assert tensor_text(bench.written.records[1].tensors[1]) == (
+        "", "1000 bytes, left out with later tensors: too many bytes of tensors are traced",
+    )  # fmt: skip
+
+
+def test_the_tensors_of_one_trace_are_limited_so_that_they_are_encoded_in_a_short_time(bench: Bench) -> None:
+    bench.settings.update({"trace_level": ["TENSORS"]})
+    request = bench.submit()
+    for _ in range(1000):
+        trace_of(request).add_tensors([TracedTensor(BACKEND_OUTPUT, "OUT", "INT8", [4096], bytes(4096), 4096)])
+    answer(request)
+    (record,) = bench.written.records
+    assert 400 < len(record.tensors) < 500
+    assert [each.cut for each in record.tensors] == [False] * (len(record.tensors) - 1) + [True]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kernel.settings import TraceValues
 from kernel.tracing.output.files import FileChoice, TraceFiles
-from kernel.tracing.trace import TraceRecord
 
 
 def choice(files: TraceFiles, **settings: int) -> FileChoice:
@@ -12,15 +11,20 @@ def choice(files: TraceFiles, **settings: int) -> FileChoice:
 
 
 def paths(choice: FileChoice, *parents: int) -> list[str]:
-    return [choice.file_of(TraceRecord(1, parent, "m", 1, "")).path for parent in parents]
+    """Return the files of traces with these parents, as the output of a writer chooses them."""
+    found: list[str] = []
+    for parent in parents:
+        path = found[-1] if choice.room else choice.next_file().path
+        choice.room -= not parent
+        found.append(path)
+    return found
 
 
 def test_all_traces_share_one_file_without_a_log_frequency() -> None:
     files = TraceFiles()
     first, second = choice(files), choice(files)
     assert paths(first, 0, 0) == ["/t", "/t"]
-    record = TraceRecord(1, 0, "m", 1, "")
-    assert first.file_of(record) is second.file_of(record), "also with other settings"
+    assert first.next_file() is second.next_file(), "also with other settings"
 
 
 def test_a_log_frequency_gives_each_number_of_traces_a_file_and_children_do_not_count() -> None:

@@ -56,10 +56,10 @@ def test_a_child_names_its_parent_and_a_failed_request_its_error() -> None:
 
 
 def test_inputs_follow_the_start_of_the_queue_and_outputs_that_of_their_stage() -> None:
-    tensors = (
+    tensors = [
         TracedTensor(BACKEND_OUTPUT, "OUT", "BYTES", [1], b"\2\0\0\0ab", 6),
         TracedTensor(QUEUE_INPUT, "IN", "INT32", [1, 2], struct.pack("<2i", 1, -2), 8),
-    )
+    ]
     times: list[str | int] = ["REQUEST_START", 1, "QUEUE_START", 2, "COMPUTE_OUTPUT_START", 3, "COMPUTE_END", 4]
     found = objects(TraceRecord(1, 0, "m", 1, "", times, tensors))
     assert found[3] == {
@@ -73,7 +73,7 @@ def test_inputs_follow_the_start_of_the_queue_and_outputs_that_of_their_stage() 
 
 
 def test_names_with_quotes_stay_json() -> None:
-    tensors = (TracedTensor(QUEUE_INPUT, 'a"b', "BYTES", [1], b'\4\0\0\0a"b\xff', 8),)
+    tensors = [TracedTensor(QUEUE_INPUT, 'a"b', "BYTES", [1], b'\4\0\0\0a"b\xff', 8)]
     [found] = objects(TraceRecord(1, 0, 'm"', 1, "", [], tensors))
     assert found["tensor"] == {"name": 'a"b', "data": '"a\\"b\\\\xff"', "shape": "1", "dtype": "BYTES"}
 

@@ -15,8 +15,9 @@ from kernel.settings import TraceValues
 from kernel.tracing.output import writer as module
 from kernel.tracing.output.export import CollectorDestination
 from kernel.tracing.output.file_task import WriteResult
+from kernel.tracing.output.files import KeptPart
 from kernel.tracing.output.writer import TraceWriter
-from kernel.tracing.trace import TraceRecord
+from kernel.tracing.trace import QUEUE_INPUT, TracedTensor, TraceRecord
 from protocols.testing import DirectHelpers, LateHelpers
 
 if TYPE_CHECKING:
@@ -119,10 +120,54 @@ async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
         bench.put(*range(1, 1513))
     assert bench.writer.lost_count == 1512 - 512 - 600
     assert [record.getMessage() for record in caplog.records] == [
-        "1 traces were lost: too many traces wait to be written"
+        "1 trace was lost: too many traces wait to be written"
     ]
     helpers.run_all()
     assert len(ids(bench.path)) == 512
+
+
+async def test_the_bytes_of_traces_that_wait_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1 << 20)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTE_SIZE", 3 << 20)
+    helpers = LateHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    tensors = [TracedTensor(QUEUE_INPUT, "IN", "INT8", [4096], bytes(4096), 4096)] * 64
+    with caplog.at_level(logging.WARNING):
+        for id in range(1, 41):
+            bench.output.put(TraceRecord(id, 0, "m", 1, "", ["QUEUE_START", id], tensors))
+    # One MiB, of four traces, is with the helper; three MiB wait.
+    assert bench.writer.lost_count == 40 - 4 - 3 * 4
+    assert bench.writer._waiting_byte_size() == sum(len(group.records) for group in bench.writer._waiting)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 trace was lost: more than 3 MiB of traces wait to be written"
+    ]
+    bench.writer._drop_all()
+    assert bench.writer._waiting_byte_size() == 0
+    bench.put(41)
+    await bench.writer.close(0)
+
+
+async def test_each_cause_of_losses_is_logged_at_once_and_the_rest_when_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module.FileDestination, "batch", 2)
+    monkeypatch.setattr(module.FileDestination, "max_waiting", 2)
+    helpers = HeldHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    with caplog.at_level(logging.WARNING):
+        bench.put(*range(1, 10))
+        helpers.tasks.pop().failed(Unavailable("the helper process was lost (exit code 1)"))
+        helpers.tasks.pop().failed(Unavailable("the helper process was lost (exit code 1)"))
+        await bench.writer.close(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 trace was lost: too many traces wait to be written",
+        "2 traces were lost: the helper process was lost (exit code 1)",
+        "4 traces were lost: too many traces wait to be written",
+        "2 traces were lost: the helper process was lost (exit code 1)",
+    ]
+    assert bench.writer.lost_count == 9
 
 
 async def test_a_file_that_cannot_be_written_stops_tracing_with_a_warning(
@@ -174,7 +219,7 @@ class SlowCollector:
     max_waiting = 10
     rest_factor = CollectorDestination.rest_factor
 
-    def arguments(self, records: msgspec.Raw) -> bytes:
+    def arguments(self) -> bytes:
         return b""
 
     def done(self, result: bytes) -> module.WriteOutcome:
@@ -195,7 +240,7 @@ async def test_after_a_slow_export_the_next_one_begins_at_once() -> None:
 
 def written(took_s: float) -> bytes:
     """Return the result of a helper that has written for `took_s` seconds."""
-    return msgspec.msgpack.encode(WriteResult(kept_byte_size=1, took_s=took_s))
+    return msgspec.msgpack.encode(WriteResult(KeptPart(1), took_s=took_s))
 
 
 async def test_a_long_rest_ends_when_a_whole_batch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
