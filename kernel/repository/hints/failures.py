@@ -132,10 +132,15 @@ def _wrong_config(failure: Failure) -> str:
     return parse_hint(failure.text) if "failed to read text proto" in failure.text else ""
 
 
+#: Triton's text for `gpus: [0]`, which lists the GPUs of the server: here none.
+_NONE_OF_NONE = re.compile(r"unsupported gpu id \d+\. GPUs with [^:]* are: ?;?\s*$")
+
+
 def _no_gpu(failure: Failure) -> str:
-    if "KIND_GPU" not in failure.text or "no GPUs are available" not in failure.text:
+    no_gpus = "has kind KIND_GPU but no GPUs are available" in failure.text or _NONE_OF_NONE.search(failure.text)
+    if not no_gpus:
         return ""
-    return "this server uses no GPUs: write kind: KIND_CPU in instance_group, or leave instance_group out"
+    return "this server uses no GPUs: write kind: KIND_CPU without gpus in instance_group, or leave instance_group out"
 
 
 def _missing_module(failure: Failure) -> str:

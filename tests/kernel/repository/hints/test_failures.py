@@ -57,6 +57,8 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
         ("unexpected platform type 'zzz' for m", "leave the line 'platform' out"),
         ("unexpected directory name 'm' for model 'n', directory name must equal model name", 'says name: "n"'),
         ("instance group m_0 of model m has kind KIND_GPU but no GPUs are available", "kind: KIND_CPU"),
+        ("instance group m_0 of model m specifies invalid or unsupported gpu id 0. GPUs with at least the minimum "
+         "required CUDA compute compatibility of 6.000000 are: ;\n", "kind: KIND_CPU"),
         ("ModuleNotFoundError: No module named 'cv2'", "-m pip install opencv-python-headless'"),
         ("ModuleNotFoundError: No module named 'a.b'", "the module 'a' beside"),
         ("AttributeError: module '1.model' has no attribute 'TritonPythonModel'", "write a class TritonPythonModel"),
