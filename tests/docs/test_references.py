@@ -31,7 +31,8 @@ _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 #: Flags of other programs that documents name.
 FLAGS_OF_OTHERS = {
     "--against", "--check", "--force-reinstall", "--help", "--json", "--model", "--no-deps", "--only", "--output",
-    "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--shm-size", "--stop-timeout", "--tmpfs",  # docker, pip
+    "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--shm-size", "--stop-timeout",  # docker, pip
+    "--tmpfs",
     "--perfetto", "--quick", "--randomly-seed", "--record", "--rounds", "--seed", "--seeds", "--show-trace",
     "--story", "--strict", "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
