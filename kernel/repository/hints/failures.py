@@ -143,6 +143,19 @@ def _no_gpu(failure: Failure) -> str:
     return "this server uses no GPUs: write kind: KIND_CPU without gpus in instance_group, or leave instance_group out"
 
 
+def _engine(failure: Failure) -> str:
+    """An engine of TensorRT where no GPU is: without one, not even its tensors are known."""
+    version = _version_folder(failure.folder, "")
+    file = _model_file(version, ".plan") if version is not None else ""
+    unread = "model configuration is not provided" in failure.text and bool(file)
+    if not unread and "TensorRT backend supports only GPU device" not in failure.text:
+        return ""
+    return (
+        f"'{file or 'model.plan'}' is an engine of TensorRT, which is read and executed only on a GPU; without one, "
+        "serve the ONNX file that it was built from"
+    )
+
+
 def _missing_module(failure: Failure) -> str:
     module = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", failure.text)
     if module is None:
@@ -196,6 +209,7 @@ _HINTS = (
     _other_name,
     _unknown_backend,
     _no_gpu,
+    _engine,
     _missing_module,
     _no_class,
     _cut_file,
