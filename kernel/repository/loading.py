@@ -166,6 +166,7 @@ class VersionLoader:
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
+        self.gpus = settings.gpus
         self._load_limit = LoadLimit(settings.load_thread_count, clock)
         self.progress = LoadProgress()
         long_loads = LongLoads(settings.load_thread_count, settings.load_timeout_s, explicit=settings.explicit)

@@ -16,6 +16,7 @@ from kernel.repository.source import ModelSource
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.gpus import UsableGpus
+    from kernel.repository.gpus import ServerGpus
     from kernel.repository.layout import ModelFolder
     from kernel.repository.settings import LifecycleSettings
 
@@ -40,8 +41,7 @@ async def open_model(
     Raises `ServingError`; then its agents have ended.
     """
     source = _source(folder, settings, files_of_request)
-    if settings.gpus.possible:
-        await _look_for_gpus(source, override, settings)
+    await look_for_gpus(source, override, settings.gpus)
     agents = ModelAgents(folder.name)
     config = await asyncio.to_thread(_read_unless_agents, source, override)
     if not config.model_repository_agents.agents:
@@ -61,11 +61,13 @@ async def open_model(
     return OpenedModel(source, config, agents)
 
 
-async def _look_for_gpus(source: ModelSource, override: str | None, settings: LifecycleSettings) -> None:
+async def look_for_gpus(source: ModelSource, override: str | None, gpus: ServerGpus) -> None:
     """Let the source know the GPUs of the server, if it depends on them where the model's instances run."""
+    if not gpus.possible:
+        return
     config = await asyncio.to_thread(source.parse, override)
     if may_use_gpus(config):
-        source.gpus = await settings.gpus.usable()
+        source.gpus = await gpus.usable()
 
 
 def _source(
