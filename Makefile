@@ -65,8 +65,9 @@ test-grafana: $(VENV)/installed-dev
 # The tests with the lowest versions of our dependencies that pyproject.toml allows (for which Python 3.11 has wheels),
 # and on every CPython from 3.11 on that is here. Several minutes each, so that .ci/run leaves them out: before a release,
 # and after a change of versions.
+# Not the models of wheels: they crash the lowest onnxruntime by itself, and pytest with it.
 test-lowest: $(LOWEST)/installed
-	$(LOWEST)/bin/python -m pytest $(ARGS)
+	$(LOWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/onnx_wheels $(ARGS)
 
 test-pythons:
 	.ci/test-pythons $(ARGS)

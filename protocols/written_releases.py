@@ -6,11 +6,15 @@ it keeps anything at all; so callbacks wait until it keeps nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
+
+#: asyncio's own transports never call `pause_writing` in `writelines` of these versions (CVE-2024-12254).
+_WRITELINES_NEVER_PAUSE = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 
 
 class WrittenReleases:
@@ -25,6 +29,8 @@ class WrittenReleases:
         # Transports with TLS pause when the limit is reached, others when it is exceeded.
         encrypted = transport.get_extra_info("sslcontext") is not None
         transport.set_write_buffer_limits(1 if encrypted else 0)
+        if _WRITELINES_NEVER_PAUSE and not encrypted and type(transport).__module__.startswith("asyncio."):
+            pause_in_writelines(transport)
 
     def add(self, releases: Iterable[Callable[[], None]]) -> None:
         """Call `releases` when all that the transport was given so far is written: at once if it is."""
@@ -37,3 +43,15 @@ class WrittenReleases:
         releases, self._releases = self._releases, []
         for release in releases:
             release()
+
+
+def pause_in_writelines(transport: Any) -> None:
+    """Replace `writelines` of one transport of asyncio by a method that pauses the protocol if anything is left."""
+    writelines = transport.writelines
+
+    def write_and_pause(parts: Iterable[Any]) -> None:
+        writelines(parts)
+        if transport.get_write_buffer_size():
+            transport.set_write_buffer_limits(0)  # compares the limit with what is left
+
+    transport.writelines = write_and_pause

@@ -28,6 +28,12 @@ settings.load_profile("naiad")
 watch()
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Return the event loop of tests with the mark `anyio`: its lowest version tries trio, too, which is not there."""
+    return "asyncio"
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that have slow tests: none of several processes is left with one when the others end.

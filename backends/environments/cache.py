@@ -71,7 +71,10 @@ class EnvironmentCache:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
         except OSError as error:
-            raise EnvironmentFailed(f"the folder of environments cannot be created: {error}") from None
+            raise EnvironmentFailed(
+                f"the folder of environments cannot be created: {error}. Choose another one with "
+                "--environment-cache-directory"
+            ) from None
         # Its programs are run, so no other user may write there.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise EnvironmentFailed(

@@ -13,7 +13,7 @@ from backends.python import triton_python_backend_utils
 from backends.python.calls import ExecutedRequests, executed
 from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
-from backends.python.failures import describe, model_code, model_failure, wrong_return
+from backends.python.failures import describe, model_code, model_failure, without_tracebacks, wrong_return
 from backends.python.health import check_health
 from backends.python.instance import PythonInstance, set_current_instance
 from backends.python.model_config import ModelConfig
@@ -330,8 +330,7 @@ class PythonBackend(Backend):
         if not isinstance(error, ServingError):
             error = self._failure(describe(error))
         self.host.log("ERROR", error.message)
-        error.__cause__ = error.__context__ = None  # their tracebacks refer to the inputs
-        return error.with_traceback(None)
+        return without_tracebacks(error)
 
     def _check_decoupled(self, returned: object) -> None:
         if returned is not None:

@@ -76,6 +76,19 @@ def model_failure(error: BaseException, prefix: str) -> InternalError:
     return InternalError(prefix + describe(error))
 
 
+def without_tracebacks(error: ServingError) -> ServingError:
+    """Return `error` without its traceback and those of its causes, which refer to the inputs of requests.
+
+    Since Python 3.12 the traceback of a cause also refers to the frame of `model_code`, and that to the cause: without
+    this, only the garbage collector would free the inputs.
+    """
+    for cause in (error.__cause__, error.__context__):
+        if cause is not None:
+            cause.__traceback__ = None
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 def incompatible_arguments(call: str, signature: str, *arguments: object) -> TypeError:
     """Return the error of a call with arguments of wrong types, with the text of Triton's binding."""
     kind = "constructor" if call == "__init__" else "function"

@@ -50,7 +50,7 @@ def accepted_spelling(name: str) -> str:
 def _root(specification: str) -> dict[str, Any]:
     try:
         version, root = msgspec.json.decode(specification)
-    except (ValueError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise InternalError(f"the model file has an unreadable call specification: {error}") from error
     if version != 1 or not isinstance(root, dict):
         raise InternalError(f"the model file has a call specification of version {version}, expected 1")

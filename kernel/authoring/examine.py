@@ -17,11 +17,15 @@ from kernel.config.gpus import NO_GPUS
 from kernel.errors import InvalidArgument, ServingError
 from kernel.repository.ensembles import in_order, parts_of
 from kernel.repository.limits import refuse_batching_library, refuse_unsupported
+from kernel.repository.load_log import hint_for
+from kernel.repository.opening import look_for_gpus
 from kernel.repository.source import ModelSource
 from kernel.repository.warmup import warmup_samples
 from kernel.serving.catalog import DUPLICATE_REASON
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kernel.authoring.progress import WorkProgress
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.layout import ModelFolder, RepositoryContents
@@ -41,6 +45,8 @@ class Examined(msgspec.Struct):
     configured: bool = True
     #: Why a server could not load the model, or why its requests would fail; empty if neither is so.
     reason: str = ""
+    #: What to do about the reason, if that is known.
+    hint: str = ""
     #: What a server would warn of.
     warnings: list[str] = []
 
@@ -98,10 +104,19 @@ class Examination:
                 tasks.create_task(examine(result))
         self._connect()
 
+    def find_hints(self, backends: Collection[str]) -> None:
+        """Find what to do about the models that are not valid. `backends` are those of the server. Blocks."""
+        for name, source in self._sources.items():
+            if reason := self.results[name].reason:
+                self.results[name].hint = hint_for(source.folder, reason, backends)
+
     async def _open(self, loader: VersionLoader, result: Examined) -> None:
         """Examine each version; the last one's configuration is the result's."""
         source, config = self._sources[result.name], result.config
         assert config is not None, "a model without configuration is not valid"
+        if loader.gpus.possible:  # the configuration was read as for a server without
+            await look_for_gpus(source, None, loader.gpus)
+            config = await asyncio.to_thread(source.read)
         for version in result.versions:
             try:
                 prepared = await loader.examine(source, config, version)

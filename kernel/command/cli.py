@@ -43,8 +43,13 @@ def naiad(
     """Hold the options that stand before a command. The help of the program is that of `cli`."""
 
 
-# typer does not parse the flags of `run`: `kernel.command.flags` does.
-@cli.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+#: typer does not parse the flags of `run`: `kernel.command.flags` does.
+_FLAGS_OF_RUN = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+# Arguments of a container for Triton begin with the name of its program: they stay as they are.
+@cli.command("tritonserver", hidden=True, add_help_option=False, context_settings=_FLAGS_OF_RUN)
+@cli.command(add_help_option=False, context_settings=_FLAGS_OF_RUN)
 def run(context: typer.Context) -> None:
     """Serve a model repository until Ctrl-C or SIGTERM. [dim]Flags: run --help[/dim]"""
     raise typer.Exit(run_server(context.args))

@@ -52,7 +52,7 @@ _NEVER_S = 10**8
 #: What stands before the reason why the only version of a model did not load.
 _LOAD_FAILED = re.compile(r"^load failed for model '[^']*': (version \d+ is at UNAVAILABLE state: )?")
 
-#: In an error's text, where the lines begin that the worker has shown already.
+#: In an error's text, where the frames of the model begin. If there is a terminal, the worker has shown them there.
 _FRAMES = "\n\nAt:\n"
 
 
@@ -145,7 +145,7 @@ class AuthorTerminal(Terminal):
         self._watch = ChangeWatch(self._files())
         if not self._verbose:
             for handler in logging.getLogger().handlers:
-                handler.addFilter(for_author)
+                handler.addFilter(lambda record: for_author(record, shown_by_worker=bool(self._device)))
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         async with anyio.create_task_group() as tasks:
@@ -158,7 +158,7 @@ class AuthorTerminal(Terminal):
             self._display.close()
         failures = [item.reason for item in catalog.index() if item.name == self._target.name and item.state != "READY"]
         if failures:
-            self._say(f"{self._target.name} does not load: {_short(failures[0])}\nSave a file to try again.")
+            self._say(f"{self._target.name} does not load: {self._short(failures[0])}\nSave a file to try again.")
 
     def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
         """Say where the model serves, and what to try."""
@@ -196,7 +196,7 @@ class AuthorTerminal(Terminal):
             await self._kernel.repository.load(name)
         except ServingError as error:
             kept = f"; the version of {self._serving_since} still serves" if self._serving_since else ""
-            self._say(f"{_now()} {name} does not load: {_short(error.message)}{kept}")
+            self._say(f"{_now()} {name} does not load: {self._short(error.message)}{kept}")
         else:
             self._say(f"{_now()} loaded in {time.monotonic() - began:.2f} s")
             self._ready(again=bool(self._serving_since))
@@ -213,6 +213,11 @@ class AuthorTerminal(Terminal):
             lines = example_lines(spec, f"http://{self._address('http')}", own_command())
             self._say("Try it in another terminal:\n" + "".join(f"\n    {line}\n" for line in lines))
 
+    def _short(self, reason: str) -> str:
+        """Return a reason without what an author of one model knows, and without frames that the worker has shown."""
+        reason = reason.partition(_FRAMES)[0] if self._device else reason
+        return _LOAD_FAILED.sub("", reason).strip().rstrip(";")
+
     def _address(self, door: str) -> str:
         listener = self._options.http_listener if door == "http" else self._options.grpc_listener
         host = "localhost" if listener.address in ("127.0.0.1", "0.0.0.0", "::", "::1") else listener.address
@@ -222,10 +227,13 @@ class AuthorTerminal(Terminal):
         self._print(f"{printable(text, keep=chr(10))}\n")
 
 
-def for_author(record: logging.LogRecord) -> bool:
-    """Whether an author wants to see a line of the log: what the model says, and what is wrong."""
+def for_author(record: logging.LogRecord, *, shown_by_worker: bool) -> bool:
+    """Whether an author wants to see a line of the log: what the model says, and what is wrong.
+
+    `shown_by_worker`: the worker has a terminal, and shows exceptions of the model there.
+    """
     if record.name == "model":
-        return _FRAMES not in record.getMessage()  # the worker has shown it with the model's lines
+        return not shown_by_worker or _FRAMES not in record.getMessage()
     if record.levelno >= logging.ERROR:
         return not record.name.startswith("kernel.repository")  # `AuthorTerminal` says why a load has failed
     return record.levelno >= logging.WARNING
@@ -238,11 +246,6 @@ def own_command() -> str:
         return "naiad"
     path = os.path.relpath(beside if beside.exists() else sys.executable)
     return path if beside.exists() else f"{path} -m kernel"
-
-
-def _short(reason: str) -> str:
-    """Return a reason without what an author of one model knows, and without the lines that the worker has shown."""
-    return _LOAD_FAILED.sub("", reason.partition(_FRAMES)[0]).strip().rstrip(";")
 
 
 def _now() -> str:

@@ -16,7 +16,7 @@ from kernel.options import BadOption
 def main() -> None:
     """Run a command. A wrong command line prints one line and exits with code 1."""
     try:
-        if sys.argv[1:2] == ["run"]:
+        if sys.argv[1:2] in (["run"], ["tritonserver"]):
             sys.exit(run_server(sys.argv[2:]))
         if sys.argv[1:] == ["ready"]:  # a health check, every few seconds
             from kernel.command.ready import DEFAULT_TIMEOUT_S, print_ready

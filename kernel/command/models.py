@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,6 +46,8 @@ def print_models(
         rows = [_row(each) for each in results]
         typer.echo(table_text(("Model", "Versions", "Backend", "Configuration"), rows), nl=False)
         for each in results:
+            if each.hint:
+                typer.echo(f"hint: model '{each.name}': {each.hint}", err=True)
             for line in each.warnings:
                 typer.echo(f"warning: model '{each.name}': {line}", err=True)
     return 0 if all(each.valid for each in results) else 1
@@ -64,11 +67,13 @@ def examine(paths: Sequence[Path], *, quick: bool, verbose: bool = False) -> Exa
         raise BadOption(error.message) from None
     examination = Examination(contents)
     if quick:
+        examination.find_hints(())
         return examination
 
     async def open_files(server: ToolServer) -> None:
         with progress_bar(len(examination.results)) as progress:
             await examination.open_files(server.lifecycle.loader, progress, at_once=processor_count())
+        await asyncio.to_thread(examination.find_hints, server.lifecycle.backends())
 
     run_tool([target.repository for target in targets], open_files, verbose=verbose)
     return examination
@@ -90,6 +95,7 @@ def _as_dict(found: Examined) -> dict[str, object]:
         "backend": "" if found.config is None else found.config.backend,
         "valid": found.valid,
         "reason": found.reason,
+        "hint": found.hint,
         "warnings": found.warnings,
         "config": None if found.config is None else to_dict(found.config),
     }

@@ -61,6 +61,7 @@ class Lifecycle:
     ) -> None:
         self._catalog = catalog
         self._settings = settings
+        self.backends = settings.backends
         self._clock = clock
         self.loader = VersionLoader(clock, schedule, new_keeper, settings)
         self._progress = self.loader.progress

@@ -39,14 +39,14 @@ def log_not_found(name: str, found: RepositoryContents) -> None:
 async def log_failure(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> None:
     """Log the error of a load, and a sentence that helps, if there is one. `backends` are those of the server."""
     logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
-    if hint := await asyncio.to_thread(_hint_for, folder, error, backends):
+    cause = error.__cause__
+    text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
+    if hint := await asyncio.to_thread(hint_for, folder, text, backends):
         logger.error("model '%s': %s", folder.identifier, hint)
 
 
-def _hint_for(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> str:
-    """Return the hint for a failed load; it may need the begin of a file. Blocks."""
+def hint_for(folder: ModelFolder, text: str, backends: Collection[str]) -> str:
+    """Return the hint for a failed load with this error, or ""; it may need the begin of a file. Blocks."""
     from kernel.repository.hints.failures import Failure, load_hint  # only where something is wrong
 
-    cause = error.__cause__
-    text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
     return load_hint(Failure(folder, text, backends, lambda path: read_start(folder.path, path)))

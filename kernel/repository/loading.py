@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.autoscale import autoscale_settings
+from kernel.config.check import check_instance_groups
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
@@ -165,6 +166,7 @@ class VersionLoader:
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
+        self.gpus = settings.gpus
         self._load_limit = LoadLimit(settings.load_thread_count, clock)
         self.progress = LoadProgress()
         long_loads = LongLoads(settings.load_thread_count, settings.load_timeout_s, explicit=settings.explicit)
@@ -349,6 +351,7 @@ class VersionLoader:
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
+        check_instance_groups(config, source.gpus)  # a worker could only say that its framework has no GPUs
         await keeper.start(source.name, await asyncio.to_thread(self._needs, source, config, version))
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)

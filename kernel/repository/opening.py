@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.gpus import UsableGpus
     from kernel.repository.clouds.copies import Copy
+    from kernel.repository.gpus import ServerGpus
     from kernel.repository.layout import ModelFolder
     from kernel.repository.repositories import Repositories
     from kernel.repository.settings import LifecycleSettings
@@ -74,8 +75,7 @@ async def _opened(
     source: ModelSource, override: str | None, settings: LifecycleSettings, files_of_request: bool
 ) -> OpenedModel:
     folder, path_before = source.folder, str(source.path)
-    if settings.gpus.possible:
-        await _look_for_gpus(source, override, settings)
+    await look_for_gpus(source, override, settings.gpus)
     agents = ModelAgents(folder.name)
     config = await asyncio.to_thread(_read_unless_agents, source, override)
     if not config.model_repository_agents.agents:
@@ -95,11 +95,13 @@ async def _opened(
     return OpenedModel(source, config, agents)
 
 
-async def _look_for_gpus(source: ModelSource, override: str | None, settings: LifecycleSettings) -> None:
+async def look_for_gpus(source: ModelSource, override: str | None, gpus: ServerGpus) -> None:
     """Let the source know the GPUs of the server, if it depends on them where the model's instances run."""
+    if not gpus.possible:
+        return
     config = await asyncio.to_thread(source.parse, override)
     if may_use_gpus(config):
-        source.gpus = await settings.gpus.usable()
+        source.gpus = await gpus.usable()
 
 
 def _source(

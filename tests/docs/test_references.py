@@ -6,6 +6,7 @@ import ast
 import functools
 import io
 import re
+import shlex
 import tokenize
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,8 @@ _MODULE = re.compile(rf"`((?:{_FOLDERS})(?:\.\w+)+)`")
 #: Flags of other programs that documents name.
 FLAGS_OF_OTHERS = {
     "--against", "--check", "--force-reinstall", "--help", "--json", "--model", "--no-deps", "--only", "--output",
-    "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--stop-timeout", "--tmpfs",  # docker, pip
+    "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--shm-size", "--stop-timeout",  # docker, pip
+    "--tmpfs",
     "--perfetto", "--quick", "--randomly-seed", "--record", "--rounds", "--seed", "--seeds", "--show-trace",
     "--story", "--strict", "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
@@ -157,8 +159,10 @@ def test_every_flag_that_triton_does_not_have_is_documented() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_every_command_line_of_the_server_is_accepted(path: Path) -> None:
-    for words in re.findall(r'make run ARGS="([^"]+)"', path.read_text()):
-        read_flags(words.split(), {})
+    for lines in re.findall(r"^(?: {4})?naiad (?:run|tritonserver) ((?:.*\\\n)*.*)$", path.read_text(), re.MULTILINE):
+        words = lines.partition("  #")[0].replace("\\\n", " ")
+        if "--help" not in words:
+            read_flags(shlex.split(words), {})
 
 
 @pytest.mark.parametrize("path", ALL_DOCUMENTS, ids=name_of)

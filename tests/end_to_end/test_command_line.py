@@ -39,6 +39,7 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
     [
         (("run", "--no-such-flag"), "--no-such-flag"),
         (("run", "--http-port=many"), "--http-port: 'many' is not a whole number"),
+        (("tritonserver", "--http-port=many"), "--http-port: 'many' is not a whole number"),
         (("run", "--allow-http=perhaps"), "neither true nor false"),
         (("run", "--model-control-mode=fast"), "not one of none, explicit, poll"),
         (("run", "--model-repository=/no/such/folder"), "/no/such/folder"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +184,19 @@ def test_a_server_without_gpus_says_so_and_a_model_may_use_the_cpu(
 ) -> None:
     with pytest.raises(ServerFailed, match="has kind KIND_GPU but no GPUs are available"):
         served(repository("kind: KIND_GPU"), gpus=0)
+
+
+def test_models_that_need_a_gpu_are_valid_where_one_is(
+    repository: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    monkeypatch.setenv(NVML_VARIABLE, "tests.fake_cuda.nvml")
+    command = [sys.executable, "-m", "kernel", "models", str(repository("count: 1")), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (found,) = json.loads(done.stdout)
+    assert (found["valid"], found["reason"], done.returncode) == (True, "", 0)
+    assert found["config"]["instance_group"][0]["gpus"] == [0, 1]
 
 
 def test_a_gpu_that_is_too_full_or_too_old_is_refused(

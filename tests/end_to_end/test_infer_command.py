@@ -26,6 +26,17 @@ MODELS = {
 #: Fails while the server starts, so that this is never ready.
 BROKEN = 'backend: "identity"\ninput [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]\n'
 
+RAISING_CONFIG = """
+backend: "python"
+input [{ name: "INPUT" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUTPUT" data_type: TYPE_FP32 dims: [-1] }]
+"""
+RAISING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("no \x1b weights")
+"""
+
 
 def naiad(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -43,6 +54,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         )
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(f'backend: "identity"\n{tensors}')
+    (repository / "raising" / "1").mkdir(parents=True)
+    (repository / "raising" / "config.pbtxt").write_text(RAISING_CONFIG)
+    (repository / "raising" / "1" / "model.py").write_text(RAISING)
     (repository / "no_dims" / "1").mkdir(parents=True)
     onnx.save(_identity_of_a_scalar(), repository / "no_dims" / "1" / "model.onnx")
     with ServerProcess(repository) as server:
@@ -88,7 +102,7 @@ def test_a_numpy_file_keeps_its_shape(server: ServerProcess, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("model", "arguments", "said"),
     [
-        ("nobody", ["X=1"], "'nobody' is not found; the server has bf16, bool, fp16, fp32, int8, no_dims, string, "),
+        ("nobody", ["X=1"], "'nobody' is not found; the server has bf16, bool, fp16, fp32, int8, no_dims, raising, "),
         ("int8", [], "model 'int8' takes INPUT (INT8 [-1]): give each as NAME=VALUE or NAME=@FILE.npy"),
         ("int8", ["INPUT=128"], "input 'INPUT' is INT8: 128 is not between -128 and 127"),
         ("int8", ["INPUT=x"], "input 'INPUT' is INT8: \"x\" is not a whole number"),
@@ -103,6 +117,13 @@ def test_a_mistake_is_one_line(server: ServerProcess, model: str, arguments: lis
     assert said in done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_exception_of_a_model_has_a_line_for_each_frame(server: ServerProcess) -> None:
+    done = naiad("infer", "raising", "INPUT=1", f"--url={server.url}")
+    first, *others = done.stderr.splitlines()
+    assert first.endswith(r"message: ValueError: no \u001b weights")
+    assert others == ["", "At:", "  raising/1/model.py(4): execute"]
 
 
 def test_ready_says_so_with_its_exit_code(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:

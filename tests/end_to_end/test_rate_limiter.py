@@ -49,7 +49,8 @@ instance_group [{{ kind: KIND_CPU rate_limiter {{ resources [{{ name: "R" global
 def infer(server: ServerProcess, model: str, *, batched: bool = False) -> None:
     given = tritonclient.http.InferInput("IN", [1, 1] if batched else [1], "FP32")
     given.set_data_from_numpy(np.zeros((1, 1) if batched else 1, np.float32))
-    tritonclient.http.InferenceServerClient(server.url).infer(model, [given])
+    with tritonclient.http.InferenceServerClient(server.url) as client:  # its end must run in this thread
+        client.infer(model, [given])
 
 
 def in_flight(server: ServerProcess) -> int:

@@ -173,7 +173,7 @@ def test_streams_of_decoupled_models_are_replayed_with_all_their_responses(
         code, report = replay(folder, target.url)
         assert (code, report["models"]) == (2, [])
         assert report["skipped"] == {
-            "not sent: their model may send any number of responses, which needs gRPC (--protocol grpc)": 1
+            "not sent: the model may send any number of responses, which needs gRPC (--protocol grpc)": 1
         }
 
 

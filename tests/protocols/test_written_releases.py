@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocols.written_releases import WrittenReleases
+from protocols.written_releases import WrittenReleases, pause_in_writelines
 
 
 class FullTransport(asyncio.Transport):
@@ -60,3 +60,29 @@ def test_writing_pauses_as_soon_as_a_byte_is_left(encrypted: bool, high: int) ->
     transport = FullTransport(encrypted=encrypted)
     WrittenReleases(transport)
     assert transport.high == high
+
+
+class NeverPausing:
+    """A transport whose `writelines` does not compare its limit with what is left, as that of Python 3.12.1."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.paused = False
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.left = max(0, sum(map(len, parts)) - 4)  # the socket takes four bytes
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.paused = self.left > high
+
+
+def test_a_transport_that_never_pauses_is_made_to_pause_when_something_is_left() -> None:
+    transport = NeverPausing()
+    pause_in_writelines(transport)
+    transport.writelines([b"ab", b"cd"])
+    assert not transport.paused
+    transport.writelines([b"abc", b"de"])
+    assert transport.paused

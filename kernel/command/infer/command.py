@@ -34,7 +34,8 @@ def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> in
     try:
         _infer_and_print(url, model, inputs, classes)
     except ClientError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        # An exception of a model has a line for each frame.
+        print(f"error: {printable(str(error).rstrip(), keep=chr(10))}", file=sys.stderr)
         return 1
     return 0
 

@@ -32,7 +32,7 @@ CANCELLED = "cancelled"
 
 #: Why requests are not sent, or their responses are not compared.
 NO_START = "not sent: the beginning of their sequence is not in the recording"
-DECOUPLED = "not sent: their model may send any number of responses, which needs gRPC (--protocol grpc)"
+DECOUPLED = "not sent: the model may send any number of responses, which needs gRPC (--protocol grpc)"
 NO_VALUES = "not sent: values of their inputs are not in the recording (a client's region, a digest, or too large)"
 UNFINISHED = "not compared: they have no final response in the recording"
 WAS_CANCELLED = "not compared: their clients had cancelled them"

@@ -132,10 +132,28 @@ def _wrong_config(failure: Failure) -> str:
     return parse_hint(failure.text) if "failed to read text proto" in failure.text else ""
 
 
+#: Triton's text for `gpus: [0]`, which lists the GPUs of the server: here none.
+_NONE_OF_NONE = re.compile(r"unsupported gpu id \d+\. GPUs with [^:]* are: ?;?\s*$")
+
+
 def _no_gpu(failure: Failure) -> str:
-    if "KIND_GPU" not in failure.text or "no GPUs are available" not in failure.text:
+    no_gpus = "has kind KIND_GPU but no GPUs are available" in failure.text or _NONE_OF_NONE.search(failure.text)
+    if not no_gpus:
         return ""
-    return "this server uses no GPUs: write kind: KIND_CPU in instance_group, or leave instance_group out"
+    return "this server uses no GPUs: write kind: KIND_CPU without gpus in instance_group, or leave instance_group out"
+
+
+def _engine(failure: Failure) -> str:
+    """An engine of TensorRT where no GPU is: without one, not even its tensors are known."""
+    version = _version_folder(failure.folder, "")
+    file = _model_file(version, ".plan") if version is not None else ""
+    unread = "model configuration is not provided" in failure.text and bool(file)
+    if not unread and "TensorRT backend supports only GPU device" not in failure.text:
+        return ""
+    return (
+        f"'{file or 'model.plan'}' is an engine of TensorRT, which is read and executed only on a GPU; without one, "
+        "serve the ONNX file that it was built from"
+    )
 
 
 def _missing_module(failure: Failure) -> str:
@@ -191,6 +209,7 @@ _HINTS = (
     _other_name,
     _unknown_backend,
     _no_gpu,
+    _engine,
     _missing_module,
     _no_class,
     _cut_file,

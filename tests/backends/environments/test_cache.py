@@ -156,7 +156,9 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentFailed, match="cannot be created"):
+    with pytest.raises(
+        EnvironmentFailed, match="cannot be created: .* Choose another one with --environment-cache-directory"
+    ):
         Lab(tmp_path / "file" / "cache")
 
 

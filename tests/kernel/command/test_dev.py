@@ -53,13 +53,18 @@ class TritonPythonModel:
 class DevSession:
     """The command at a pseudo-terminal, as its author sees it."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, stdin: int | None = None) -> None:
         self._master, slave = pty.openpty()
         command = [sys.executable, "-m", "kernel", "dev", str(model), "--http-port=0", "--grpc-port=0",
                    "--allow-metrics=false"]  # fmt: skip
         environment = os.environ | {"TERM": "dumb", "NO_COLOR": "1"}
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
+            command,
+            stdin=slave if stdin is None else stdin,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env=environment,
         )
         os.close(slave)
         self._text = ""
@@ -193,6 +198,22 @@ def test_a_model_that_does_not_load_at_first_loads_when_it_is_saved(model: Path)
         session.close()
 
 
+def test_without_a_terminal_the_log_has_exceptions_of_the_model(model: Path) -> None:
+    file = model / "1" / "model.py"
+    session = DevSession(model, stdin=subprocess.DEVNULL)
+    try:
+        match = re.search(r"http localhost:(\d+)", session.read("breakpoint() does nothing"))
+        assert match is not None
+        session.infer(match[1], 9)
+        session.read("cannot reshape")
+        session.read("model.py(13): execute")
+        file.write_text("import nothing_of_this_name\n")
+        session.read("double does not load: Internal: ModuleNotFoundError")
+        session.read("model.py(1): <module>")
+    finally:
+        session.close()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -237,4 +258,4 @@ def test_a_folder_that_is_no_model_is_named_with_the_models_in_it(model: Path) -
     ],
 )
 def test_the_log_has_what_authors_need(name: str, level: int, text: str, seen: bool) -> None:
-    assert for_author(logging.LogRecord(name, level, "", 0, text, (), None)) is seen
+    assert for_author(logging.LogRecord(name, level, "", 0, text, (), None), shown_by_worker=True) is seen

@@ -118,6 +118,14 @@ def test_what_is_wrong_with_a_model_is_said(found: dict[str, dict[str, Any]], na
     assert said in found[name]["reason"]
 
 
+def test_there_is_a_hint_for_a_common_mistake(repository: Path, found: dict[str, dict[str, Any]]) -> None:
+    there = f"'{repository}/no_file/1' has 'other.py': rename it to 'model.py', or write default_model_filename: "
+    assert found["no_file"]["hint"] == f'{there}"other.py"'
+    assert "this server uses no GPUs" in found["gpu"]["hint"]
+    assert "this server has the backends add_sub, identity" in found["no_backend"]["hint"]
+    assert found["right"]["hint"] == ""
+
+
 def test_the_quick_check_opens_no_file_of_a_model(repository: Path) -> None:
     entries = {entry["name"]: entry for entry in json.loads(naiad("models", "--quick", "--json", repository).stdout)}
     assert entries["no_execute"]["valid"]
