@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
 
+    #: The tag and the attributes of a `UsualTrace`: in msgpack both are equal, and a tuple takes half the time.
+    UsualValues = tuple[str | int, ...]
+
 #: Triton's names of activities (`TRITONSERVER_InferenceTraceActivityString`).
 REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUEST_END"
 COMPUTE_START, COMPUTE_INPUT_END = "COMPUTE_START", "COMPUTE_INPUT_END"
@@ -145,8 +148,6 @@ class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):  # `USUAL_TA
         return 0
 
 
-#: The tag and the attributes of a `UsualTrace`: in msgpack both are equal, and a tuple takes half the time.
-UsualValues = tuple[str | int, ...]
 USUAL_TAG = 1
 
 

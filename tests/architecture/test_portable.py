@@ -82,6 +82,11 @@ def sides(node: ast.expr) -> list[ast.expr]:
     return []
 
 
+def all_sides(node: ast.expr) -> list[ast.expr]:
+    """The same of all expressions in an expression."""
+    return [side for each in ast.walk(node) if isinstance(each, ast.expr) for side in sides(each)]
+
+
 def too_new(file: SourceFile) -> list[str]:
     """Return what Python 3.9 does not have in a file, as far as it can be seen."""
     found = []
@@ -98,7 +103,7 @@ def too_new(file: SourceFile) -> list[str]:
         if isinstance(node, ast.Call) and any(word.arg == "strict" for word in node.keywords):
             found.append(f"{file.path}:{node.lineno}: zip(strict)")
         # Structs have a `|` on each Python (`StructMeta.__or__`).
-        if isinstance(node, ast.Assign) and {ast.unparse(side) for side in sides(node.value)} & OWN_TYPES:
+        if isinstance(node, ast.Assign) and {ast.unparse(side) for side in all_sides(node.value)} & OWN_TYPES:
             found.append(f"{file.path}:{node.lineno}: a union at run time")
         if isinstance(node, ast.Attribute) and ast.unparse(node) in TOO_NEW_IN_MODULES:
             found.append(f"{file.path}:{node.lineno}: {ast.unparse(node)}")
@@ -129,6 +134,7 @@ def test_the_code_of_workers_has_the_syntax_of_the_oldest_python() -> None:
 def test_what_is_too_new_is_found() -> None:
     assert len(too_new(planted("zip(a, b, strict=True)"))) == 1
     assert len(too_new(planted("Value = str | int"))) == 1
+    assert len(too_new(planted("Values = tuple[str | int, ...]"))) == 1
     assert too_new(planted("Message = Hello | Loaded")) == []
     assert len(too_new(planted("from enum import StrEnum"))) == 1
     assert len(too_new(planted("asyncio.Runner()"))) == 1

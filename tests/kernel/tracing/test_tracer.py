@@ -31,13 +31,14 @@ from kernel.tracing.trace import (
     TracedTensor,
     TraceRecord,
     UsualTrace,
-    UsualValues,
 )
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kernel.tracing.trace import UsualValues
 
     from kernel.tracing.trace import Trace
 
