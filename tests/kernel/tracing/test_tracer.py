@@ -38,9 +38,7 @@ from shm.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kernel.tracing.trace import UsualValues
-
-    from kernel.tracing.trace import Trace
+    from kernel.tracing.trace import Trace, UsualValues
 
 EVERY = TraceValues(("TIMESTAMPS",), trace_rate=1, trace_file="/t")
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
