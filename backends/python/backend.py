@@ -15,7 +15,7 @@ from backends.python.dropped import DroppedRequests
 from backends.python.event_loop import EventLoop
 from backends.python.failures import describe, model_code, model_failure, without_tracebacks, wrong_return
 from backends.python.health import check_health
-from backends.python.instance import PythonInstance, set_current_instance
+from backends.python.instance import PythonInstance, forget_instance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
 from backends.python.model_modules import ModelModules
@@ -209,6 +209,8 @@ class PythonBackend(Backend):
             self._loop.stop()
         if self._dropped is not None:
             self._dropped.stop()
+        if self._modules is not None:  # the process goes on without this model
+            forget_instance(self._current)
 
     def _import_model_class(self, arguments: ModelArguments) -> type[Any]:
         """Return the model's class. The file is imported only once for `complete` and `load`."""

@@ -142,6 +142,12 @@ def set_current_instance(instance: PythonInstance | None) -> None:
     _current = instance
 
 
+def forget_instance(instance: PythonInstance | None) -> None:
+    """The model of `instance` leaves. Otherwise its memory would stay until another model executes."""
+    if _current is instance:
+        set_current_instance(None)
+
+
 def current_instance() -> PythonInstance:
     """Return the instance of this process. Raises `RuntimeError` outside a worker with a model."""
     if _current is None:

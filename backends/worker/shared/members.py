@@ -55,11 +55,12 @@ class Members:
         sock = socket.socket(fileno=fd)
         channel = BlockingChannel(sock)
         leave_to_parent(channel, sock)
-        thread = threading.Thread(target=self._run, args=(message.member, channel), name=message.title, daemon=True)
+        thread = threading.Thread(target=self._run, args=(message.member, [channel]), name=message.title, daemon=True)
         thread.start()
 
-    def _run(self, number: int, channel: BlockingChannel) -> None:
-        failure, member = "", None
+    def _run(self, number: int, given: list[BlockingChannel]) -> None:
+        """`given` has the channel. It is taken out: the thread keeps its arguments as long as it runs."""
+        failure, member, channel = "", None, given.pop()
         try:
             member = self._new_member(channel, self._turn)
             try:
@@ -72,8 +73,9 @@ class Members:
             failure = f"{type(error).__name__}: {error}"
         channel.close()
         self._send(wire.MemberEnded(number, failure))
-        member = None
-        # Objects of a loaded model are frozen (`Worker._load`). Those of the one that has ended are garbage now.
+        del member, channel
+        # Objects of a loaded model are frozen (`Worker._load`). Those of the one that has ended are garbage now. What
+        # anything refers to here would stay, with a descriptor, until the next model leaves.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
