@@ -182,7 +182,8 @@ def test_a_start_without_enough_descriptors_leaves_nothing_behind(start: str) ->
                 except OSError as error:
                     outcomes.append(errno.errorcode[error.errno or 0])
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                    assert open_descriptors() == before
+                    # Not equal: garbage of earlier tests may be collected meanwhile.
+                    assert open_descriptors() <= before
                     assert set(psutil.Process().children()) <= children
                 else:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
