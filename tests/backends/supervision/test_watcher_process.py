@@ -191,7 +191,7 @@ def test_a_start_without_enough_descriptors_leaves_nothing_behind(worker: FakeWo
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         started = bool(watcher.pid)
         if not started:
-            assert open_descriptors() == before
+            assert open_descriptors() <= before
             assert watcher._restart is not None, "another one is started later"
         await watcher.close()
         return started

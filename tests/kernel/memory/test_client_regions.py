@@ -185,7 +185,7 @@ def test_a_region_whose_descriptor_is_kept_for_workers_is_refused(
     with pytest.raises(NoDescriptorLeft):
         registry.register_system("r", key, 0, 4096)
     assert registry.status(RegionKind.SYSTEM) == []
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_without_any_descriptor_registering_says_so(

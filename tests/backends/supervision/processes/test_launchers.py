@@ -158,7 +158,7 @@ def test_a_worker_that_cannot_be_spawned_leaves_nothing_open(monkeypatch: pytest
         before = open_descriptors()
         with pytest.raises(FileNotFoundError):
             await SpawningLauncher().launch("m_0")
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
 
     run(scenario())
 
