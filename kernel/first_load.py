@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from kernel.errors import ServingError
-from kernel.repository.override import remove_abandoned_folders
+from kernel.repository.held_folders import remove_abandoned_folders
 from kernel.sockets import CannotListen
 
 if TYPE_CHECKING:

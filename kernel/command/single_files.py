@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.options import BadOption, ServerOptions
-from kernel.repository.override import new_locked_folder
+from kernel.repository.held_folders import new_locked_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

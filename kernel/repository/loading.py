@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from kernel.loop.clock import Clock
     from kernel.repository.agents.model_agents import ModelAgents
+    from kernel.repository.held_folders import HeldFolder
     from kernel.repository.load_limit import LoadSlot
-    from kernel.repository.override import HeldFolder
     from kernel.repository.placement import InstanceKeeper, InstancePlan
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource, PreparedConfig

@@ -8,17 +8,16 @@ of Triton's model_repository_manager.cc.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import posixpath
 import shutil
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.errors import InvalidArgument, file_error
+from kernel.repository.held_folders import HeldFolder, new_locked_folder
 from kernel.texts import limited
 
 if TYPE_CHECKING:
@@ -38,9 +37,6 @@ MAX_FILES_BYTE_SIZE = 1 << 31
 #: The most bytes of a path of a load request, and the most folders in it.
 MAX_PATH_BYTE_SIZE = 1024
 MAX_PATH_DEPTH = 32
-#: The names of the folders in the system's folder for temporary files.
-_FOLDER_PREFIX = "naiad-model-"
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 #: Triton's names for the types of parameters in its errors.
 _TYPE_NAMES = {str: "STRING", bytes: "BYTES", bool: "BOOL", int: "INT", float: "DOUBLE"}
@@ -128,17 +124,7 @@ def file_paths(names: Iterable[str], folder: str) -> dict[str, str]:
     return paths
 
 
-class HeldFolder(Protocol):
-    """A folder that is removed with its last use. Both methods may block."""
-
-    def retain(self) -> None:
-        """Add one use."""
-
-    def release(self) -> None:
-        """End one use."""
-
-
-class OverrideFolder:
+class OverrideFolder(HeldFolder):
     """A temporary folder with the files of one load request. The folder is removed with its last use.
 
     It is locked as long as it is used. The lock ends with the process, however that ends: `remove_abandoned_folders`
@@ -152,7 +138,7 @@ class OverrideFolder:
             self.path, self._lock_fd = new_locked_folder()
         except OSError as error:
             raise _not_written(error) from error
-        self._use_count = 1
+        super().__init__()
         try:
             for name, path in file_paths(files, self.path).items():
                 os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -167,76 +153,12 @@ class OverrideFolder:
             self.release()
             raise
 
-    def retain(self) -> None:
-        """Add one use."""
-        self._use_count += 1
-
-    def release(self) -> None:
-        """End one use; the last one removes the folder."""
-        self._use_count -= 1
-        if not self._use_count:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock_fd)
+    def _remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock_fd)
 
 
 def _not_written(error: OSError) -> ServingError:
     if error.errno == errno.ENAMETOOLONG:
         return UnusableParameters(f"the files of a load request cannot be written: {error}")
     return file_error(f"failed to write the files of a load request: {error.strerror}", error)
-
-
-def new_locked_folder() -> tuple[str, int]:
-    """Return the path of a new folder, and the descriptor that holds its lock. Raises `OSError`; then there is none.
-
-    `remove_abandoned_folders` removes the folder if this process ends without doing so.
-    """
-    while True:
-        path = os.path.realpath(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
-        try:
-            fd = os.open(path, _OPEN_FOLDER)
-        except FileNotFoundError:  # a server that starts now has found the folder without a lock, and removed it
-            continue
-        except OSError:
-            os.rmdir(path)
-            raise
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if _is_at(fd, path):  # see above
-            return path, fd
-        os.close(fd)
-
-
-def _is_at(fd: int, path: str) -> bool:
-    """Whether the open folder is the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
-
-
-def remove_abandoned_folders() -> list[str]:
-    """Remove the folders of load requests that servers of this user have left which were killed; returns their paths.
-
-    Blocks on the file system. Folders of living servers are locked and stay.
-    """
-    removed: list[str] = []
-    try:
-        names = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith(_FOLDER_PREFIX)]
-    except OSError:  # there is nothing that we could remove
-        return removed
-    for name in names:
-        path = os.path.join(tempfile.gettempdir(), name)
-        try:
-            fd = os.open(path, _OPEN_FOLDER)
-        except OSError:  # removed meanwhile, a link, or of another user
-            continue
-        try:
-            if os.fstat(fd).st_uid == os.geteuid():
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(fd, path):
-                    shutil.rmtree(path)
-                    removed.append(path)
-        except OSError:  # locked: a living server uses it
-            continue
-        finally:
-            os.close(fd)
-    return removed

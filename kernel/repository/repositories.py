@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.repository.clouds.address import is_address
 from kernel.repository.layout import find_models, known_names
 from kernel.repository.local import list_names, list_repository, read_config
 
@@ -87,28 +88,29 @@ class Repositories:
         return known_names(listings, namespacing=self._namespacing)
 
     def read_config(self, path: str) -> bytes:
-        """Return the content of a configuration that a scan has found. Blocks. Raises `ServingError`."""
-        cloud = self._cloud_of(path)
-        return read_config(path) if cloud is None else cloud.read_config(path)
+        """Return the content of a configuration that a scan has found; empty for one in a cloud that is too long.
+
+        Blocks. Raises `ServingError`.
+        """
+        if not is_address(path):
+            return read_config(path)
+        found = (each.read_config(path) for each in self._repositories if not isinstance(each, LocalRepository))
+        return next((content for content in found if content is not None), b"")
 
     async def copied(self, folder: ModelFolder) -> Copy | None:
         """Return a copy on this machine of a model in a cloud, which the caller releases; None for a local model.
 
         Raises `ServingError`.
         """
-        cloud = self._cloud_of(folder.path)
-        return None if cloud is None else await cloud.copied(folder)
+        for each in self._repositories:
+            if not isinstance(each, LocalRepository) and folder.path == f"{each.path}/{folder.name}":
+                return await each.copied(folder)
+        return None
 
     async def close(self) -> None:
         """End processes that read clouds, and remove the copies of models unless they are kept."""
         if self._clouds is not None:
             await self._clouds.close()
-
-    def _cloud_of(self, path: str) -> CloudRepository | None:
-        for each in self._repositories:
-            if not isinstance(each, LocalRepository) and path.startswith(f"{each.path}/"):
-                return each
-        return None
 
 
 class _Clouds:
@@ -117,15 +119,17 @@ class _Clouds:
     def __init__(self, copies: str) -> None:
         from kernel.repository.clouds.copies import Copies
         from kernel.repository.clouds.reader import ReaderProcesses
+        from kernel.repository.clouds.repository import COPIES_AT_ONCE
 
         self._reader: CloudReader = ReaderProcesses()
         mounted = (os.environ.get(name, "") for name in _MOUNT_VARIABLES)
+        self._copying = asyncio.Semaphore(COPIES_AT_ONCE)
         self._copies = Copies(copies or next(filter(None, mounted), ""))
 
     def repository(self, address: CloudAddress) -> CloudRepository:
         from kernel.repository.clouds.repository import CloudRepository, new_place
 
-        return CloudRepository(address, new_place(address), self._reader, self._copies)
+        return CloudRepository(address, new_place(address), self._reader, self._copies, self._copying)
 
     async def close(self) -> None:
         await self._reader.close()

@@ -29,7 +29,7 @@ import msgspec
 
 from kernel.errors import InternalError, file_error
 from kernel.repository.clouds.listing import files_of, folders_of
-from kernel.repository.override import new_locked_folder
+from kernel.repository.held_folders import OPEN_FOLDER, HeldFolder, is_at, new_locked_folder
 
 if TYPE_CHECKING:
     from kernel.repository.layout import Entry
@@ -39,7 +39,6 @@ _RESERVE_BYTE_SIZE = 1 << 30
 
 _MANIFEST, _INCOMING = ".objects.json", ".incoming"
 _PARTIAL = "partial-"
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -47,32 +46,25 @@ class _Object(msgspec.Struct, frozen=True):
     byte_size: int
 
 
-class Copy:
-    """A whole copy that is used, with its lock. It is removed with its last use, unless copies are kept."""
+class Copy(HeldFolder):
+    """A whole copy that is used, with its lock. Unless copies are kept, it is removed with its last use."""
 
     def __init__(self, folder: Path, name: str, fd: int, *, keep: bool) -> None:
-        """`fd` is the open folder with a shared lock. The code that makes it holds the first use."""
+        """`fd` is the open folder with a shared lock. It is the copy's now."""
+        super().__init__()
         self._folder = folder
         self.path = str(folder / name)
         self._fd = fd
         self._keep = keep
-        self._use_count = 1
 
-    def retain(self) -> None:
-        """Add one use."""
-        self._use_count += 1
-
-    def release(self) -> None:
-        """End one use."""
-        self._use_count -= 1
-        if not self._use_count:
-            if not self._keep:
-                _remove_unused(self._folder, self._fd)
-            os.close(self._fd)
+    def _remove(self) -> None:
+        if not self._keep:
+            _remove_unused(self._folder, self._fd)
+        os.close(self._fd)
 
 
 class PartialCopy:
-    """A copy that is being made. Either `finish` or `abandon` follows, once."""
+    """A copy that is being made. `finish` or `abandon` follows; after one of them, `abandon` does nothing."""
 
     def __init__(self, folder: Path, fd: int, name: str, objects: dict[str, _Object]) -> None:
         """`fd` is the open folder with an exclusive lock."""
@@ -136,8 +128,9 @@ class PartialCopy:
         with contextlib.suppress(OSError):  # another server has made the same copy
             self._folder.rename(whole)
         fcntl.flock(self._fd, fcntl.LOCK_SH)
-        if _is_at(self._fd, whole):
-            return Copy(whole, self._name, self._fd, keep=keep)
+        if is_at(self._fd, whole):
+            fd, self._fd = self._fd, -1
+            return Copy(whole, self._name, fd, keep=keep)
         self.abandon()
         found = _opened(whole, self._name, keep=keep)
         if found is None:
@@ -146,8 +139,10 @@ class PartialCopy:
 
     def abandon(self) -> None:
         """Remove it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._fd)
+        if self._fd >= 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Copies:
@@ -174,7 +169,7 @@ class Copies:
             folder = self._of_model(address, name)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
-            fd = os.open(path, _OPEN_FOLDER)
+            fd = os.open(path, OPEN_FOLDER)
             fcntl.flock(fd, fcntl.LOCK_EX)
             objects = {path: _Object(each.etag, each.byte_size) for path, each in files_of(model).items()}
             partial = PartialCopy(path, fd, name, objects)
@@ -201,7 +196,7 @@ class Copies:
         """Remove the copies of a model that no server uses or makes; their files that are needed have links."""
         for other in folder.iterdir():
             with contextlib.suppress(OSError):
-                fd = os.open(other, _OPEN_FOLDER)
+                fd = os.open(other, OPEN_FOLDER)
                 try:
                     _remove_unused(other, fd)
                 finally:
@@ -227,13 +222,13 @@ def digest_of(model: Entry) -> str:
 def _opened(folder: Path, name: str, *, keep: bool) -> Copy | None:
     """Return the copy in `folder` if it is there and whole."""
     try:
-        fd = os.open(folder, _OPEN_FOLDER)
+        fd = os.open(folder, OPEN_FOLDER)
     except OSError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a lock is exclusive only while the folder is removed
         objects = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=dict[str, _Object])
-        whole = _is_at(fd, folder) and all(
+        whole = is_at(fd, folder) and all(
             (folder / name / path).stat().st_size == each.byte_size for path, each in objects.items()
         )
     except (OSError, msgspec.MsgspecError):
@@ -250,14 +245,6 @@ def _remove_unused(folder: Path, fd: int) -> None:
     with contextlib.suppress(OSError):  # it is used
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    """Whether the open folder is the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
 
 
 def _sync(file: Path) -> None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: Seconds without any sign of a process after which it is ended. The clients give up earlier and say why.
 SILENCE_LIMIT_S = 60.0
 
-#: Processes that read at the same time: downloads take long, and do not keep listings waiting.
-DOWNLOADS, _OTHERS = 4, 2
+#: Requests at the same time that are no downloads. These take long; who sends them limits them.
+_READS_AT_ONCE = 2
 
 #: Seconds within which a killed process is expected to end.
 _END_S = 5.0
@@ -129,13 +129,12 @@ class ReaderProcesses:
         #: Killed, and not waited for yet.
         self._ended: list[_Process] = []
         self._busy: set[_Process] = set()
-        self._downloads = asyncio.Semaphore(DOWNLOADS)
-        self._others = asyncio.Semaphore(_OTHERS)
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
         """See `CloudReader`."""
         content = msgspec.msgpack.encode(request)
-        async with self._others if progress is None else self._downloads:
+        async with self._reads if progress is None else contextlib.nullcontext():
             while self._idle:
                 with contextlib.suppress(_Ended):  # it was idle for too long, and has ended
                     return await self._ask(self._idle.pop(), content, kind, progress)

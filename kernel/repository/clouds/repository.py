@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kernel.config.load import MAX_BYTE_SIZE
-from kernel.errors import InternalError
-from kernel.repository.clouds.copies import Copies, digest_of
+from kernel.errors import InternalError, ServingError
+from kernel.repository.clouds.copies import Copies, PartialCopy, digest_of
 from kernel.repository.clouds.credentials import (
     FILE_VARIABLE,
     BadCredentials,
@@ -22,22 +24,27 @@ from kernel.repository.clouds.credentials import (
 )
 from kernel.repository.clouds.listing import entries_of, files_of
 from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
-from kernel.repository.clouds.reader import DOWNLOADS, CloudFailed
+from kernel.repository.clouds.reader import CloudFailed
 from kernel.repository.layout import CONFIG_FILENAME, CONFIGS_FOLDER, Entry, can_be_model
 from kernel.texts import limited
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
-    from kernel.repository.clouds.copies import Copy, PartialCopy
+    from kernel.repository.clouds.copies import Copy
     from kernel.repository.clouds.reader import CloudReader
     from kernel.repository.layout import ModelFolder
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 #: Seconds for which the names of the models are not asked for again: the repository index is asked for often.
 NAMES_AGE_S = 5.0
+
+#: Models that are copied at the same time; each needs a process.
+COPIES_AT_ONCE = 4
 
 #: How often a model is copied that changes meanwhile.
 _ATTEMPTS = 3
@@ -52,20 +59,29 @@ _PROTOCOLS = {"s3": "s3", "gs": "gs", "as": "abfs"}
 class CloudRepository:
     """Implements `kernel.repository.repositories.Repository`."""
 
-    def __init__(self, address: CloudAddress, place: Place, reader: CloudReader, copies: Copies) -> None:
+    def __init__(
+        self,
+        address: CloudAddress,
+        place: Place,
+        reader: CloudReader,
+        copies: Copies,
+        copying: asyncio.Semaphore | None = None,
+    ) -> None:
+        """`copying` is for the copies that are made at a time; repositories may share it."""
         self.path = str(address)
         self._place = place
         self._reader = reader
         self._copies = copies
         #: Path of a configuration's file → its etag and content, as of the last listing.
         self._configs: dict[str, tuple[str, bytes]] = {}
-        #: The names of the models, or why they could not be read; and when that was, in seconds.
-        self._names: list[str] | InternalError = []
+        #: The names of the models, and why they could not be read, if so; and when that was, in seconds.
+        self._names: list[str] = []
+        self._names_failure = ""
         self._names_at_s = -math.inf
         #: One asks for the names; others wait for what it gets.
         self._names_lock = asyncio.Lock()
         self._left_out: tuple[str, ...] = ()
-        self._copying = asyncio.Semaphore(DOWNLOADS)
+        self._copying = copying or asyncio.Semaphore(COPIES_AT_ONCE)
 
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
         """See `Repository`."""
@@ -88,14 +104,15 @@ class CloudRepository:
                     found = await self._reader.ask(ListFolders(self._place), list[str])
                     self._know_names(found)
                 except CloudFailed as error:
-                    self._know_names(self._failed(error))
-        if isinstance(self._names, InternalError):
-            raise self._names
+                    self._know_names((), self._failed(error).message)
+        if self._names_failure:
+            raise InternalError(self._names_failure)
         return self._names
 
-    def read_config(self, path: str) -> bytes:
-        """See `Repositories`. The last listing has read the configurations; empty for one that is too long."""
-        return self._configs[path][1] if path in self._configs else b""
+    def read_config(self, path: str) -> bytes | None:
+        """Return the content of a configuration that the last listing has read; None for any other path."""
+        found = self._configs.get(path)
+        return None if found is None else found[1]
 
     async def copied(self, folder: ModelFolder) -> Copy:
         """Return a copy of a model's files on this machine; the caller releases it.
@@ -108,26 +125,29 @@ class CloudRepository:
     # ---- parts of these --------------------------------------------------------------------------
 
     async def _copied(self, folder: ModelFolder) -> Copy:
-        model = folder.entry
-        for _ in range(_ATTEMPTS):
-            digest = await asyncio.to_thread(digest_of, model)
-            found = await asyncio.to_thread(self._copies.find, self.path, folder.name, digest)
-            if found is not None:
-                return found
-            partial = await asyncio.to_thread(self._copies.begin, self.path, folder.name, model)
-            try:
-                await self._download(folder.name, partial, len(files_of(model)))
+        model, copies = folder.entry, self._copies
+        begun: PartialCopy | None = None
+        try:
+            for _ in range(_ATTEMPTS):
+                digest = await asyncio.to_thread(digest_of, model)
+                found = await _completed(partial(copies.find, self.path, folder.name, digest), _release)
+                if found is not None:
+                    return found
+                # Begun before the former one is abandoned: its files are linked, if they have not changed.
+                new = await _completed(partial(copies.begin, self.path, folder.name, model), PartialCopy.abandon)
+                former, begun = begun, new
+                if former is not None:
+                    await asyncio.to_thread(former.abandon)
+                await self._download(folder.name, new, len(files_of(model)))
                 [now] = await self.list_entries(folder.name) or [Entry(folder.name, is_folder=True)]
                 if await asyncio.to_thread(digest_of, now) == digest:
-                    return await asyncio.to_thread(partial.finish, digest, keep=self._copies.keeps)
-            except OSError as error:
-                await asyncio.to_thread(partial.abandon)
-                raise InternalError(f"failed to copy model '{folder.name}' to this machine: {error}") from error
-            except BaseException:
-                await asyncio.to_thread(partial.abandon)
-                raise
-            model = now
-            await asyncio.to_thread(partial.abandon)
+                    return await _completed(partial(new.finish, digest, keep=copies.keeps), _release)
+                model = now
+        except OSError as error:
+            raise InternalError(f"failed to copy model '{folder.name}' to this machine: {error}") from error
+        finally:
+            if begun is not None:
+                await asyncio.to_thread(begun.abandon)
         raise InternalError(f"model '{folder.name}' in '{self.path}' changes while it is copied")
 
     async def _objects(self, folder: str) -> list[StoredObject]:
@@ -137,8 +157,8 @@ class CloudRepository:
             raise self._failed(error) from error
         return found
 
-    def _know_names(self, found: list[str] | InternalError) -> None:
-        self._names = found if isinstance(found, InternalError) else [name for name in found if can_be_model(name)]
+    def _know_names(self, found: Sequence[str], failure: str = "") -> None:
+        self._names, self._names_failure = [name for name in found if can_be_model(name)], failure
         self._names_at_s = time.monotonic()
 
     async def _read_configs(self, entries: tuple[Entry, ...], only: str) -> None:
@@ -161,13 +181,13 @@ class CloudRepository:
         kept = {path: each for path, each in self._configs.items() if not path.startswith(begin) or path in found}
         self._configs = kept | {path: (found[path], content) for path, content in zip(changed, contents, strict=True)}
 
-    async def _download(self, name: str, partial: PartialCopy, file_count: int) -> None:
-        byte_size, begun_s = partial.missing_byte_size, time.monotonic()
-        if not partial.missing:
+    async def _download(self, name: str, copy: PartialCopy, file_count: int) -> None:
+        byte_size, begun_s = copy.missing_byte_size, time.monotonic()
+        if not copy.missing:
             return
         logger.info(
             "copying model '%s' from %s: %d of %d files, %s",
-            name, self.path, len(partial.missing), file_count, _shown(byte_size),
+            name, self.path, len(copy.missing), file_count, _shown(byte_size),
         )  # fmt: skip
         next_report_s = begun_s + _REPORT_S
 
@@ -177,10 +197,10 @@ class CloudRepository:
                 next_report_s = time.monotonic() + _REPORT_S
                 logger.info("copying model '%s': %s of %s", name, _shown(received), _shown(byte_size))
 
-        names = {f"{name}/{path}": file for path, file in partial.missing.items()}
-        sizes = {f"{name}/{path}": size for path, size in partial.missing_byte_sizes.items()}
+        names = {f"{name}/{path}": file for path, file in copy.missing.items()}
+        sizes = {f"{name}/{path}": size for path, size in copy.missing_byte_sizes.items()}
         try:
-            await self._reader.ask(Download(self._place, names, sizes, partial.incoming), None, report)
+            await self._reader.ask(Download(self._place, names, sizes, copy.incoming), None, report)
         except CloudFailed as error:
             raise InternalError(f"failed to copy model '{name}' from '{self.path}': {error}") from error
         logger.info("copied model '%s' in %.1f s", name, time.monotonic() - begun_s)
@@ -195,6 +215,22 @@ class CloudRepository:
 
     def _failed(self, error: CloudFailed) -> InternalError:
         return InternalError(f"failed to read model repository '{self.path}': {error}")
+
+
+async def _completed(work: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
+    """Do `work` in a thread. If the caller is cancelled, wait for it, and undo what it has made."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ServingError, OSError):
+            await asyncio.to_thread(undo, await working)
+        raise
+
+
+def _release(copy: Copy | None) -> None:
+    if copy is not None:
+        copy.release()
 
 
 def new_place(address: CloudAddress, environment: Mapping[str, str] = os.environ) -> Place:

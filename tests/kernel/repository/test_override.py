@@ -15,6 +15,7 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, NoDescriptorLeft
 from kernel.repository import override
+from kernel.repository.held_folders import remove_abandoned_folders
 from kernel.repository.override import (
     MAX_CONFIG_BYTE_SIZE,
     MAX_PATH_DEPTH,
@@ -23,7 +24,6 @@ from kernel.repository.override import (
     UnusableParameters,
     file_paths,
     parse_load_parameters,
-    remove_abandoned_folders,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from kernel.repository.clouds.reader import CloudFailed
 from kernel.repository.clouds.repository import CloudRepository, new_place
 from kernel.repository.composition import parts_by_name
 from kernel.repository.layout import ModelFolder, find_models
+from kernel.repository.repositories import Repositories
 from kernel.repository.testing import until
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def test_configurations_are_read_when_they_are_new_or_have_changed() -> None:
         assert repository.read_config("s3://bucket/repo/m/config.pbtxt") == b"two"
         del reader.objects["m/configs/a.pbtxt"]
         await repository.list_entries("m")
-        assert repository.read_config("s3://bucket/repo/m/configs/a.pbtxt") == b""
+        assert repository.read_config("s3://bucket/repo/m/configs/a.pbtxt") is None
         assert repository.read_config("s3://bucket/repo/m/config.pbtxt") == b"two"
 
     asyncio.run(main())
@@ -116,7 +118,8 @@ def test_ensembles_are_found_without_copies() -> None:
         reader.objects = {"e/config.pbtxt": step, "e/1/x": "", "part/1/x": "x"}
         repository = new_repository(reader)
         found = find_models({repository.path: await repository.list_entries()})
-        assert parts_by_name(found.models.values(), "", repository.read_config) == {"e": ("part",)}
+        parts = parts_by_name(found.models.values(), "", lambda path: repository.read_config(path) or b"")
+        assert parts == {"e": ("part",)}
         assert reader.requests(Download) == 0
 
     asyncio.run(main())
@@ -200,7 +203,8 @@ def test_a_model_that_changes_while_it_is_copied_is_copied_again() -> None:
         reader.while_copying = change
         copy = await repository.copied(await model_of(repository))
         assert Path(copy.path, "1/a").read_text() == "two"
-        assert reader.requests(Download) == 2
+        downloads = [list(each.files) for each in reader.asked if isinstance(each, Download)]
+        assert downloads == [["m/1/a", "m/1/b"], ["m/1/a"]]
         copy.release()
         numbers = iter(range(100))
         reader.while_copying = lambda: reader.objects.update({"m/1/a": str(next(numbers))})
@@ -241,3 +245,48 @@ def test_a_wrong_file_of_credentials_is_named(tmp_path: Path) -> None:
         new_place(parse_address("s3://bucket/repo"), variables)
     file.write_text(json.dumps({"s3": {"": {"key_id": "id"}}}))
     assert new_place(parse_address("s3://bucket/repo"), variables) == Place("s3", "bucket/repo", {"key": "id"})
+
+
+def test_cancelled_copies_leave_nothing_whenever_they_are_cancelled(tmp_path: Path) -> None:
+    """At each event-loop iteration in turn: work of threads is waited for and undone."""
+
+    async def main() -> int:
+        reader = MemoryReader(m__1__a="one", m__1__b="two")
+        for iterations in range(10_000):
+            copies = Copies(str(tmp_path / str(iterations)))
+            repository = new_repository(reader, copies)
+            before = len(os.listdir("/proc/self/fd"))
+            copying = asyncio.ensure_future(repository.copied(await model_of(repository)))
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            copying.cancel()
+            try:
+                (await copying).release()
+            except asyncio.CancelledError:
+                pass
+            else:
+                return iterations
+            assert len(os.listdir("/proc/self/fd")) == before
+            assert not list(tmp_path.glob(f"{iterations}/*/partial-*"))
+        return 0
+
+    assert asyncio.run(main()) > 5
+
+
+def test_a_repository_within_the_folder_of_another_one_is_told_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        outer, inner = MemoryReader(), MemoryReader()
+        outer.objects = {"x/config.pbtxt": "outer", "x/m/1/a": "no model"}
+        inner.objects = {"m/config.pbtxt": "inner", "m/1/a": "inner"}
+        both = Repositories([])
+        for address, reader in (("s3://bucket", outer), ("s3://bucket/x", inner)):
+            both._repositories.append(CloudRepository(parse_address(address), PLACE, reader, Copies()))
+        found = await both.scan()
+        copy = await both.copied(found.models["m"])
+        assert copy is not None
+        assert Path(copy.path, "1/a").read_text() == "inner"
+        assert both.read_config("s3://bucket/x/m/config.pbtxt") == b"inner"
+        assert both.read_config("s3://bucket/x/config.pbtxt") == b"outer"
+        copy.release()
+
+    asyncio.run(main())
