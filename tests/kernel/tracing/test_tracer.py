@@ -1,4 +1,7 @@
-"""Traces of requests from `Kernel.submit` to their end: names and times, children, samplers, explanations."""
+"""Traces of requests from `Kernel.submit` to their end: names and times, children, samplers, explanations.
+
+One file, because its tests share the kernel and the front doors that it begins with.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,9 @@
+"""What a client sees of one connection of the HTTP port: order, pipelining, pauses, limits, ends.
+
+One file, because its tests share the requests and responses that it begins with; `test_shared_aiohttp.py` has what
+aiohttp serves on such a connection.
+"""
+
 from __future__ import annotations
 
 import asyncio
