@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel.options import check_options
@@ -22,7 +21,7 @@ def run_server(arguments: list[str]) -> int:
     from kernel.command.flags.read import read_flags
 
     options, notes = read_flags(arguments, os.environ, variables=True)
-    if any(isinstance(path, Path) and path.suffix == ".onnx" and path.is_file() for path in options.repository.paths):
+    if options.repository.onnx_files:
         from kernel.command.single_files import repositories_of_files  # most servers have folders
 
         with repositories_of_files(options) as options_with_folders:

@@ -30,7 +30,7 @@ def repositories_of_files(options: ServerOptions) -> Iterator[ServerOptions]:
 
     Two files of the same name get two models, `NAME` and `NAME-2`. Raises `BadOption` if links cannot be made.
     """
-    files = [path for path in options.repository.paths if isinstance(path, Path) and is_onnx_file(path)]
+    files = options.repository.onnx_files
     with contextlib.ExitStack() as stack:
         try:
             folder, lock = new_locked_folder()
@@ -44,11 +44,6 @@ def repositories_of_files(options: ServerOptions) -> Iterator[ServerOptions]:
         paths = dict.fromkeys(Path(folder) if path in files else path for path in options.repository.paths)
         repository = msgspec.structs.replace(options.repository, paths=tuple(paths))
         yield msgspec.structs.replace(options, repository=repository)
-
-
-def is_onnx_file(path: Path) -> bool:
-    """Whether a path of the command line is an ONNX file in place of a repository."""
-    return path.suffix == ".onnx" and path.is_file()
 
 
 def _new_name(path: Path, taken: set[str]) -> str:

@@ -71,20 +71,15 @@ class TracedSink(Trace, eq=False):
         begin_ns = begin_ns or received_ns
         inner.send(response)
         output, self.output = self.output, None  # which says that it has ended
-        spec = model.spec
-        if when_sent is None:
-            output.put((  # type: ignore[union-attr]  # a usual trace has one
-                USUAL_TAG, names.place, self.id, spec.name, model.version, request.id, begin_ns, end_ns or begin_ns,
-                received_ns, request.queue_start_ns, compute.compute_start_ns, compute.input_end_ns,
-                compute.output_start_ns, compute.compute_end_ns, now_ns, self.now_ns(),
-            ))  # fmt: skip
-            return
         values = (
-            USUAL_TAG, names.place, self.id, spec.name, model.version, request.id, begin_ns, end_ns or begin_ns,
+            USUAL_TAG, names.place, self.id, model.spec.name, model.version, request.id, begin_ns, end_ns or begin_ns,
             received_ns, request.queue_start_ns, compute.compute_start_ns, compute.input_end_ns,
-            compute.output_start_ns, compute.compute_end_ns, now_ns,
+            compute.output_start_ns, compute.compute_end_ns, now_ns, 0 if when_sent else self.now_ns(),
         )  # fmt: skip
-        when_sent(partial(_put_sent, values, output, self.now_ns))  # type: ignore[arg-type]  # as above
+        if when_sent is None:
+            output.put(values)  # type: ignore[union-attr]  # a usual trace has one
+        else:
+            when_sent(partial(_put_sent, values, output, self.now_ns))  # type: ignore[arg-type]  # as above
 
     def _send_unusual(self, response: Response, now_ns: int) -> None:
         """Take any response that `send` has no short way for."""
@@ -175,8 +170,8 @@ class TracedSink(Trace, eq=False):
 
 
 def _put_sent(values: UsualValues, output: TraceOutput, now_ns: Callable[[], int]) -> None:
-    """Write the trace of a usual request whose response has been sent."""
-    output.put(values + (now_ns(),))  # noqa: RUF005 - unpacking takes twice as long
+    """Write the trace of a usual request whose response has been sent: the last of `values`."""
+    output.put(values[:-1] + (now_ns(),))  # noqa: RUF005 - unpacking takes twice as long
 
 
 class TrackedResponse(Response):
