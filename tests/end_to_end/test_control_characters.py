@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -82,11 +82,14 @@ def test_no_control_character_reaches_a_log_a_metric_or_an_error(write_model: Wr
         assert "forged" not in page, "a name that was refused became a label"
         _, index = server.get("/v2/models/stats")
         assert [each["name"] for each in json.loads(index)["model_stats"]] == ["refuse"]
+        wait_for(lambda: len(forged_lines(server.log)) >= 3)  # threads write the log, later than responses
         log = server.log
     assert not CONTROL.search(log)
     assert "is ignored: its name contains control" in log
-    lines = log.splitlines()
-    assert len([line for line in lines if "forged" in line]) >= 3
-    for line in lines:
-        if "forged" in line:
-            assert line.startswith("{") if log_format == "json" else LINE.match(line), line
+    for line in forged_lines(log):
+        assert line.startswith("{") if log_format == "json" else LINE.match(line), line
+
+
+def forged_lines(log: str) -> list[str]:
+    """Return the lines of a log with the text that a client has sent to forge one."""
+    return [line for line in log.splitlines() if "forged" in line]
