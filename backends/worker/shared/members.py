@@ -55,12 +55,11 @@ class Members:
         sock = socket.socket(fileno=fd)
         channel = BlockingChannel(sock)
         leave_to_parent(channel, sock)
-        thread = threading.Thread(target=self._run, args=(message.member, [channel]), name=message.title, daemon=True)
+        thread = threading.Thread(target=self._run, args=(message.member, channel), name=message.title, daemon=True)
         thread.start()
 
-    def _run(self, number: int, given: list[BlockingChannel]) -> None:
-        """`given` has the channel. It is taken out: the thread keeps its arguments as long as it runs."""
-        failure, member, channel = "", None, given.pop()
+    def _run(self, number: int, channel: BlockingChannel) -> None:
+        failure, member = "", None
         try:
             member = self._new_member(channel, self._turn)
             try:
@@ -73,9 +72,8 @@ class Members:
             failure = f"{type(error).__name__}: {error}"
         channel.close()
         self._send(wire.MemberEnded(number, failure))
-        del member, channel
-        # Objects of a loaded model are frozen (`Worker._load`). Those of the one that has ended are garbage now. What
-        # anything refers to here would stay, with a descriptor, until the next model leaves.
+        member = None
+        # Objects of a loaded model are frozen (`Worker._load`). Those of the one that has ended are garbage now.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
