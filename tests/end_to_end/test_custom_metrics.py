@@ -130,6 +130,7 @@ def test_metrics_of_a_model_go_with_it(write_model: WriteModel) -> None:
         assert post(server, "/v2/repository/models/counting/unload") == 200
         wait_for(lambda: "# TYPE app_requests gauge" in page(server))
         assert samples(server) == {"app_requests": 0, "zebra": 7}
+        server.wait_for_log("metric family 'app_requests' of model 'other' is left out")
         log = server.log
     assert (
         log.count("metric family 'app_requests' of model 'other' is left out: 'app_requests' of model 'counting'") == 1

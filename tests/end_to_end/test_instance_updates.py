@@ -116,6 +116,7 @@ def test_instances_are_added_and_removed_under_load_without_a_lost_request(write
         assert clients.wrong == []
         assert list(server.workers("echo")) == [first], "the first worker was there all the time"
         assert executed(server) == clients.answered, "statistics are those of the whole time"
+        server.wait_for_log("version 1: 0 new, 2 removed")
         log = server.log
     updates = re.findall(r"updated the instances of 'echo' version 1: (\d+) new, (\d+) removed", log)
     assert updates == [("2", "0"), ("0", "2")]

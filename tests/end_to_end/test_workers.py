@@ -234,10 +234,8 @@ def test_what_a_model_prints_lands_in_the_log_with_its_name(write_model: WriteMo
         """,
     )
     with ServerProcess(repository) as server:
-        log = server.log
-    assert 'talker: hello from initialize"' in log
-    assert 'talker: a warning"' in log
-    assert 'talker: through the logger"' in log
+        for line in ("hello from initialize", "a warning", "through the logger"):
+            server.wait_for_log(f'talker: {line}"')
 
 
 def test_a_model_that_fails_to_load_hurts_no_other(write_model: WriteModel) -> None:
