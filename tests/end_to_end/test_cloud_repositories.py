@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.server import ServerFailed, ServerProcess, wait_for
+from tests.child_processes import children_with
 from tests.fake_s3.store import FakeS3
 
 if TYPE_CHECKING:
@@ -85,18 +86,17 @@ def result(server: ServerProcess, name: str = "plus") -> int:
 
 def readers(server: ServerProcess) -> list[int]:
     """Return the processes of a server that read clouds."""
-    found = []
-    for child in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if b"clouds.process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
+    return children_with("clouds.process", server.pid)
 
 
 def folders_of(server: ServerProcess) -> set[str]:
     """Return the temporary folders with copies that a server has."""
-    opened = [os.readlink(fd) for fd in Path(f"/proc/{server.pid}/fd").iterdir()]
-    return {found[0] for path in opened if (found := re.match(r".*/naiad-model-\w+", path))}
+    folders = set()
+    for descriptor in Path(f"/proc/{server.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            if found := re.match(r".*/naiad-model-\w+", os.readlink(descriptor)):
+                folders.add(found[0])
+    return folders
 
 
 def test_models_are_served_and_follow_the_store(store: FakeS3) -> None:

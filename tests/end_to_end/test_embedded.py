@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import threading
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc
 
 from kernel.app import Server
 from kernel.embedding import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
 from kernel.options import ListenAddress, LogOptions, RepositoryOptions, ServerOptions
+from tests.child_processes import children_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,12 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 def workers() -> list[int]:
     """Return the process ids of workers of this process."""
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # of an earlier test, ended a moment ago
-            if "backends.worker" in child.cmdline():
-                found.append(child.pid)
-    return found
+    return children_with("backends.worker")
 
 
 def square(server: EmbeddedServer, count: int) -> list[int]:

@@ -15,6 +15,7 @@ import pytest
 
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer
+from tests.child_processes import children_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,7 @@ def models(tmp_path: Path) -> Path:
 
 def workers() -> list[int]:
     """Return the process ids of workers of this process."""
-    return [child.pid for child in psutil.Process().children() if "backends.worker" in child.cmdline()]
+    return children_with("backends.worker")
 
 
 def test_a_server_that_is_forgotten_ends(models: Path) -> None:

@@ -197,9 +197,9 @@ def test_a_start_without_enough_descriptors_leaves_nothing_behind(worker: FakeWo
         return started
 
     async def main() -> None:
-        children = psutil.Process().children()
+        children = set(psutil.Process().children())
         outcomes = [await start_with(free_count) for free_count in range(10)]
-        assert psutil.Process().children() == children
+        assert set(psutil.Process().children()) <= children  # one of an earlier test may end meanwhile
         failures = outcomes.count(False)
         assert outcomes == [False] * failures + [True] * (10 - failures)
         assert 3 <= failures < 10, "a pipe and a pidfd, and those of the start itself"

@@ -28,6 +28,7 @@ from tests.backends.supervision.processes.started_workers import (
     until,
     worker_processes,
 )
+from tests.child_processes import children_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 def zygotes() -> list[int]:
     """Return the process ids of the zygotes of this process."""
-    return [child.pid for child in psutil.Process().children() if b"backends.zygote" in command_line(child.pid)]
+    return children_with("backends.zygote")
 
 
 def command_line(pid: int) -> bytes:

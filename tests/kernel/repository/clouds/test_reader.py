@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,10 +20,12 @@ from kernel.repository.clouds.messages import (
     StoredObject,
 )
 from kernel.repository.clouds.reader import CloudFailed, ReaderProcesses
+from tests.child_processes import children_with
 from tests.fake_s3.store import BUCKET, FakeS3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
 
 pytest.importorskip("s3fs", reason="the extra s3 is not installed")
 
@@ -47,19 +48,14 @@ def run(scenario: Callable[[ReaderProcesses], Coroutine[None, None, None]]) -> N
             await scenario(reader)
         finally:
             await reader.close()
-        assert children() == set()
+        assert children() == []
 
     asyncio.run(main())
 
 
-def children() -> set[int]:
+def children() -> list[int]:
     """Return the processes that read clouds and were started by this one."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if b"kernel.repository.clouds.process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.add(int(child))
-    return found
+    return children_with("kernel.repository.clouds.process")
 
 
 def test_a_store_is_listed_read_and_copied(store: FakeS3, tmp_path: Path) -> None:
