@@ -13,11 +13,12 @@ from hypothesis import settings
 
 from kernel.serving.instances import InstanceSet
 from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
+from tests.time_limit import pytest_timeout_set_timer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-__all__ = ["pytest_runtest_call", "pytest_runtest_teardown"]
+__all__ = ["pytest_runtest_call", "pytest_runtest_teardown", "pytest_timeout_set_timer"]
 
 # Else each server, zygote and worker that a test starts compiles all its modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
