@@ -57,6 +57,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def _with_a_device(free: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let the end of a region have its device: garbage may be collected in any later test, also in one without a GPU."""
+
+    def free_region(region: Any) -> None:
+        with pytest.MonkeyPatch.context() as context:
+            context.setenv("FAKE_CUDA_DEVICES", str(region._device_id + 1))
+            free(region)
+
+    return free_region
+
+
 @pytest.fixture
 def regions(monkeypatch: pytest.MonkeyPatch) -> Any:
     """tritonclient's module for CUDA shared memory, on the fake."""
@@ -67,6 +78,8 @@ def regions(monkeypatch: pytest.MonkeyPatch) -> Any:
     name = "tritonclient.utils.cuda_shared_memory"
     monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module(name)
+    region = importlib.import_module(f"{name}._utils").CudaSharedMemoryRegion
+    region.__del__ = _with_a_device(region.__del__)
     yield module
     for each in set(sys.modules) - set(before):
         if each == "cuda" or each.startswith(("cuda.", name)):
