@@ -58,7 +58,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _with_a_device(free: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Let the end of a region have its device: garbage may be collected in any later test, also in one without a GPU."""
+    """Let a region that ends have its device: garbage may be collected in any later test, also in one without a GPU."""
 
     def free_region(region: Any) -> None:
         with pytest.MonkeyPatch.context() as context:
