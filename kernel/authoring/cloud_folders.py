@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from kernel.authoring.progress import progress_bar
 from kernel.errors import ServingError
 from kernel.options import BadOption
 from kernel.repository.clouds.address import BadAddress, is_address, parse_address
+from kernel.repository.held_folders import new_locked_folder
+from kernel.repository.load_progress import bytes_text
 from kernel.repository.repositories import Repositories
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ def local_folders(given: Sequence[str]) -> Iterator[list[Path]]:
         folders: list[Path] = []
         for text in given:
             if is_address(text):
-                folder = Path(tempfile.mkdtemp(prefix="naiad-cloud-"))
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                # Locked: the next server removes what a killed command has left.
+                path, lock = new_locked_folder()
+                stack.callback(os.close, lock)
+                stack.callback(shutil.rmtree, path, ignore_errors=True)
+                folder = Path(path)
                 try:
                     asyncio.run(_copy(parse_address(text), folder))
                 except BadAddress as error:
@@ -49,9 +54,12 @@ async def _copy(address: CloudAddress, folder: Path) -> None:
     try:
         found = await repositories.scan()
         with progress_bar(len(found.models)) as progress:
+            repositories.on_copying = lambda name, received, byte_size: progress.works_on(
+                f"{name}, {bytes_text(byte_size, received)}"
+            )
             for name, model in found.models.items():
                 progress.works_on(name)
-                copy = await repositories.copied(model)
+                _, copy = await repositories.copied(model)
                 assert copy is not None, "the model is in a cloud"
                 (folder / "models" / name).symlink_to(copy.path)
                 copy.release()

@@ -67,6 +67,7 @@ class Lifecycle:
         self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         self._repositories = Repositories.of(settings)
+        self._repositories.on_copying = self._progress.copies
         self._listing = RepositoryListing(catalog, self._repositories)
         self._composition = Composition(catalog, self, self._listing, self._repositories.read_config)
         self._ensembles = self._composition.ensembles

@@ -7,6 +7,16 @@ import msgspec
 #: How many of the models that load are named.
 _NAMED = 3
 
+#: Bytes and the name of a unit, the largest first.
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def bytes_text(byte_size: int, received: int | None = None) -> str:
+    """Return a size for people, or how much of it has been received: `3.4 GB`, `1.2 of 3.4 GB`."""
+    unit, name = next(pair for pair in _UNITS if byte_size >= pair[0] or pair is _UNITS[-1])
+    part = "" if received is None else f"{min(received, byte_size) / unit:,.1f} of "
+    return f"{part}{byte_size / unit:,.1f} {name}"
+
 
 class LoadStep(msgspec.Struct, frozen=True):
     """A moment of the loading, as it is shown."""
@@ -21,6 +31,8 @@ class LoadStep(msgspec.Struct, frozen=True):
     #: The load that took longest until now, ended or not, and how long; "" before the first has begun.
     slowest: str
     slowest_ns: int
+    #: The models that are copied from clouds now, and how far that is: `1.2 of 3.4 GB`.
+    copying: dict[str, str] = {}
 
     @property
     def text(self) -> str:
@@ -28,6 +40,10 @@ class LoadStep(msgspec.Struct, frozen=True):
         parts = [f"{self.ended - self.failed} of {self.total} models loaded"]
         if self.failed:
             parts[0] += f", {self.failed} failed"
+        if self.copying:
+            names = ", ".join(f"'{name}' ({far})" for name, far in list(self.copying.items())[:_NAMED])
+            more = len(self.copying) - _NAMED
+            parts.append(f"copying {names}{f' and {more} more' if more > 0 else ''}")
         if self.loading:
             names = ", ".join(f"'{name}'" for name in self.loading[:_NAMED])
             more = len(self.loading) - _NAMED
@@ -51,6 +67,8 @@ class LoadProgress:
         #: Name → when its load began, in order.
         self._loading: dict[str, int] = {}
         self._slowest = ("", 0)
+        #: Name → how many bytes of it are here, and how many there are.
+        self._copying: dict[str, tuple[int, int]] = {}
 
     def begin(self, total: int, now_ns: int) -> None:
         """Count `total` models from now on."""
@@ -61,6 +79,14 @@ class LoadProgress:
         """Count no longer."""
         self._total = 0
         self._loading.clear()
+        self._copying.clear()
+
+    def copies(self, name: str, received: int, byte_size: int) -> None:
+        """A model's files are received from a cloud, before it loads."""
+        if received >= byte_size:
+            self._copying.pop(name, None)
+        elif self._total:
+            self._copying[name] = (received, byte_size)
 
     def loads(self, name: str, now_ns: int) -> None:
         """A model's load has got its turn. A second version of the same model changes nothing."""
@@ -73,6 +99,7 @@ class LoadProgress:
             return
         self._ended += 1
         self._failed += failed
+        self._copying.pop(name, None)
         begun_ns = self._loading.pop(name, now_ns)
         if now_ns - begun_ns > self._slowest[1]:
             self._slowest = (name, now_ns - begun_ns)
@@ -85,6 +112,7 @@ class LoadProgress:
         for name, begun_ns in self._loading.items():
             if now_ns - begun_ns > slowest[1]:
                 slowest = (name, now_ns - begun_ns)
+        copying = {name: bytes_text(byte_size, received) for name, (received, byte_size) in self._copying.items()}
         return LoadStep(
-            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), slowest[0], slowest[1]
+            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), *slowest, copying
         )

@@ -56,10 +56,12 @@ class ListFolders(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadObjects(msgspec.Struct, frozen=True, tag=True):
-    """Read small objects. The result is the contents in the order of `names`."""
+    """Read small objects. The result is the contents in the order of `names`; None for those that are gone."""
 
     place: Place
     names: list[str]
+    #: As they were listed.
+    byte_sizes: list[int]
 
 
 class Download(msgspec.Struct, frozen=True, tag=True):
@@ -80,15 +82,16 @@ Request = ListObjects | ListFolders | ReadObjects | Download
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """How much has been received since the request."""
+    """How much has been received since the request: bytes of objects, or objects of a listing."""
 
-    byte_size: int
+    count: int
 
 
 class Result(msgspec.Struct, frozen=True, tag=True):
     """The end of a request that has succeeded."""
 
-    value: Any = None
+    #: In MessagePack.
+    value: msgspec.Raw
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -38,6 +38,10 @@ class CloudFailed(Exception):
     """A store, or the process that reads it, has failed. The message is for operators."""
 
 
+class StoreFailed(CloudFailed):
+    """A store has refused a request, or its response is not what was expected. It may have changed."""
+
+
 class _Ended(Exception):
     """The process has ended before it responded."""
 
@@ -94,7 +98,7 @@ class _Process:
                 response = msgspec.msgpack.decode(message, type=Response)
                 if not isinstance(response, Received):
                     return message
-                progress(response.byte_size)
+                progress(response.count)
         except TimeoutError:
             raise CloudFailed(f"nothing arrived for {SILENCE_LIMIT_S:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -130,6 +134,7 @@ class ReaderProcesses:
         self._ended: list[_Process] = []
         self._busy: set[_Process] = set()
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._closed = False
 
     async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
         """See `CloudReader`."""
@@ -138,6 +143,8 @@ class ReaderProcesses:
             while self._idle:
                 with contextlib.suppress(_Ended):  # it was idle for too long, and has ended
                     return await self._ask(self._idle.pop(), content, kind, progress)
+            if self._closed:  # which has ended the process of this request
+                raise CloudFailed("the server stops")
             try:
                 return await self._ask(_Process(), content, kind, progress)
             except OSError as error:
@@ -164,7 +171,7 @@ class ReaderProcesses:
             self._idle.append(process)
             self._look_later()
         if isinstance(response, Failed):
-            raise CloudFailed(response.message)
+            raise StoreFailed(response.message)
         return response
 
     def _end(self, process: _Process) -> None:
@@ -176,6 +183,8 @@ class ReaderProcesses:
         """Wait for processes that were killed, and forget those that have ended because they were idle."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._closed:
+            return
         delay_s = _END_S if self._ended else IDLE_S + _END_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._forget_ended)
 
@@ -189,7 +198,8 @@ class ReaderProcesses:
             self._look_later()
 
     async def close(self) -> None:
-        """See `CloudReader`."""
+        """See `CloudReader`. Requests that run or follow fail."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         processes, self._idle = [*self._idle, *self._busy, *self._ended], []
@@ -201,7 +211,7 @@ class ReaderProcesses:
 def _decoded(message: bytes, kind: Any) -> Any:
     """Return the value of a result as the type `kind`, or what has failed."""
     response = msgspec.msgpack.decode(message, type=Response)
-    return msgspec.convert(response.value, kind) if isinstance(response, Result) else response
+    return msgspec.msgpack.decode(response.value, type=kind) if isinstance(response, Result) else response
 
 
 def _ignore(byte_size: int) -> None:
