@@ -76,14 +76,19 @@ class Repositories:
                 self._repositories.append(self._clouds.repository(path))
 
     @classmethod
-    def of(cls, settings: LifecycleSettings) -> Repositories:
+    def of(cls, settings: LifecycleSettings, on_copying: Callable[[str, int, int], None]) -> Repositories:
         """Return those of a server. Raises `InternalError` as the constructor."""
-        return cls(settings.repositories, copies=settings.copies, namespacing=settings.namespacing)
+        repositories = cls(settings.repositories, copies=settings.copies, namespacing=settings.namespacing)
+        repositories.on_copying = on_copying
+        return repositories
 
     async def scan(self, only: str = "") -> RepositoryContents:
         """List the repositories, or only the model called `only` in each. Raises `ServingError`."""
         listings = {each.path: await each.list_entries(only) for each in self._repositories}
-        return find_models(listings, namespacing=self._namespacing)
+        if only:
+            return find_models(listings, namespacing=self._namespacing)
+        # Of thousands of models this takes too long for the event loop.
+        return await asyncio.to_thread(find_models, listings, namespacing=self._namespacing)
 
     async def names(self) -> tuple[dict[str, str], set[str]]:
         """Return identifier → name of the models, and the duplicate identifiers. Raises `ServingError`."""
