@@ -126,10 +126,11 @@ def test_a_changed_instance_group_neither_reloads_the_model_nor_fetches_its_file
         store.fetched()
         put(store, "plus", 1, CONFIG + "instance_group [{ count: 3 kind: KIND_CPU }]")
         wait_for(lambda: len(server.workers("plus")) == 3)
+        assert before in server.workers("plus")
         assert "repo/plus/1/model.py" not in store.fetched()
         assert result(server) == 1
-        os.kill(next(iter(server.workers("plus"))), signal.SIGKILL)  # its successor reads the files again
-        wait_for(lambda: len(server.workers("plus")) == 3 and before is not None)
+        os.kill(before, signal.SIGKILL)  # its successor reads the files again
+        wait_for(lambda: len(server.workers("plus")) == 3 and before not in server.workers("plus"))
         assert result(server) == 1
 
 
