@@ -1,4 +1,4 @@
-"""Repositories in clouds for commands that work on folders: all models are copied before."""
+"""Repositories in clouds for commands that work on folders: all models are copied before, or their configurations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from kernel.authoring.progress import progress_bar
 from kernel.errors import ServingError
 from kernel.options import BadOption
 from kernel.repository.clouds.address import BadAddress, is_address, parse_address
+from kernel.repository.clouds.listing import files_of, folders_of
 from kernel.repository.held_folders import new_locked_folder
 from kernel.repository.load_progress import bytes_text
 from kernel.repository.repositories import Repositories
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
+    from kernel.repository.layout import ModelFolder
 
 
 @contextlib.contextmanager
-def local_folders(given: Sequence[str]) -> Iterator[list[Path]]:
-    """Yield a folder for each path or address; those of addresses are removed at the end. Raises `BadOption`."""
+def local_folders(given: Sequence[str], *, configs_only: bool = False) -> Iterator[list[Path]]:
+    """Yield a folder for each path or address; those of addresses are removed at the end. Raises `BadOption`.
+
+    With `configs_only` the files from clouds are empty, but for the configurations: nothing else is received.
+    """
     with contextlib.ExitStack() as stack:
         folders: list[Path] = []
         for text in given:
@@ -36,7 +41,7 @@ def local_folders(given: Sequence[str]) -> Iterator[list[Path]]:
                 stack.callback(shutil.rmtree, path, ignore_errors=True)
                 folder = Path(path)
                 try:
-                    asyncio.run(_copy(parse_address(text), folder))
+                    asyncio.run(_copy(parse_address(text), folder, configs_only=configs_only))
                 except BadAddress as error:
                     raise BadOption(str(error)) from None
                 except ServingError as error:
@@ -47,22 +52,38 @@ def local_folders(given: Sequence[str]) -> Iterator[list[Path]]:
         yield folders
 
 
-async def _copy(address: CloudAddress, folder: Path) -> None:
+async def _copy(address: CloudAddress, folder: Path, *, configs_only: bool) -> None:
     """Copy all models at `address`, and link them into the folder `models` in `folder`."""
     (folder / "models").mkdir()
     repositories = Repositories([address], copies=str(folder / "copies"))
     try:
         found = await repositories.scan()
-        with progress_bar(len(found.models)) as progress:
-            repositories.on_copying = lambda name, received, byte_size: progress.works_on(
-                f"{name}, {bytes_text(byte_size, received)}"
-            )
-            for name, model in found.models.items():
-                progress.works_on(name)
-                _, copy = await repositories.copied(model)
-                assert copy is not None, "the model is in a cloud"
-                (folder / "models" / name).symlink_to(copy.path)
-                copy.release()
-                progress.done()
+        if configs_only:
+            await asyncio.to_thread(_write_configs, repositories, found.models, folder / "models")
+        else:
+            await _copy_models(repositories, found.models, folder)
     finally:
         await repositories.close()
+
+
+async def _copy_models(repositories: Repositories, models: Mapping[str, ModelFolder], folder: Path) -> None:
+    with progress_bar(len(models)) as progress:
+        repositories.on_copying = lambda name, received, byte_size: progress.works_on(
+            f"copying {name}, {bytes_text(byte_size, received)}"
+        )
+        for name, model in models.items():
+            progress.works_on(name)
+            _, copy = await repositories.copied(model)
+            assert copy is not None, "the model is in a cloud"
+            (folder / "models" / name).symlink_to(copy.path)
+            copy.release()
+            progress.done()
+
+
+def _write_configs(repositories: Repositories, models: Mapping[str, ModelFolder], folder: Path) -> None:
+    """Write the folders and files of all models. Those that are not configurations are empty. Blocks."""
+    for name, model in models.items():
+        for path in ("", *folders_of(model.entry)):
+            (folder / name / path).mkdir()
+        for path in files_of(model.entry):
+            (folder / name / path).write_bytes(repositories.read_config(f"{model.path}/{path}"))

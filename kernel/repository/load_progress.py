@@ -31,8 +31,9 @@ class LoadStep(msgspec.Struct, frozen=True):
     #: The load that took longest until now, ended or not, and how long; "" before the first has begun.
     slowest: str
     slowest_ns: int
-    #: The models that are copied from clouds now, and how far that is: `1.2 of 3.4 GB`.
-    copying: dict[str, str] = {}
+    #: The models that are copied from clouds now, and how much of them has been received: `1.2 of 3.4 GB`.
+    copying: list[str] = []
+    copied: str = ""
 
     @property
     def text(self) -> str:
@@ -41,16 +42,17 @@ class LoadStep(msgspec.Struct, frozen=True):
         if self.failed:
             parts[0] += f", {self.failed} failed"
         if self.copying:
-            names = ", ".join(f"'{name}' ({far})" for name, far in list(self.copying.items())[:_NAMED])
-            more = len(self.copying) - _NAMED
-            parts.append(f"copying {names}{f' and {more} more' if more > 0 else ''}")
+            parts.append(f"{self.copied} copied of {_named(self.copying)}")
         if self.loading:
-            names = ", ".join(f"'{name}'" for name in self.loading[:_NAMED])
-            more = len(self.loading) - _NAMED
-            parts.append(f"loading {names}{f' and {more} more' if more > 0 else ''}")
+            parts.append(f"loading {_named(self.loading)}")
         if self.slowest:
             parts.append(f"slowest so far '{self.slowest}' ({self.slowest_ns / 1e9:.1f} s)")
         return "; ".join(parts)
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 class LoadProgress:
@@ -112,7 +114,8 @@ class LoadProgress:
         for name, begun_ns in self._loading.items():
             if now_ns - begun_ns > slowest[1]:
                 slowest = (name, now_ns - begun_ns)
-        copying = {name: bytes_text(byte_size, received) for name, (received, byte_size) in self._copying.items()}
+        received, byte_size = (sum(each[place] for each in self._copying.values()) for place in (0, 1))
         return LoadStep(
-            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), *slowest, copying
-        )
+            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), *slowest,
+            list(self._copying), bytes_text(byte_size, received),
+        )  # fmt: skip

@@ -281,6 +281,10 @@ def test_the_commands_for_authors_copy_a_repository_before(store: FakeS3, tmp_pa
     listed = command("models", f"{store.address}/repo")
     assert listed.returncode == 1
     assert re.search(r"plus +\| 1 +\| python +\| valid", listed.stdout), listed.stdout + listed.stderr
+    store.fetched()
+    quick = command("models", "--quick", f"{store.address}/repo")
+    assert re.search(r"plus +\| 1 +\| python +\|", quick.stdout), quick.stdout + quick.stderr
+    assert store.fetched() == ["repo/plus/config.pbtxt", "repo/wrong/config.pbtxt"]
     del store.objects["repo/wrong/config.pbtxt"], store.objects["repo/wrong/1/model.py"]
     checked = command("check", f"{store.address}/repo")
     assert checked.returncode == 0, checked.stdout + checked.stderr
