@@ -9,12 +9,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kernel.authoring.progress import progress_bar
 from kernel.errors import ServingError
 from kernel.options import BadOption
 from kernel.repository.clouds.address import BadAddress, is_address, parse_address
 from kernel.repository.clouds.listing import files_of, folders_of
+from kernel.repository.composition import parts_by_name
 from kernel.repository.held_folders import new_locked_folder
+from kernel.repository.layout import CONFIG_FILENAME, find_models
 from kernel.repository.load_progress import bytes_text
 from kernel.repository.repositories import Repositories
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
-    from kernel.repository.layout import ModelFolder
+    from kernel.repository.layout import Entry, ModelFolder
 
 
 @contextlib.contextmanager
@@ -53,17 +57,45 @@ def local_folders(given: Sequence[str], *, configs_only: bool = False) -> Iterat
 
 
 async def _copy(address: CloudAddress, folder: Path, *, configs_only: bool) -> None:
-    """Copy all models at `address`, and link them into the folder `models` in `folder`."""
+    """Copy all models at `address`, or the one that it is, and link them into the folder `models` in `folder`."""
     (folder / "models").mkdir()
     repositories = Repositories([address], copies=str(folder / "copies"))
     try:
-        found = await repositories.scan()
+        listings = await repositories.listings()
+        models = find_models(listings).models
+        above, _, name = address.folder.rpartition("/")
+        if name and all(map(_is_model, listings.values())):
+            await repositories.close()
+            repositories = Repositories([msgspec.structs.replace(address, folder=above)], copies=str(folder / "copies"))
+            models = await _with_parts(repositories, name)
         if configs_only:
-            await asyncio.to_thread(_write_configs, repositories, found.models, folder / "models")
+            await asyncio.to_thread(_write_configs, repositories, models, folder / "models")
         else:
-            await _copy_models(repositories, found.models, folder)
+            await _copy_models(repositories, models, folder)
     finally:
         await repositories.close()
+
+
+def _is_model(entries: Sequence[Entry]) -> bool:
+    """Whether a folder is that of a model, as `target.is_model`."""
+    if any(each.name == CONFIG_FILENAME and not each.is_folder for each in entries):
+        return True
+    folders = [each for each in entries if each.is_folder and not each.name.startswith((".", "__"))]
+    versions = [each for each in folders if each.name.isascii() and each.name.isdigit()]
+    return bool(versions) and not any(_is_model(each.children) for each in folders)
+
+
+async def _with_parts(repositories: Repositories, name: str) -> dict[str, ModelFolder]:
+    """Return a model, and those of its steps if it is an ensemble."""
+    models: dict[str, ModelFolder] = {}
+    looked_for, missing = set[str](), {name}
+    while missing:
+        looked_for |= missing
+        for each in missing:
+            models |= (await repositories.scan(each)).models
+        parts = parts_by_name(models.values(), "", repositories.read_config)
+        missing = {part for found in parts.values() for part in found} - looked_for
+    return models
 
 
 async def _copy_models(repositories: Repositories, models: Mapping[str, ModelFolder], folder: Path) -> None:

@@ -84,11 +84,15 @@ class Repositories:
 
     async def scan(self, only: str = "") -> RepositoryContents:
         """List the repositories, or only the model called `only` in each. Raises `ServingError`."""
-        listings = {each.path: await each.list_entries(only) for each in self._repositories}
+        listings = await self.listings(only)
         if only:
             return find_models(listings, namespacing=self._namespacing)
         # Of thousands of models this takes too long for the event loop.
         return await asyncio.to_thread(find_models, listings, namespacing=self._namespacing)
+
+    async def listings(self, only: str = "") -> dict[str, tuple[Entry, ...]]:
+        """Return the entries of each repository, or of the model called `only` in each. Raises `ServingError`."""
+        return {each.path: await each.list_entries(only) for each in self._repositories}
 
     async def names(self) -> tuple[dict[str, str], set[str]]:
         """Return identifier → name of the models, and the duplicate identifiers. Raises `ServingError`."""

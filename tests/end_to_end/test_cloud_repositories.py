@@ -289,6 +289,14 @@ def test_the_commands_for_authors_copy_a_repository_before(store: FakeS3, tmp_pa
     checked = command("check", f"{store.address}/repo")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "plus" in checked.stdout
+    both = 'platform: "ensemble" ensemble_scheduling { step [{ model_name: "plus" model_version: -1 }] }'
+    store.put("repo/both/config.pbtxt", both)
+    store.put("repo/both/1/", "")
+    put(store, "other", 1)
+    one = command("models", "--quick", f"{store.address}/repo/both")
+    assert re.findall(r"^\| (\w+) ", one.stdout, re.MULTILINE) == ["Model", "both", "plus"], one.stdout + one.stderr
+    one = command("check", f"{store.address}/repo/plus")
+    assert re.findall(r"^\| (\w+) ", one.stdout, re.MULTILINE) == ["Model", "plus"], one.stdout + one.stderr
     assert command("models", f"{store.address}/absent").stderr == (
         f"error: failed to read model repository '{store.address}/absent': there is no such bucket or object "
         "(FileNotFoundError: models/absent)\n"
