@@ -139,9 +139,11 @@ class _Clouds:
         self._copies = Copies(copies or next(filter(None, mounted), ""))
 
     def repository(self, address: CloudAddress) -> CloudRepository:
-        from kernel.repository.clouds.repository import CloudRepository, new_place
+        from kernel.repository.clouds.places import RepositoryPlace
+        from kernel.repository.clouds.repository import CloudRepository
 
-        return CloudRepository(address, new_place(address), self._reader, self._copies, self._copying)
+        place = RepositoryPlace(address)
+        return CloudRepository(address, place.now(), self._reader, self._copies, self._copying, place.now)
 
     async def close(self) -> None:
         await self._reader.close()

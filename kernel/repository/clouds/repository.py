@@ -6,23 +6,14 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kernel.errors import InternalError, ServingError
 from kernel.repository.background import BackgroundTasks
 from kernel.repository.clouds.configs import CloudConfigs, portions
 from kernel.repository.clouds.copies import Copies, PartialCopy, digest_of
-from kernel.repository.clouds.credentials import (
-    FILE_VARIABLE,
-    BadCredentials,
-    Credentials,
-    client_arguments,
-    parse_credentials,
-)
 from kernel.repository.clouds.listing import entries_of
 from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, ReadObjects, StoredObject
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
@@ -31,7 +22,7 @@ from kernel.repository.load_progress import bytes_text
 from kernel.texts import limited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
     from kernel.repository.clouds.copies import Copy
@@ -54,9 +45,6 @@ _ATTEMPTS = 3
 #: Seconds between two lines of the log about a copy that takes long.
 _REPORT_S = 10.0
 
-#: Cloud → name of its client in fsspec.
-_PROTOCOLS = {"s3": "s3", "gs": "gs", "as": "abfs"}
-
 
 #: Work that is undone after its caller was cancelled. It takes milliseconds, in a thread.
 _background = BackgroundTasks()
@@ -76,10 +64,15 @@ class CloudRepository:
         reader: CloudReader,
         copies: Copies,
         copying: asyncio.Semaphore | None = None,
+        place_now: Callable[[], Place] | None = None,
     ) -> None:
-        """`copying` is for the copies that are made at a time; repositories may share it."""
+        """`copying` is for the copies that are made at a time; repositories may share it.
+
+        `place_now` returns the place with the present credentials, if these may change. It blocks.
+        """
         self.path = str(address)
         self._place = place
+        self._place_now = place_now
         self._reader = reader
         self._copies = copies
         self._configs = CloudConfigs()
@@ -109,6 +102,7 @@ class CloudRepository:
         """See `Repository`. Names of the last `NAMES_AGE_S` seconds are returned again."""
         async with self._names_lock:
             if time.monotonic() - self._names_at_s > NAMES_AGE_S:
+                await self._renew_place()
                 try:
                     found = await self._reader.ask(ListFolders(self._place), list[str])
                     self._know_names(found)
@@ -176,11 +170,17 @@ class CloudRepository:
         return found[0]
 
     async def _objects(self, folder: str) -> list[StoredObject]:
+        await self._renew_place()
         try:
             found: list[StoredObject] = await self._reader.ask(ListObjects(self._place, folder), list[StoredObject])
         except CloudFailed as error:
             raise self._failed(error) from error
         return found
+
+    async def _renew_place(self) -> None:
+        """Use new credentials. Downloads follow a listing."""
+        if self._place_now is not None:
+            self._place = await asyncio.to_thread(self._place_now)
 
     def _know_names(self, found: Sequence[str], failure: str = "") -> None:
         self._names, self._names_failure = [name for name in found if can_be_model(name)], failure
@@ -269,15 +269,3 @@ async def _undone(working: asyncio.Future[_T], undo: Callable[[_T], None]) -> No
 def _release(copy: Copy | None) -> None:
     if copy is not None:
         copy.release()
-
-
-def new_place(address: CloudAddress, environment: Mapping[str, str] = os.environ) -> Place:
-    """Return where a repository is and how it is reached. Blocks. Raises `InternalError` for bad credentials."""
-    credentials, path = Credentials(), environment.get(FILE_VARIABLE, "")
-    if path:
-        try:
-            credentials = parse_credentials(Path(path).read_bytes())
-        except (OSError, BadCredentials) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InternalError(f"failed to read credentials from '{path}' ({FILE_VARIABLE}): {reason}") from None
-    return Place(_PROTOCOLS[address.cloud], address.root, client_arguments(address, credentials, environment))

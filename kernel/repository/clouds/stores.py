@@ -40,6 +40,9 @@ _CLIENTS = {
 #: How many small objects are read at the same time.
 _AT_ONCE = 8
 
+#: How many clients are kept.
+_CLIENT_COUNT = 16
+
 #: After how many objects of a listing progress is reported.
 _PAGE = 1000
 
@@ -66,7 +69,7 @@ _MEANINGS = {
 
 
 class Stores:
-    """The clients of the stores. One is made for each place, and kept."""
+    """The clients of the stores. One is made for each place, and kept until there are newer ones."""
 
     def __init__(self) -> None:
         self._clients: dict[bytes, Any] = {}
@@ -103,6 +106,8 @@ class Stores:
                 raise StoreError(
                     f"the package {module} is missing ({error}): pip install 'naiad-server[{extra}]'"
                 ) from None
+            while len(self._clients) >= _CLIENT_COUNT:  # their credentials may have been replaced
+                del self._clients[next(iter(self._clients))]
             try:
                 self._clients[key] = kind(**place.arguments, **_settings(place))
             except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from kernel.repository.clouds.address import parse_address
 from kernel.repository.clouds.copies import Copies, PartialCopy
 from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
-from kernel.repository.clouds.repository import CloudRepository, new_place
+from kernel.repository.clouds.repository import CloudRepository
 from kernel.repository.composition import parts_by_name
 from kernel.repository.layout import ModelFolder, find_models
 from kernel.repository.repositories import Repositories
@@ -152,6 +151,21 @@ def test_names_are_asked_for_once_for_all_who_wait_and_not_again_soon(monkeypatc
         reader.failure = "it is down"
         with pytest.raises(InternalError, match="failed to read model repository 's3://bucket/repo': it is down"):
             await repository.list_names()
+
+    asyncio.run(main())
+
+
+def test_each_listing_uses_the_present_credentials() -> None:
+    async def main() -> None:
+        reader, keys = MemoryReader(m__1__x="x"), iter("abcdef")
+
+        def now() -> Place:
+            return Place("s3", "bucket/repo", {"key": next(keys)})
+
+        repository = CloudRepository(parse_address("s3://bucket/repo"), PLACE, reader, Copies(), None, now)
+        await repository.list_names()
+        await repository.list_entries()
+        assert [each.place.arguments["key"] for each in reader.asked] == ["a", "b"]
 
     asyncio.run(main())
 
@@ -309,18 +323,6 @@ def test_a_copy_reports_how_far_it_is() -> None:
         copies.close()
 
     asyncio.run(main())
-
-
-def test_a_wrong_file_of_credentials_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "credentials.json"
-    variables = {"TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
-    with pytest.raises(InternalError, match=r"credentials.json' \(TRITON_CLOUD_CREDENTIAL_PATH\): No such file"):
-        new_place(parse_address("s3://bucket/repo"), variables)
-    file.write_text(json.dumps({"s3": {"": {"key_id": 5}}}))
-    with pytest.raises(InternalError, match="Expected `str`, got `int`"):
-        new_place(parse_address("s3://bucket/repo"), variables)
-    file.write_text(json.dumps({"s3": {"": {"key_id": "id"}}}))
-    assert new_place(parse_address("s3://bucket/repo"), variables) == Place("s3", "bucket/repo", {"key": "id"})
 
 
 def test_cancelled_copies_leave_nothing_whenever_they_are_cancelled(tmp_path: Path) -> None:
