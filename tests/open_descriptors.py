@@ -20,3 +20,12 @@ def open_descriptors() -> set[int]:
             os.fstat(fd)
             found.add(fd)
     return found
+
+
+def descriptors_of(file: os.stat_result) -> int:
+    """Return how many open file descriptors refer to a file, those of mappings included."""
+    count = 0
+    for fd in open_descriptors():
+        with contextlib.suppress(OSError):  # a thread has closed it
+            count += os.path.samestat(os.fstat(fd), file)
+    return count

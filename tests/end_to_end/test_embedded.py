@@ -244,7 +244,7 @@ def test_several_servers_run_in_one_process(server: EmbeddedServer, tmp_path: Pa
         assert re.search(r'nv_inference_request_success\{model="square_int32",version="1"\} [01]', page)
         assert other.start() is other  # it runs
         assert len(set(workers()) - before) == 1
-    assert set(workers()) == before
+    assert set(workers()) <= before
     assert server.infer("echo", {"F": [1]})["f"].tolist() == [1]
 
 
@@ -292,7 +292,7 @@ def test_options_that_cannot_be_are_told_before_anything_starts(tmp_path: Path) 
 
 
 def test_a_model_that_fails_is_the_reason_why_the_server_does_not_start(tmp_path: Path) -> None:
-    before = workers()
+    before = set(workers())
     write_models(tmp_path, "square_int32", "echo")
     (tmp_path / "echo" / "config.pbtxt").write_text('backend: "repeat" max_batch_size: 1')
     with pytest.raises(StartFailed) as caught:
@@ -301,7 +301,7 @@ def test_a_model_that_fails_is_the_reason_why_the_server_does_not_start(tmp_path
         "creating server: Internal - failed to load all models: echo ('echo': Invalid argument: repeat backend only "
         "supports models with max_batch_size == 0; exit_on_error=False starts without them)"
     )
-    assert workers() == before
+    assert set(workers()) <= before
     with EmbeddedServer(tmp_path, exit_on_error=False) as server:
         assert not server.ready()
         assert square(server, 2) == [2]
