@@ -81,6 +81,11 @@ class PartialCopy:
         self.received_byte_size = 0
 
     @property
+    def ended(self) -> bool:
+        """Whether it has become a copy, or was abandoned."""
+        return self._fd < 0
+
+    @property
     def file_count(self) -> int:
         """How many files the copy will have."""
         return len(self._objects)
@@ -93,7 +98,7 @@ class PartialCopy:
     @property
     def coming_byte_size(self) -> int:
         """How many bytes the copy will still take of the disk."""
-        return 0 if self._fd < 0 else max(self.missing_byte_size - self.received_byte_size, 0)
+        return 0 if self.ended else max(self.missing_byte_size - self.received_byte_size, 0)
 
     def request(self, place: Place) -> Download:
         """Return the request for what is missing. `place` is the repository."""

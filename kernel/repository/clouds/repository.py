@@ -155,7 +155,8 @@ class CloudRepository:
         except OSError as error:
             raise InternalError(f"failed to copy model '{folder.name}' to this machine: {error}") from error
         finally:
-            if begun is not None:
+            # A whole copy is returned without an `await`: a caller that is cancelled there would lose it.
+            if begun is not None and not begun.ended:
                 await asyncio.to_thread(begun.abandon)
         raise InternalError(f"model '{folder.name}' in '{self.path}' changes while it is copied")
 
