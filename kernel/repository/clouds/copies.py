@@ -180,9 +180,16 @@ class Copies:
         self._lock = threading.Lock()
 
     def find(self, address: str, name: str, digest: str) -> Copy | None:
-        """Return the whole copy with this digest of the model `name` at `address`, or None. Raises `ServingError`."""
+        """Return the whole copy with this digest of the model `name` at `address`, or None. Raises `ServingError`.
+
+        Then copies that nobody uses are removed.
+        """
         try:
-            return _opened(self._of_model(address, name) / digest, name, keep=self.keeps)
+            folder = self._of_model(address, name)
+            found = _opened(folder / digest, name, keep=self.keeps)
+            if found is not None and self.keeps:
+                self._remove_old(folder)  # such as what a killed server has received
+            return found
         except OSError as error:
             raise file_error(f"failed to find copies of model '{name}': {error.strerror}", error) from error
 

@@ -117,6 +117,21 @@ def test_what_a_killed_server_has_received_is_used_and_removed(tmp_path: Path) -
     copy.release()
 
 
+def test_what_a_killed_server_has_received_goes_when_the_whole_copy_is_used(tmp_path: Path) -> None:
+    copies = Copies(str(tmp_path))
+    killed = copies.begin(ADDRESS, "m", model(a="one"))
+    copy, _ = make(copies, model(a="one"))
+    other = copies.begin(ADDRESS, "m", model(a="two"))  # which another server makes now
+    os.close(killed._fd)  # as the end of its process does
+    found = copies.find(ADDRESS, "m", digest_of(model(a="one")))
+    assert found is not None
+    assert len(folders(tmp_path)) == 2
+    copy.release()
+    found.release()
+    other.abandon()
+    assert folders(tmp_path) == [digest_of(model(a="one"))]
+
+
 def test_a_copy_that_was_damaged_is_made_again(tmp_path: Path) -> None:
     copies = Copies(str(tmp_path))
     copy, _ = make(copies, model(a="one"))
