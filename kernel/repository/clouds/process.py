@@ -12,12 +12,12 @@ import select
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.repository.clouds.download import StoreError
-from kernel.repository.clouds.messages import IDLE_S, Failed, Received, Request, Result
+from kernel.repository.clouds.messages import IDLE_S, MAX_ITEM_COUNT, Failed, Part, Received, Request, Result
 from kernel.repository.clouds.stores import Stores
 
 if TYPE_CHECKING:
@@ -65,9 +65,16 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
         request = decoder.decode(_read(source, _LENGTH.unpack(head)[0]))
         try:
             value = stores.answer(request, output.progress)
-            output.send(Result(msgspec.Raw(msgspec.msgpack.encode(value))))
+            while isinstance(value, list) and len(value) > MAX_ITEM_COUNT:
+                output.send(Part(_encoded(value[:MAX_ITEM_COUNT])))
+                value = value[MAX_ITEM_COUNT:]
+            output.send(Result(_encoded(value)))
         except StoreError as error:
             output.send(Failed(str(error)))
+
+
+def _encoded(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def _read(source: BinaryIO, byte_size: int) -> bytes:

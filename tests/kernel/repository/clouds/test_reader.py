@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 import pytest
 
+from kernel.repository.clouds import process as process_module
 from kernel.repository.clouds import reader as module
 from kernel.repository.clouds import stores
 from kernel.repository.clouds.download import StoreError
 from kernel.repository.clouds.messages import (
+    MAX_ITEM_COUNT,
     Download,
     ListFolders,
     ListObjects,
@@ -220,6 +223,31 @@ def test_long_work_shows_that_it_goes_on(store: FakeS3, monkeypatch: pytest.Monk
     assert clients.answer(ReadObjects(place(store), names, [1] * 120), signs.append) == [b"x"] * 120
     assert sorted(signs) == list(range(1, 121))
     store.fetched()
+
+
+def test_a_long_listing_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, each small enough for the kernel, and with the same types as a short one."""
+    objects = [StoredObject(f"m/1/{number:05}", number, "etag", number) for number in range(2 * MAX_ITEM_COUNT + 1)]
+    monkeypatch.setattr(stores.Stores, "answer", lambda *_: objects)
+
+    async def main(source: BinaryIO, target: BinaryIO, own: socket.socket) -> None:
+        process = object.__new__(module._Process)
+        process._socket, process._streams = own, None
+        serving = asyncio.ensure_future(asyncio.to_thread(process_module.serve, source, target))
+        request = msgspec.msgpack.encode(ListObjects(Place("s3", "bucket", {})))
+        parts, failed = await process.ask(request, lambda _: None)
+        assert failed is None
+        assert [len(msgspec.msgpack.decode(part.value)) for part in parts] == [MAX_ITEM_COUNT, MAX_ITEM_COUNT, 1]
+        assert await module._value(parts, list[StoredObject]) == objects
+        assert process._streams is not None
+        process._streams[1].close()
+        await serving
+
+    own, other = socket.socketpair()
+    own.setblocking(False)
+    fd = other.detach()
+    with open(fd, "rb", buffering=0) as source, open(fd, "wb", closefd=False) as target:
+        asyncio.run(main(source, target, own))
 
 
 def test_a_process_ends_with_the_kernel_in_the_middle_of_a_request(store: FakeS3) -> None:
