@@ -1,37 +1,51 @@
-"""Repositories in clouds for commands that work on folders: all models are copied before."""
+"""Repositories in clouds for commands that work on folders: all models are copied before, or their configurations."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from kernel.authoring.progress import progress_bar
 from kernel.errors import ServingError
 from kernel.options import BadOption
 from kernel.repository.clouds.address import BadAddress, is_address, parse_address
+from kernel.repository.clouds.listing import files_of, folders_of
+from kernel.repository.composition import parts_by_name
+from kernel.repository.held_folders import new_locked_folder
+from kernel.repository.layout import CONFIG_FILENAME, find_models
+from kernel.repository.load_progress import bytes_text
 from kernel.repository.repositories import Repositories
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
+    from kernel.repository.layout import Entry, ModelFolder
 
 
 @contextlib.contextmanager
-def local_folders(given: Sequence[str]) -> Iterator[list[Path]]:
-    """Yield a folder for each path or address; those of addresses are removed at the end. Raises `BadOption`."""
+def local_folders(given: Sequence[str], *, configs_only: bool = False) -> Iterator[list[Path]]:
+    """Yield a folder for each path or address; those of addresses are removed at the end. Raises `BadOption`.
+
+    With `configs_only` the files from clouds are empty, but for the configurations: nothing else is received.
+    """
     with contextlib.ExitStack() as stack:
         folders: list[Path] = []
         for text in given:
             if is_address(text):
-                folder = Path(tempfile.mkdtemp(prefix="naiad-cloud-"))
-                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                # Locked: the next server removes what a killed command has left.
+                path, lock = new_locked_folder()
+                stack.callback(os.close, lock)
+                stack.callback(shutil.rmtree, path, ignore_errors=True)
+                folder = Path(path)
                 try:
-                    asyncio.run(_copy(parse_address(text), folder))
+                    asyncio.run(_copy(parse_address(text), folder, configs_only=configs_only))
                 except BadAddress as error:
                     raise BadOption(str(error)) from None
                 except ServingError as error:
@@ -42,19 +56,66 @@ def local_folders(given: Sequence[str]) -> Iterator[list[Path]]:
         yield folders
 
 
-async def _copy(address: CloudAddress, folder: Path) -> None:
-    """Copy all models at `address`, and link them into the folder `models` in `folder`."""
+async def _copy(address: CloudAddress, folder: Path, *, configs_only: bool) -> None:
+    """Copy all models at `address`, or the one that it is, and link them into the folder `models` in `folder`."""
     (folder / "models").mkdir()
     repositories = Repositories([address], copies=str(folder / "copies"))
     try:
-        found = await repositories.scan()
-        with progress_bar(len(found.models)) as progress:
-            for name, model in found.models.items():
-                progress.works_on(name)
-                copy = await repositories.copied(model)
-                assert copy is not None, "the model is in a cloud"
-                (folder / "models" / name).symlink_to(copy.path)
-                copy.release()
-                progress.done()
+        listings = await repositories.listings()
+        models = find_models(listings).models
+        above, _, name = address.folder.rpartition("/")
+        if name and all(map(_is_model, listings.values())):
+            await repositories.close()
+            repositories = Repositories([msgspec.structs.replace(address, folder=above)], copies=str(folder / "copies"))
+            models = await _with_parts(repositories, name)
+        if configs_only:
+            await asyncio.to_thread(_write_configs, repositories, models, folder / "models")
+        else:
+            await _copy_models(repositories, models, folder)
     finally:
         await repositories.close()
+
+
+def _is_model(entries: Sequence[Entry]) -> bool:
+    """Whether a folder is that of a model, as `target.is_model`."""
+    if any(each.name == CONFIG_FILENAME and not each.is_folder for each in entries):
+        return True
+    folders = [each for each in entries if each.is_folder and not each.name.startswith((".", "__"))]
+    versions = [each for each in folders if each.name.isascii() and each.name.isdigit()]
+    return bool(versions) and not any(_is_model(each.children) for each in folders)
+
+
+async def _with_parts(repositories: Repositories, name: str) -> dict[str, ModelFolder]:
+    """Return a model, and those of its steps if it is an ensemble."""
+    models: dict[str, ModelFolder] = {}
+    looked_for, missing = set[str](), {name}
+    while missing:
+        looked_for |= missing
+        for each in missing:
+            models |= (await repositories.scan(each)).models
+        parts = parts_by_name(models.values(), "", repositories.read_config)
+        missing = {part for found in parts.values() for part in found} - looked_for
+    return models
+
+
+async def _copy_models(repositories: Repositories, models: Mapping[str, ModelFolder], folder: Path) -> None:
+    with progress_bar(len(models)) as progress:
+        repositories.on_copying = lambda name, received, byte_size: progress.works_on(
+            f"copying {name}, {bytes_text(byte_size, received)}"
+        )
+        for name, model in models.items():
+            progress.works_on(name)
+            _, copy = await repositories.copied(model)
+            assert copy is not None, "the model is in a cloud"
+            (folder / "models" / name).symlink_to(copy.path)
+            copy.release()
+            progress.done()
+
+
+def _write_configs(repositories: Repositories, models: Mapping[str, ModelFolder], folder: Path) -> None:
+    """Write the folders and files of all models. Those that are not configurations are empty. Blocks."""
+    for name, model in models.items():
+        for path in ("", *folders_of(model.entry)):
+            (folder / name / path).mkdir()
+        for path in files_of(model.entry):
+            (folder / name / path).write_bytes(repositories.read_config(f"{model.path}/{path}"))

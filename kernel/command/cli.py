@@ -80,7 +80,7 @@ def models(
     from kernel.authoring.cloud_folders import local_folders
     from kernel.command.models import print_models
 
-    with local_folders(model_repository or [str(DEMO_REPOSITORY)]) as paths:
+    with local_folders(model_repository or [str(DEMO_REPOSITORY)], configs_only=quick) as paths:
         raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 

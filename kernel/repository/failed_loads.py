@@ -33,6 +33,10 @@ class FailedLoads:
         #: By the models' identifiers.
         self._failed: dict[str, _Failed] = {}
 
+    def has(self, identifier: str) -> bool:
+        """Whether the last load of a model has failed."""
+        return identifier in self._failed
+
     def is_due(self, folder: ModelFolder, now_ns: int) -> bool:
         """Whether a poll loads `folder`: a model that has not failed, that has changed, or whose pause is over."""
         failed = self._failed.get(folder.identifier)

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,15 +29,20 @@ class HeldFolder(abc.ABC):
 
     def __init__(self) -> None:
         self._use_count = 1
+        #: Versions of a model end at the same time, each in a thread.
+        self._lock = threading.Lock()
 
     def retain(self) -> None:
         """Add one use."""
-        self._use_count += 1
+        with self._lock:
+            self._use_count += 1
 
     def release(self) -> None:
         """End one use."""
-        self._use_count -= 1
-        if not self._use_count:
+        with self._lock:
+            self._use_count -= 1
+            is_unused = not self._use_count
+        if is_unused:
             self._remove()
 
     @abc.abstractmethod
@@ -44,16 +50,17 @@ class HeldFolder(abc.ABC):
         """Nobody uses the folder any more."""
 
 
-def new_locked_folder() -> tuple[str, int]:
+def new_locked_folder(prefix: str = _FOLDER_PREFIX, parent: str | None = None) -> tuple[str, int]:
     """Return the path of a new folder, and the descriptor that holds its lock. Raises `OSError`; then there is none.
 
-    `remove_abandoned_folders` removes the folder if this process ends without doing so.
+    The folder is in `parent`, or in the system's folder for temporary files: there `remove_abandoned_folders` removes
+    it if this process ends without doing so.
     """
     while True:
-        path = os.path.realpath(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+        path = os.path.realpath(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             fd = os.open(path, OPEN_FOLDER)
-        except FileNotFoundError:  # a server that starts now has found the folder without a lock, and removed it
+        except FileNotFoundError:  # another server has found the folder without a lock, and removed it
             continue
         except OSError:
             os.rmdir(path)

@@ -66,16 +66,14 @@ class Lifecycle:
         self.loader = VersionLoader(clock, schedule, new_keeper, settings)
         self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
-        self._repositories = Repositories.of(settings)
+        self._repositories = Repositories.of(settings, self._progress.copies)
         self._listing = RepositoryListing(catalog, self._repositories)
         self._composition = Composition(catalog, self, self._listing, self._repositories.read_config)
         self._ensembles = self._composition.ensembles
         self._loads = RepositoryLoads(self, self._composition, self._progress, settings, clock, self._serving)
         #: Identifier → version → the version that serves.
         self._loaded: dict[str, dict[int, LoadedVersion]] = {}
-        #: Identifier → the folder that the model was loaded from; None if a client gave its files. A configuration that
-        #: a client gave stays until the folder changes (Triton).
-        self._sources: dict[str, ModelFolder | None] = {}
+        self._sources = self._loads.sources
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}

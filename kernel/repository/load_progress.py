@@ -7,6 +7,16 @@ import msgspec
 #: How many of the models that load are named.
 _NAMED = 3
 
+#: Bytes and the name of a unit, the largest first.
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def bytes_text(byte_size: int, received: int | None = None) -> str:
+    """Return a size for people, or how much of it has been received: `3.4 GB`, `1.2 of 3.4 GB`."""
+    unit, name = next(pair for pair in _UNITS if byte_size >= pair[0] or pair is _UNITS[-1])
+    part = "" if received is None else f"{min(received, byte_size) / unit:,.1f} of "
+    return f"{part}{byte_size / unit:,.1f} {name}"
+
 
 class LoadStep(msgspec.Struct, frozen=True):
     """A moment of the loading, as it is shown."""
@@ -21,6 +31,9 @@ class LoadStep(msgspec.Struct, frozen=True):
     #: The load that took longest until now, ended or not, and how long; "" before the first has begun.
     slowest: str
     slowest_ns: int
+    #: The models that are copied from clouds now, and how much of them has been received: `1.2 of 3.4 GB`.
+    copying: list[str] = []
+    copied: str = ""
 
     @property
     def text(self) -> str:
@@ -28,13 +41,18 @@ class LoadStep(msgspec.Struct, frozen=True):
         parts = [f"{self.ended - self.failed} of {self.total} models loaded"]
         if self.failed:
             parts[0] += f", {self.failed} failed"
+        if self.copying:
+            parts.append(f"{self.copied} copied of {_named(self.copying)}")
         if self.loading:
-            names = ", ".join(f"'{name}'" for name in self.loading[:_NAMED])
-            more = len(self.loading) - _NAMED
-            parts.append(f"loading {names}{f' and {more} more' if more > 0 else ''}")
+            parts.append(f"loading {_named(self.loading)}")
         if self.slowest:
             parts.append(f"slowest so far '{self.slowest}' ({self.slowest_ns / 1e9:.1f} s)")
         return "; ".join(parts)
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 class LoadProgress:
@@ -51,6 +69,8 @@ class LoadProgress:
         #: Name → when its load began, in order.
         self._loading: dict[str, int] = {}
         self._slowest = ("", 0)
+        #: Name → how many bytes of it are here, and how many there are.
+        self._copying: dict[str, tuple[int, int]] = {}
 
     def begin(self, total: int, now_ns: int) -> None:
         """Count `total` models from now on."""
@@ -61,6 +81,14 @@ class LoadProgress:
         """Count no longer."""
         self._total = 0
         self._loading.clear()
+        self._copying.clear()
+
+    def copies(self, name: str, received: int, byte_size: int) -> None:
+        """A model's files are received from a cloud, before it loads."""
+        if received >= byte_size:
+            self._copying.pop(name, None)
+        elif self._total:
+            self._copying[name] = (received, byte_size)
 
     def loads(self, name: str, now_ns: int) -> None:
         """A model's load has got its turn. A second version of the same model changes nothing."""
@@ -73,6 +101,7 @@ class LoadProgress:
             return
         self._ended += 1
         self._failed += failed
+        self._copying.pop(name, None)
         begun_ns = self._loading.pop(name, now_ns)
         if now_ns - begun_ns > self._slowest[1]:
             self._slowest = (name, now_ns - begun_ns)
@@ -85,6 +114,8 @@ class LoadProgress:
         for name, begun_ns in self._loading.items():
             if now_ns - begun_ns > slowest[1]:
                 slowest = (name, now_ns - begun_ns)
+        received, byte_size = (sum(each[place] for each in self._copying.values()) for place in (0, 1))
         return LoadStep(
-            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), slowest[0], slowest[1]
-        )
+            self._total, self._ended, self._failed, now_ns - self._begun_ns, list(self._loading), *slowest,
+            list(self._copying), bytes_text(byte_size, received),
+        )  # fmt: skip

@@ -63,8 +63,10 @@ class LoadedVersion(msgspec.Struct):
     origin: Origin
     #: In the order of the configuration.
     instances: list[LoadedInstance]
-    #: The files of the load request, or the copies of a model in a cloud. Restarted workers read them again.
-    folders: list[HeldFolder] = []
+    #: The folder with the model's files, which restarted workers and new instances read again.
+    path: str
+    #: That folder, if it is of a load request, or a copy of a model in a cloud.
+    held: HeldFolder | None = None
     #: The repository agents of the load.
     agents: ModelAgents | None = None
 
@@ -85,8 +87,9 @@ class LoadedVersion(msgspec.Struct):
     async def stop(self, *, at_once: bool = False) -> None:
         """End the workers; `at_once` does not finalize the model. It can be called again if it was cancelled."""
         await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))
-        while self.folders:
-            await asyncio.to_thread(self.folders.pop().release)
+        held, self.held = self.held, None
+        if held is not None:
+            await asyncio.to_thread(held.release)
         agents, self.agents = self.agents, None
         if agents is not None:
             await agents.release()
@@ -100,15 +103,15 @@ def hold_origin(
 ) -> list[ModelAgents]:
     """Keep what the versions of a load need until `stop` has ended their workers: a folder, if any, and agents.
 
-    A version that stays needs its former folder as well as the new one, where new instances of it read its files.
-
-    Returns the former agents of versions that stay; the caller releases them.
+    A version that stays has not changed, and keeps its former folder. Returns the former agents of such versions; the
+    caller releases them.
     """
     former = [version.agents for version in staying if version.agents is not None]
-    for version in (*loaded, *staying):
+    for version in loaded:
         if held is not None:
-            version.folders.append(held)
+            version.held = held
             held.retain()
+    for version in (*loaded, *staying):
         version.agents = agents
         agents.retain()
     return former
@@ -232,7 +235,7 @@ class VersionLoader:
             if not each.plan.passive:
                 each.keeper.serve()
         self._loaded(model, source, started_ns)
-        return LoadedVersion(model, source.origin(config), instances)
+        return LoadedVersion(model, source.origin(config), instances, str(source.path))
 
     async def _load_ensemble(
         self, source: ModelSource, config: ModelConfig, version: int, started_ns: int
@@ -246,7 +249,7 @@ class VersionLoader:
             logger.warning("model '%s': %s", source.name, line)
         model.start()
         self._loaded(model, source, started_ns)
-        return LoadedVersion(model, source.origin(config), [])
+        return LoadedVersion(model, source.origin(config), [], str(source.path))
 
     async def _extend(self, model: Model, source: ModelSource) -> None:
         for extension in self._settings.extensions:
@@ -289,7 +292,7 @@ class VersionLoader:
 
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
         """Start the instances of `config` that `version` does not have. On `ServingError` they have ended."""
-        model = version.model
+        model, source = version.model, source.within(version.path)
         async with self._turn(source.folder.identifier, model.version) as slot:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)

@@ -59,7 +59,9 @@ async def open_model(
 
     Raises `ServingError`; then its agents have ended, and its copy is not used.
     """
-    copy = None if files_of_request else await copies.copied(folder)
+    copy: Copy | None = None
+    if not files_of_request:
+        folder, copy = await copies.copied(folder)
     try:
         source = _source(folder, settings, files_of_request, path="" if copy is None else copy.path)
         opened = await _opened(source, override, settings, files_of_request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +13,7 @@ from kernel.repository.layout import find_models, known_names
 from kernel.repository.local import list_names, list_repository, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
     from kernel.repository.clouds.copies import Copy
@@ -65,6 +66,8 @@ class Repositories:
         self._namespacing = namespacing
         self._repositories: list[LocalRepository | CloudRepository] = []
         self._clouds: _Clouds | None = None
+        #: Called while a model is copied: its identifier, how many bytes were received, and how many there are.
+        self.on_copying: Callable[[str, int, int], None] = lambda identifier, received, byte_size: None
         for path in paths:
             if isinstance(path, Path):
                 self._repositories.append(LocalRepository(path))
@@ -73,14 +76,23 @@ class Repositories:
                 self._repositories.append(self._clouds.repository(path))
 
     @classmethod
-    def of(cls, settings: LifecycleSettings) -> Repositories:
+    def of(cls, settings: LifecycleSettings, on_copying: Callable[[str, int, int], None]) -> Repositories:
         """Return those of a server. Raises `InternalError` as the constructor."""
-        return cls(settings.repositories, copies=settings.copies, namespacing=settings.namespacing)
+        repositories = cls(settings.repositories, copies=settings.copies, namespacing=settings.namespacing)
+        repositories.on_copying = on_copying
+        return repositories
 
     async def scan(self, only: str = "") -> RepositoryContents:
         """List the repositories, or only the model called `only` in each. Raises `ServingError`."""
-        listings = {each.path: await each.list_entries(only) for each in self._repositories}
-        return find_models(listings, namespacing=self._namespacing)
+        listings = await self.listings(only)
+        if only:
+            return find_models(listings, namespacing=self._namespacing)
+        # Of thousands of models this takes too long for the event loop.
+        return await asyncio.to_thread(find_models, listings, namespacing=self._namespacing)
+
+    async def listings(self, only: str = "") -> dict[str, tuple[Entry, ...]]:
+        """Return the entries of each repository, or of the model called `only` in each. Raises `ServingError`."""
+        return {each.path: await each.list_entries(only) for each in self._repositories}
 
     async def names(self) -> tuple[dict[str, str], set[str]]:
         """Return identifier → name of the models, and the duplicate identifiers. Raises `ServingError`."""
@@ -97,15 +109,15 @@ class Repositories:
         found = (each.read_config(path) for each in self._repositories if not isinstance(each, LocalRepository))
         return next((content for content in found if content is not None), b"")
 
-    async def copied(self, folder: ModelFolder) -> Copy | None:
+    async def copied(self, folder: ModelFolder) -> tuple[ModelFolder, Copy | None]:
         """Return a copy on this machine of a model in a cloud, which the caller releases; None for a local model.
 
-        Raises `ServingError`.
+        And the model as it was copied: it may have changed since `folder` was listed. Raises `ServingError`.
         """
         for each in self._repositories:
             if not isinstance(each, LocalRepository) and folder.path == f"{each.path}/{folder.name}":
-                return await each.copied(folder)
-        return None
+                return await each.copied(folder, partial(self.on_copying, folder.identifier))
+        return folder, None
 
     async def close(self) -> None:
         """End processes that read clouds, and remove the copies of models unless they are kept."""
@@ -127,9 +139,11 @@ class _Clouds:
         self._copies = Copies(copies or next(filter(None, mounted), ""))
 
     def repository(self, address: CloudAddress) -> CloudRepository:
-        from kernel.repository.clouds.repository import CloudRepository, new_place
+        from kernel.repository.clouds.places import RepositoryPlace
+        from kernel.repository.clouds.repository import CloudRepository
 
-        return CloudRepository(address, new_place(address), self._reader, self._copies, self._copying)
+        place = RepositoryPlace(address)
+        return CloudRepository(address, place.now(), self._reader, self._copies, self._copying, place.now)
 
     async def close(self) -> None:
         await self._reader.close()

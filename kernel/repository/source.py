@@ -7,6 +7,7 @@ prepare   normalises and checks again; returns it also as JSON for workers and a
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,12 @@ class ModelSource:
         self._config_name = config_name
         #: `read` found a config.pbtxt or an override, which may be empty.
         self._provided = False
+
+    def within(self, path: str) -> ModelSource:
+        """Return the same with the model's files at `path`: an older copy, of a version that has not changed."""
+        source = copy.copy(self)
+        source.path = Path(path)
+        return source
 
     @property
     def name(self) -> str:

@@ -126,10 +126,11 @@ def test_a_changed_instance_group_neither_reloads_the_model_nor_fetches_its_file
         store.fetched()
         put(store, "plus", 1, CONFIG + "instance_group [{ count: 3 kind: KIND_CPU }]")
         wait_for(lambda: len(server.workers("plus")) == 3)
+        assert before in server.workers("plus")
         assert "repo/plus/1/model.py" not in store.fetched()
         assert result(server) == 1
-        os.kill(next(iter(server.workers("plus"))), signal.SIGKILL)  # its successor reads the files again
-        wait_for(lambda: len(server.workers("plus")) == 3 and before is not None)
+        os.kill(before, signal.SIGKILL)  # its successor reads the files again
+        wait_for(lambda: len(server.workers("plus")) == 3 and before not in server.workers("plus"))
         assert result(server) == 1
 
 
@@ -280,10 +281,22 @@ def test_the_commands_for_authors_copy_a_repository_before(store: FakeS3, tmp_pa
     listed = command("models", f"{store.address}/repo")
     assert listed.returncode == 1
     assert re.search(r"plus +\| 1 +\| python +\| valid", listed.stdout), listed.stdout + listed.stderr
+    store.fetched()
+    quick = command("models", "--quick", f"{store.address}/repo")
+    assert re.search(r"plus +\| 1 +\| python +\|", quick.stdout), quick.stdout + quick.stderr
+    assert store.fetched() == ["repo/plus/config.pbtxt", "repo/wrong/config.pbtxt"]
     del store.objects["repo/wrong/config.pbtxt"], store.objects["repo/wrong/1/model.py"]
     checked = command("check", f"{store.address}/repo")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "plus" in checked.stdout
+    both = 'platform: "ensemble" ensemble_scheduling { step [{ model_name: "plus" model_version: -1 }] }'
+    store.put("repo/both/config.pbtxt", both)
+    store.put("repo/both/1/", "")
+    put(store, "other", 1)
+    one = command("models", "--quick", f"{store.address}/repo/both")
+    assert re.findall(r"^\| (\w+) ", one.stdout, re.MULTILINE) == ["Model", "both", "plus"], one.stdout + one.stderr
+    one = command("check", f"{store.address}/repo/plus")
+    assert re.findall(r"^\| (\w+) ", one.stdout, re.MULTILINE) == ["Model", "plus"], one.stdout + one.stderr
     assert command("models", f"{store.address}/absent").stderr == (
         f"error: failed to read model repository '{store.address}/absent': there is no such bucket or object "
         "(FileNotFoundError: models/absent)\n"

@@ -20,7 +20,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +28,11 @@ import msgspec
 
 from kernel.errors import InternalError, file_error
 from kernel.repository.clouds.listing import files_of, folders_of
+from kernel.repository.clouds.messages import Download
 from kernel.repository.held_folders import OPEN_FOLDER, HeldFolder, is_at, new_locked_folder
 
 if TYPE_CHECKING:
+    from kernel.repository.clouds.messages import Place
     from kernel.repository.layout import Entry
 
 #: Bytes of the disk that stay free.
@@ -76,15 +77,34 @@ class PartialCopy:
         self.incoming = str(folder / _INCOMING)
         #: Object → path of the file that is still to be received.
         self.missing = {path: str(folder / name / path) for path in objects}
+        #: How many bytes of these are here, as far as is known.
+        self.received_byte_size = 0
 
     @property
-    def missing_byte_sizes(self) -> dict[str, int]:
-        """Object → its size, of those that are still to be received."""
-        return {path: self._objects[path].byte_size for path in self.missing}
+    def ended(self) -> bool:
+        """Whether it has become a copy, or was abandoned."""
+        return self._fd < 0
+
+    @property
+    def file_count(self) -> int:
+        """How many files the copy will have."""
+        return len(self._objects)
 
     @property
     def missing_byte_size(self) -> int:
-        return sum(self.missing_byte_sizes.values())
+        """How many bytes are to be received, or were when it began."""
+        return sum(self._objects[path].byte_size for path in self.missing)
+
+    @property
+    def coming_byte_size(self) -> int:
+        """How many bytes the copy will still take of the disk."""
+        return 0 if self.ended else max(self.missing_byte_size - self.received_byte_size, 0)
+
+    def request(self, place: Place) -> Download:
+        """Return the request for what is missing. `place` is the repository."""
+        names = {f"{self._name}/{path}": file for path, file in self.missing.items()}
+        sizes = {f"{self._name}/{path}": self._objects[path].byte_size for path in self.missing}
+        return Download(place, names, sizes, self.incoming)
 
     def fill(self, model: Entry) -> None:
         """Make the folders, and link files that another copy of the model has."""
@@ -107,13 +127,14 @@ class PartialCopy:
                     os.link(file, self.missing[path])
                     del self.missing[path]
 
-    def check_room(self) -> None:
-        """Raise `InternalError` if the disk has no room for what is missing."""
+    def check_room(self, promised_byte_size: int) -> None:
+        """Raise `InternalError` if the disk has no room for what is missing. Some of it is promised to other copies."""
         free = shutil.disk_usage(self._folder).free
-        if self.missing_byte_size > max(free - _RESERVE_BYTE_SIZE, 0):
+        if self.missing_byte_size > max(free - promised_byte_size - _RESERVE_BYTE_SIZE, 0):
+            others = f", {promised_byte_size} are for other models that are being copied" if promised_byte_size else ""
             raise InternalError(
                 f"the model's files need {self.missing_byte_size} bytes more in '{self._folder.parent.parent}', whose "
-                f"disk has {free} free; {_RESERVE_BYTE_SIZE} of them stay free"
+                f"disk has {free} free{others}; {_RESERVE_BYTE_SIZE} of them stay free"
             )
 
     def finish(self, digest: str, *, keep: bool) -> Copy:
@@ -153,13 +174,22 @@ class Copies:
         self.keeps = bool(root)
         self._root = root
         self._temporary: tuple[str, int] | None = None
+        #: The copies that are being made.
+        self._partial: list[PartialCopy] = []
         #: Models are copied in several threads.
         self._lock = threading.Lock()
 
     def find(self, address: str, name: str, digest: str) -> Copy | None:
-        """Return the whole copy with this digest of the model `name` at `address`, or None. Raises `ServingError`."""
+        """Return the whole copy with this digest of the model `name` at `address`, or None. Raises `ServingError`.
+
+        Then copies that nobody uses are removed.
+        """
         try:
-            return _opened(self._of_model(address, name) / digest, name, keep=self.keeps)
+            folder = self._of_model(address, name)
+            found = _opened(folder / digest, name, keep=self.keeps)
+            if found is not None and self.keeps:
+                self._remove_old(folder)  # such as what a killed server has received
+            return found
         except OSError as error:
             raise file_error(f"failed to find copies of model '{name}': {error.strerror}", error) from error
 
@@ -168,15 +198,16 @@ class Copies:
         try:
             folder = self._of_model(address, name)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=folder))
-            fd = os.open(path, OPEN_FOLDER)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            path, fd = new_locked_folder(_PARTIAL, str(folder))
             objects = {path: _Object(each.etag, each.byte_size) for path, each in files_of(model).items()}
-            partial = PartialCopy(path, fd, name, objects)
+            partial = PartialCopy(Path(path), fd, name, objects)
             try:
                 partial.fill(model)
                 self._remove_old(folder)
-                partial.check_room()
+                with self._lock:
+                    self._partial = [each for each in self._partial if each.coming_byte_size]
+                    partial.check_room(sum(each.coming_byte_size for each in self._partial))
+                    self._partial.append(partial)
             except BaseException:
                 partial.abandon()
                 raise
@@ -241,10 +272,11 @@ def _opened(folder: Path, name: str, *, keep: bool) -> Copy | None:
 
 
 def _remove_unused(folder: Path, fd: int) -> None:
-    """Remove an open folder, unless another use of it has a lock."""
+    """Remove an open folder, unless another use of it has a lock, or another folder has its name now."""
     with contextlib.suppress(OSError):  # it is used
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_at(fd, folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(file: Path) -> None:

@@ -20,6 +20,9 @@ _IGNORED = "__pycache__"
 _MAX_DEPTH = 100
 _MAX_NAME_BYTE_SIZE = 255
 
+#: The clients of the stores would read another object, of which it says the version.
+_VERSION = "?versionid="
+
 
 class _Folder:
     """A folder that is being filled."""
@@ -72,6 +75,7 @@ def _can_be_path(parts: list[str]) -> bool:
         part not in ("", ".", "..")
         and "\0" not in part
         and "\\" not in part
+        and _VERSION not in part.lower()
         and len(part.encode(errors="surrogatepass")) <= _MAX_NAME_BYTE_SIZE
         for part in parts
     )

@@ -1,4 +1,4 @@
-"""What the kernel and the process that reads clouds say to each other: a request, then progress, then one result.
+"""What the kernel and the process that reads clouds say to each other: a request, then progress, then a result.
 
 Each message is in MessagePack behind its length, four bytes in network order. Paths of objects are below the folder of
 the request's address.
@@ -10,8 +10,11 @@ from typing import Any
 
 import msgspec
 
-#: The longest message in bytes. A listing of as many objects as are allowed has about 50 MB.
-MAX_MESSAGE_BYTE_SIZE = 256 << 20
+#: The longest message in bytes: the objects that are read together, or a part of a listing.
+MAX_MESSAGE_BYTE_SIZE = 64 << 20
+
+#: The most items of a list in one message.
+MAX_ITEM_COUNT = 5000
 
 #: Seconds without a request after which a process ends.
 IDLE_S = 60.0
@@ -56,10 +59,12 @@ class ListFolders(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadObjects(msgspec.Struct, frozen=True, tag=True):
-    """Read small objects. The result is the contents in the order of `names`."""
+    """Read small objects. The result is the contents in the order of `names`; None for those that are gone."""
 
     place: Place
     names: list[str]
+    #: As they were listed.
+    byte_sizes: list[int]
 
 
 class Download(msgspec.Struct, frozen=True, tag=True):
@@ -80,15 +85,26 @@ Request = ListObjects | ListFolders | ReadObjects | Download
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """How much has been received since the request."""
+    """How much has been received since the request: bytes of objects, or objects of a listing."""
 
-    byte_size: int
+    count: int
+
+
+class Part(msgspec.Struct, frozen=True, tag=True):
+    """The next items of a result that is a long list; `Result` has the last ones.
+
+    Each takes the kernel few milliseconds: a decoder lets no other thread run.
+    """
+
+    #: In MessagePack.
+    value: msgspec.Raw
 
 
 class Result(msgspec.Struct, frozen=True, tag=True):
     """The end of a request that has succeeded."""
 
-    value: Any = None
+    #: In MessagePack.
+    value: msgspec.Raw
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -97,4 +113,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Response = Received | Result | Failed
+Response = Received | Part | Result | Failed

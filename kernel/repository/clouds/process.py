@@ -6,17 +6,19 @@ input, which ends with the kernel, and after a minute without a request: the cli
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.repository.clouds.messages import IDLE_S, Failed, Received, Request, Result
-from kernel.repository.clouds.stores import StoreError, Stores
+from kernel.repository.clouds.download import StoreError
+from kernel.repository.clouds.messages import IDLE_S, MAX_ITEM_COUNT, Failed, Part, Received, Request, Result
+from kernel.repository.clouds.stores import Stores
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -39,15 +41,17 @@ class _Responses:
 
     def send(self, message: Response) -> None:
         content = msgspec.msgpack.encode(message)
+        if not isinstance(message, Received):
+            self._next_progress_s = 0.0  # of the next request
         with self._lock:
             self._stream.write(_LENGTH.pack(len(content)) + content)
             self._stream.flush()
 
-    def progress(self, byte_size: int) -> None:
+    def progress(self, count: int) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_progress_s:
             self._next_progress_s = now_s + _PROGRESS_S
-            self.send(Received(byte_size))
+            self.send(Received(count))
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
@@ -60,9 +64,17 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
             return
         request = decoder.decode(_read(source, _LENGTH.unpack(head)[0]))
         try:
-            output.send(Result(stores.answer(request, output.progress)))
+            value = stores.answer(request, output.progress)
+            while isinstance(value, list) and len(value) > MAX_ITEM_COUNT:
+                output.send(Part(_encoded(value[:MAX_ITEM_COUNT])))
+                value = value[MAX_ITEM_COUNT:]
+            output.send(Result(_encoded(value)))
         except StoreError as error:
             output.send(Failed(str(error)))
+
+
+def _encoded(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def _read(source: BinaryIO, byte_size: int) -> bytes:
@@ -74,8 +86,18 @@ def _read(source: BinaryIO, byte_size: int) -> bytes:
     return b"".join(parts)
 
 
+def _end_with_input(fd: int) -> None:
+    """End this process when the kernel has ended, also in the middle of a request. Blocks until then."""
+    poll = select.poll()
+    poll.register(fd, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
 def main() -> None:
-    """Serve the kernel. What libraries print goes to standard error."""
+    """Serve the kernel. What libraries print goes to standard error. What they log may have secrets, and is lost."""
+    logging.disable()
+    threading.Thread(target=_end_with_input, args=(0,), daemon=True).start()
     target = os.dup(1)
     os.dup2(2, 1)
     # Without a buffer: `select` would not see what is in one.

@@ -7,12 +7,13 @@ import contextlib
 import socket
 import struct
 import subprocess
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from kernel.machine import own_command
-from kernel.repository.clouds.messages import IDLE_S, MAX_MESSAGE_BYTE_SIZE, Failed, Received, Response, Result
+from kernel.repository.clouds.messages import IDLE_S, MAX_MESSAGE_BYTE_SIZE, Failed, Part, Received, Response, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +31,16 @@ _END_S = 5.0
 
 _MODULE = "kernel.repository.clouds.process"
 _LENGTH = struct.Struct("!I")
-#: Longer messages are decoded in a thread.
+#: Longer values are decoded in a thread.
 _LONG_BYTE_SIZE = 64 << 10
 
 
 class CloudFailed(Exception):
     """A store, or the process that reads it, has failed. The message is for operators."""
+
+
+class StoreFailed(CloudFailed):
+    """A store has refused a request, or its response is not what was expected. It may have changed."""
 
 
 class _Ended(Exception):
@@ -74,11 +79,12 @@ class _Process:
         self._socket = own
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, content: bytes, progress: Callable[[int], None]) -> bytes:
-        """Send a request, and return its result as it is encoded. Raises `CloudFailed`, `_Ended`."""
+    async def ask(self, content: bytes, progress: Callable[[int], None]) -> tuple[list[Part | Result], Failed | None]:
+        """Send a request, and return the parts of its result, or what has failed. Raises `CloudFailed`, `_Ended`."""
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket)
         reader, writer = self._streams
+        parts: list[Part | Result] = []
         try:
             writer.write(_LENGTH.pack(len(content)) + content)
             async with asyncio.timeout(SILENCE_LIMIT_S):
@@ -89,12 +95,15 @@ class _Process:
                     if byte_size > MAX_MESSAGE_BYTE_SIZE:
                         raise CloudFailed(f"the response has {byte_size} bytes, at most {MAX_MESSAGE_BYTE_SIZE}")
                     message = await reader.readexactly(byte_size)
-                if byte_size > _LONG_BYTE_SIZE:
-                    return message
                 response = msgspec.msgpack.decode(message, type=Response)
-                if not isinstance(response, Received):
-                    return message
-                progress(response.byte_size)
+                if isinstance(response, Received):
+                    progress(response.count)
+                elif isinstance(response, Failed):
+                    return [], response
+                else:
+                    parts.append(response)
+                    if isinstance(response, Result):
+                        return parts, None
         except TimeoutError:
             raise CloudFailed(f"nothing arrived for {SILENCE_LIMIT_S:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -130,6 +139,7 @@ class ReaderProcesses:
         self._ended: list[_Process] = []
         self._busy: set[_Process] = set()
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._closed = False
 
     async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
         """See `CloudReader`."""
@@ -138,6 +148,8 @@ class ReaderProcesses:
             while self._idle:
                 with contextlib.suppress(_Ended):  # it was idle for too long, and has ended
                     return await self._ask(self._idle.pop(), content, kind, progress)
+            if self._closed:  # which has ended the process of this request
+                raise CloudFailed("the server stops")
             try:
                 return await self._ask(_Process(), content, kind, progress)
             except OSError as error:
@@ -148,24 +160,21 @@ class ReaderProcesses:
     async def _ask(self, process: _Process, content: bytes, kind: Any, progress: Callable[[int], None] | None) -> Any:
         self._busy.add(process)
         try:
-            message = await process.ask(content, progress or _ignore)
-            if len(message) > _LONG_BYTE_SIZE:
-                response = await asyncio.to_thread(_decoded, message, kind)
-            else:
-                response = _decoded(message, kind)
+            parts, failed = await process.ask(content, progress or _ignore)
+            value = None if failed is not None else await _value(parts, kind)
         except BaseException:
             self._end(process)
             raise
         finally:
             self._busy.discard(process)
-        if isinstance(response, Failed) and progress is not None:
+        if failed is not None and progress is not None:
             self._end(process)  # the other files of the download may still arrive
         else:
             self._idle.append(process)
             self._look_later()
-        if isinstance(response, Failed):
-            raise CloudFailed(response.message)
-        return response
+        if failed is not None:
+            raise StoreFailed(failed.message)
+        return value
 
     def _end(self, process: _Process) -> None:
         process.end()
@@ -176,6 +185,8 @@ class ReaderProcesses:
         """Wait for processes that were killed, and forget those that have ended because they were idle."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._closed:
+            return
         delay_s = _END_S if self._ended else IDLE_S + _END_S
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._forget_ended)
 
@@ -189,7 +200,8 @@ class ReaderProcesses:
             self._look_later()
 
     async def close(self) -> None:
-        """See `CloudReader`."""
+        """See `CloudReader`. Requests that run or follow fail."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         processes, self._idle = [*self._idle, *self._busy, *self._ended], []
@@ -198,10 +210,18 @@ class ReaderProcesses:
         await asyncio.gather(*(asyncio.to_thread(process.wait) for process in processes))
 
 
-def _decoded(message: bytes, kind: Any) -> Any:
-    """Return the value of a result as the type `kind`, or what has failed."""
-    response = msgspec.msgpack.decode(message, type=Response)
-    return msgspec.convert(response.value, kind) if isinstance(response, Result) else response
+async def _value(parts: list[Part | Result], kind: Any) -> Any:
+    """Return the value of a result as the type `kind`."""
+    values = [
+        await asyncio.to_thread(_decoded, part, kind) if len(memoryview(part.value)) > _LONG_BYTE_SIZE
+        else _decoded(part, kind)
+        for part in parts
+    ]  # fmt: skip
+    return values[0] if len(values) == 1 else list(chain.from_iterable(values))
+
+
+def _decoded(part: Part | Result, kind: Any) -> Any:
+    return msgspec.msgpack.decode(part.value, type=kind)
 
 
 def _ignore(byte_size: int) -> None:

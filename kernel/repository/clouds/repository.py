@@ -6,30 +6,23 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, ServingError
+from kernel.repository.background import BackgroundTasks
+from kernel.repository.clouds.configs import CloudConfigs, portions
 from kernel.repository.clouds.copies import Copies, PartialCopy, digest_of
-from kernel.repository.clouds.credentials import (
-    FILE_VARIABLE,
-    BadCredentials,
-    Credentials,
-    client_arguments,
-    parse_credentials,
-)
-from kernel.repository.clouds.listing import entries_of, files_of
-from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
-from kernel.repository.clouds.reader import CloudFailed
-from kernel.repository.layout import CONFIG_FILENAME, CONFIGS_FOLDER, Entry, can_be_model
+from kernel.repository.clouds.listing import entries_of
+from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, ReadObjects, StoredObject
+from kernel.repository.clouds.reader import CloudFailed, StoreFailed
+from kernel.repository.layout import Entry, can_be_model, model_folder
+from kernel.repository.load_progress import bytes_text
 from kernel.texts import limited
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
     from kernel.repository.clouds.copies import Copy
@@ -52,8 +45,13 @@ _ATTEMPTS = 3
 #: Seconds between two lines of the log about a copy that takes long.
 _REPORT_S = 10.0
 
-#: Cloud → name of its client in fsspec.
-_PROTOCOLS = {"s3": "s3", "gs": "gs", "as": "abfs"}
+
+#: Work that is undone after its caller was cancelled. It takes milliseconds, in a thread.
+_background = BackgroundTasks()
+
+
+def _ignored(received: int, byte_size: int) -> None:
+    """Nobody asks how far a copy is."""
 
 
 class CloudRepository:
@@ -66,14 +64,18 @@ class CloudRepository:
         reader: CloudReader,
         copies: Copies,
         copying: asyncio.Semaphore | None = None,
+        place_now: Callable[[], Place] | None = None,
     ) -> None:
-        """`copying` is for the copies that are made at a time; repositories may share it."""
+        """`copying` is for the copies that are made at a time; repositories may share it.
+
+        `place_now` returns the place with the present credentials, if these may change. It blocks.
+        """
         self.path = str(address)
         self._place = place
+        self._place_now = place_now
         self._reader = reader
         self._copies = copies
-        #: Path of a configuration's file → its etag and content, as of the last listing.
-        self._configs: dict[str, tuple[str, bytes]] = {}
+        self._configs = CloudConfigs()
         #: The names of the models, and why they could not be read, if so; and when that was, in seconds.
         self._names: list[str] = []
         self._names_failure = ""
@@ -100,6 +102,7 @@ class CloudRepository:
         """See `Repository`. Names of the last `NAMES_AGE_S` seconds are returned again."""
         async with self._names_lock:
             if time.monotonic() - self._names_at_s > NAMES_AGE_S:
+                await self._renew_place()
                 try:
                     found = await self._reader.ask(ListFolders(self._place), list[str])
                     self._know_names(found)
@@ -111,20 +114,24 @@ class CloudRepository:
 
     def read_config(self, path: str) -> bytes | None:
         """Return the content of a configuration that the last listing has read; None for any other path."""
-        found = self._configs.get(path)
-        return None if found is None else found[1]
+        return self._configs.content(path.removeprefix(f"{self.path}/")) if path.startswith(f"{self.path}/") else None
 
-    async def copied(self, folder: ModelFolder) -> Copy:
-        """Return a copy of a model's files on this machine; the caller releases it.
+    async def copied(
+        self, folder: ModelFolder, report: Callable[[int, int], None] = _ignored
+    ) -> tuple[ModelFolder, Copy]:
+        """Return a copy of a model's files on this machine, which the caller releases; and the model as it was copied,
+        which is newer than `folder` if it has changed meanwhile.
 
+        `report` gets how many bytes have been received and how many there are, several times a second while they come.
         Raises `ServingError`; also if the model changes again and again while it is copied.
         """
         async with self._copying:
-            return await self._copied(folder)
+            entry, copy = await self._copied(folder, report)
+        return model_folder(self.path, entry, namespacing=bool(folder.namespace)), copy
 
     # ---- parts of these --------------------------------------------------------------------------
 
-    async def _copied(self, folder: ModelFolder) -> Copy:
+    async def _copied(self, folder: ModelFolder, report: Callable[[int, int], None]) -> tuple[Entry, Copy]:
         model, copies = folder.entry, self._copies
         begun: PartialCopy | None = None
         try:
@@ -132,30 +139,49 @@ class CloudRepository:
                 digest = await asyncio.to_thread(digest_of, model)
                 found = await _completed(partial(copies.find, self.path, folder.name, digest), _release)
                 if found is not None:
-                    return found
+                    return model, found
                 # Begun before the former one is abandoned: its files are linked, if they have not changed.
                 new = await _completed(partial(copies.begin, self.path, folder.name, model), PartialCopy.abandon)
                 former, begun = begun, new
                 if former is not None:
                     await asyncio.to_thread(former.abandon)
-                await self._download(folder.name, new, len(files_of(model)))
-                [now] = await self.list_entries(folder.name) or [Entry(folder.name, is_folder=True)]
+                failure = await self._download(folder.name, new, report)
+                now = await self._listed_again(folder.name, failure)
                 if await asyncio.to_thread(digest_of, now) == digest:
-                    return await _completed(partial(new.finish, digest, keep=copies.keeps), _release)
+                    if failure is not None:
+                        raise failure
+                    return now, await _completed(partial(new.finish, digest, keep=copies.keeps), _release)
                 model = now
         except OSError as error:
             raise InternalError(f"failed to copy model '{folder.name}' to this machine: {error}") from error
         finally:
-            if begun is not None:
+            # A whole copy is returned without an `await`: a caller that is cancelled there would lose it.
+            if begun is not None and not begun.ended:
                 await asyncio.to_thread(begun.abandon)
         raise InternalError(f"model '{folder.name}' in '{self.path}' changes while it is copied")
 
+    async def _listed_again(self, name: str, failure: InternalError | None) -> Entry:
+        """Return the listing of a model after its copy, which may have failed because the model was changed."""
+        try:
+            found = await self.list_entries(name)
+        except InternalError as error:
+            raise failure or error from None
+        if not found:
+            raise InternalError(f"model '{name}' was removed from '{self.path}' while it was copied")
+        return found[0]
+
     async def _objects(self, folder: str) -> list[StoredObject]:
+        await self._renew_place()
         try:
             found: list[StoredObject] = await self._reader.ask(ListObjects(self._place, folder), list[StoredObject])
         except CloudFailed as error:
             raise self._failed(error) from error
         return found
+
+    async def _renew_place(self) -> None:
+        """Use new credentials. Downloads follow a listing."""
+        if self._place_now is not None:
+            self._place = await asyncio.to_thread(self._place_now)
 
     def _know_names(self, found: Sequence[str], failure: str = "") -> None:
         self._names, self._names_failure = [name for name in found if can_be_model(name)], failure
@@ -163,47 +189,53 @@ class CloudRepository:
 
     async def _read_configs(self, entries: tuple[Entry, ...], only: str) -> None:
         """Read the configurations that are new or have changed, and forget those that are gone."""
-        found = {
-            f"{self.path}/{model.name}/{path}": each.etag
-            for model in entries
-            for path, each in _config_files(model).items()
-            if each.byte_size <= MAX_BYTE_SIZE  # the load says that a longer one is too long
-        }
-        changed = [path for path, etag in found.items() if self._configs.get(path, ("",))[0] != etag]
-        contents: list[bytes] = []
-        if changed:
-            names = [path.removeprefix(f"{self.path}/") for path in changed]
+        read: dict[str, bytes | None] = {}
+        for files in portions(await asyncio.to_thread(self._configs.unread, entries)):
+            names, byte_sizes = list(files), [each.byte_size for each in files.values()]
             try:
-                contents = await self._reader.ask(ReadObjects(self._place, names), list[bytes])
+                request = ReadObjects(self._place, names, byte_sizes)
+                contents = await self._reader.ask(request, list[bytes | None])
             except CloudFailed as error:
                 raise self._failed(error) from error
-        begin = f"{self.path}/{only}/" if only else self.path
-        kept = {path: each for path, each in self._configs.items() if not path.startswith(begin) or path in found}
-        self._configs = kept | {path: (found[path], content) for path, content in zip(changed, contents, strict=True)}
+            read.update(zip(names, contents, strict=True))
+        self._configs.put(await asyncio.to_thread(self._configs.updated, entries, read), only)
 
-    async def _download(self, name: str, copy: PartialCopy, file_count: int) -> None:
+    async def _download(self, name: str, copy: PartialCopy, report: Callable[[int, int], None]) -> InternalError | None:
+        """Receive what a copy misses. Returns an error that may have its reason in a change of the model.
+
+        Raises other errors.
+        """
         byte_size, begun_s = copy.missing_byte_size, time.monotonic()
         if not copy.missing:
-            return
+            return None
         logger.info(
             "copying model '%s' from %s: %d of %d files, %s",
-            name, self.path, len(copy.missing), file_count, _shown(byte_size),
+            name, self.path, len(copy.missing), copy.file_count, bytes_text(byte_size),
         )  # fmt: skip
-        next_report_s = begun_s + _REPORT_S
+        next_line_s = begun_s + _REPORT_S
 
-        def report(received: int) -> None:
-            nonlocal next_report_s
-            if time.monotonic() >= next_report_s:
-                next_report_s = time.monotonic() + _REPORT_S
-                logger.info("copying model '%s': %s of %s", name, _shown(received), _shown(byte_size))
+        def received(count: int) -> None:
+            nonlocal next_line_s
+            copy.received_byte_size = count
+            report(count, byte_size)
+            now_s = time.monotonic()
+            if now_s >= next_line_s:
+                next_line_s = now_s + _REPORT_S
+                rate = f"{count / 1e6 / max(now_s - begun_s, 1e-3):,.1f} MB/s"
+                logger.info("copying model '%s': %s, %s", name, bytes_text(byte_size, count), rate)
 
-        names = {f"{name}/{path}": file for path, file in copy.missing.items()}
-        sizes = {f"{name}/{path}": size for path, size in copy.missing_byte_sizes.items()}
+        report(0, byte_size)
+        request = await asyncio.to_thread(copy.request, self._place)
         try:
-            await self._reader.ask(Download(self._place, names, sizes, copy.incoming), None, report)
+            await self._reader.ask(request, None, received)
         except CloudFailed as error:
-            raise InternalError(f"failed to copy model '{name}' from '{self.path}': {error}") from error
+            failure = InternalError(f"failed to copy model '{name}' from '{self.path}': {error}")
+            if not isinstance(error, StoreFailed):
+                raise failure from error
+            return failure
+        report(byte_size, byte_size)
         logger.info("copied model '%s' in %.1f s", name, time.monotonic() - begun_s)
+        return None
 
     def _warn_of(self, left_out: tuple[str, ...]) -> None:
         if left_out and left_out != self._left_out:
@@ -218,42 +250,23 @@ class CloudRepository:
 
 
 async def _completed(work: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
-    """Do `work` in a thread. If the caller is cancelled, wait for it, and undo what it has made."""
+    """Do `work` in a thread. If the caller is cancelled, wait for it, and undo what it has made.
+
+    What is begun ends also if the caller is cancelled again.
+    """
     working = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
-        with contextlib.suppress(ServingError, OSError):
-            await asyncio.to_thread(undo, await working)
+        await _background.uncancelled(_undone(working, undo))
         raise
+
+
+async def _undone(working: asyncio.Future[_T], undo: Callable[[_T], None]) -> None:
+    with contextlib.suppress(ServingError, OSError):
+        await asyncio.to_thread(undo, await working)
 
 
 def _release(copy: Copy | None) -> None:
     if copy is not None:
         copy.release()
-
-
-def new_place(address: CloudAddress, environment: Mapping[str, str] = os.environ) -> Place:
-    """Return where a repository is and how it is reached. Blocks. Raises `InternalError` for bad credentials."""
-    credentials, path = Credentials(), environment.get(FILE_VARIABLE, "")
-    if path:
-        try:
-            credentials = parse_credentials(Path(path).read_bytes())
-        except (OSError, BadCredentials) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InternalError(f"failed to read credentials from '{path}' ({FILE_VARIABLE}): {reason}") from None
-    return Place(_PROTOCOLS[address.cloud], address.root, client_arguments(address, credentials, environment))
-
-
-def _config_files(model: Entry) -> dict[str, Entry]:
-    """Return path in the model's folder → file, of its configurations."""
-    files = {each.name: each for each in model.children if each.name == CONFIG_FILENAME and not each.is_folder}
-    configs = model.child(CONFIGS_FOLDER)
-    for each in configs.children if configs is not None else ():
-        if each.name.endswith(".pbtxt") and not each.is_folder:
-            files[f"{CONFIGS_FOLDER}/{each.name}"] = each
-    return files
-
-
-def _shown(byte_size: int) -> str:
-    return f"{byte_size / 1e6:,.1f} MB" if byte_size >= 100_000 else f"{byte_size / 1e3:.1f} kB"

@@ -8,12 +8,14 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.repository.clouds.download import StoreError, download
 from kernel.repository.clouds.messages import (
     MAX_OBJECT_COUNT,
     Download,
@@ -24,7 +26,7 @@ from kernel.repository.clouds.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from kernel.repository.clouds.messages import Place, Request
 
@@ -35,11 +37,23 @@ _CLIENTS = {
     "abfs": ("adlfs", "AzureBlobFileSystem", "azure"),
 }
 
-#: How many files are received at the same time. The clients divide large ones.
+#: How many small objects are read at the same time.
 _AT_ONCE = 8
+
+#: How many clients are kept.
+_CLIENT_COUNT = 16
+
+#: After how many objects of a listing progress is reported.
+_PAGE = 1000
 
 #: In seconds. The kernel ends this process if nothing arrives for longer.
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 10, 30
+
+#: The variables of the environment with which the clients of the stores sign.
+_SECRET_VARIABLE = re.compile(r"(AWS|AZURE|GOOGLE)_\w*(KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CONNECTION_STRING)")
+
+#: Signatures in addresses.
+_SIGNATURE = re.compile(r"((?:sig|[\w-]*signature|[\w-]*credential|[\w-]*token)=)[^&\s'\"]+", re.IGNORECASE)
 
 #: Types of errors of the clients' libraries, by name, and what they mean for an operator.
 _MEANINGS = {
@@ -54,12 +68,8 @@ _MEANINGS = {
 }
 
 
-class StoreError(Exception):
-    """A request has failed. The message is for operators, and has no secrets."""
-
-
 class Stores:
-    """The clients of the stores. One is made for each place, and kept."""
+    """The clients of the stores. One is made for each place, and kept until there are newer ones."""
 
     def __init__(self) -> None:
         self._clients: dict[bytes, Any] = {}
@@ -72,15 +82,13 @@ class Stores:
             client.invalidate_cache()
             match request:
                 case ListObjects(folder=folder):
-                    return _list(client, root, folder)
+                    return _list(client, request.place, folder, progress)
                 case ListFolders():
                     return _folders(client, root)
-                case ReadObjects(names=names):
-                    with ThreadPoolExecutor(_AT_ONCE) as pool:
-                        paths = [f"{root}/{name}" for name in names]
-                        return list(pool.map(client.cat_file, paths))
+                case ReadObjects():
+                    return _read(client, request, progress)
                 case Download():
-                    return _download(client, request, progress)
+                    return download(request, lambda name, *limits: _part(client, f"{root}/{name}", *limits), progress)
         except StoreError:
             raise
         except Exception as error:
@@ -98,6 +106,8 @@ class Stores:
                 raise StoreError(
                     f"the package {module} is missing ({error}): pip install 'naiad-server[{extra}]'"
                 ) from None
+            while len(self._clients) >= _CLIENT_COUNT:  # their credentials may have been replaced
+                del self._clients[next(iter(self._clients))]
             try:
                 self._clients[key] = kind(**place.arguments, **_settings(place))
             except Exception as error:
@@ -119,24 +129,50 @@ def _settings(place: Place) -> dict[str, Any]:
     return common
 
 
-def _list(client: Any, root: str, inner: str) -> list[StoredObject]:
-    folder = f"{root}/{inner}" if inner else root
-    found = client.find(folder, withdirs=True, detail=True)
-    if len(found) > MAX_OBJECT_COUNT:
-        raise StoreError(f"the folder has {len(found)} objects, at most {MAX_OBJECT_COUNT} are allowed")
-    prefix = f"{folder.rstrip('/')}/"
+def _list(client: Any, place: Place, inner: str, progress: Callable[[int], None]) -> list[StoredObject]:
+    """Return the objects in a folder of the place. `progress` gets how many were listed: it says that work goes on."""
+    folder = f"{place.root}/{inner}" if inner else place.root
     objects: list[StoredObject] = []
-    for path, info in found.items():
+    for each in (_s3_objects if place.protocol == "s3" else _found_objects)(client, folder):
+        objects.append(each)
+        if len(objects) > MAX_OBJECT_COUNT:
+            raise StoreError(f"the folder has more than {MAX_OBJECT_COUNT} objects")
+        if len(objects) % _PAGE == 0:
+            progress(len(objects))
+    if not objects and not inner and not client.exists(place.root):
+        raise FileNotFoundError(place.root)
+    return objects
+
+
+def _s3_objects(client: Any, folder: str) -> Iterator[StoredObject]:
+    """Yield the objects in a folder, page by page. The client would keep all pages and take quadratic time."""
+    bucket, _, path = folder.partition("/")
+    prefix = f"{path}/" if path else ""
+    arguments = {"Bucket": bucket, "Prefix": prefix}
+    while True:
+        page = client.call_s3("list_objects_v2", **arguments)
+        for info in page.get("Contents", ()):
+            name = info["Key"].removeprefix(prefix)
+            if name.endswith("/"):
+                yield StoredObject(name, 0, "")
+            elif name:
+                yield StoredObject(name, int(info["Size"]), _etag(info), _modified_ns(info))
+        if not page.get("IsTruncated"):
+            return
+        arguments["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def _found_objects(client: Any, folder: str) -> Iterator[StoredObject]:
+    """Yield the objects in a folder, as any client of fsspec finds them."""
+    prefix = f"{folder.rstrip('/')}/"
+    for path, info in client.find(folder, withdirs=True, detail=True).items():
         name = path.removeprefix(prefix)
         if name == path or not name:  # the folder itself
             continue
         if info["type"] == "directory":
-            objects.append(StoredObject(f"{name.rstrip('/')}/", 0, ""))
+            yield StoredObject(f"{name.rstrip('/')}/", 0, "")
         else:
-            objects.append(StoredObject(name, int(info.get("size") or 0), _etag(info), _modified_ns(info)))
-    if not objects and not inner and not client.exists(root):
-        raise FileNotFoundError(root)
-    return objects
+            yield StoredObject(name, int(info.get("size") or 0), _etag(info), _modified_ns(info))
 
 
 def _folders(client: Any, root: str) -> list[str]:
@@ -145,29 +181,29 @@ def _folders(client: Any, root: str) -> list[str]:
     return sorted(names - {""})
 
 
-def _download(client: Any, request: Download, progress: Callable[[int], None]) -> None:
-    from fsspec.callbacks import Callback
+def _read(client: Any, request: ReadObjects, progress: Callable[[int], None]) -> list[bytes | None]:
+    """Return the contents of small objects; None for those that are gone meanwhile or that may not be read."""
+    received = 0
+    lock = threading.Lock()
 
-    received, lock = [0], threading.Lock()
+    def read(name: str, byte_size: int) -> bytes | None:
+        nonlocal received
+        try:
+            content = _part(client, f"{request.place.root}/{name}", 0, byte_size) if byte_size else b""
+        except (FileNotFoundError, PermissionError):
+            return None
+        with lock:
+            received += len(content)
+            progress(received)
+        return content
 
-    class Counted(Callback):  # type: ignore[misc]
-        def relative_update(self, inc: int = 1) -> None:
-            with lock:
-                received[0] += inc
-                progress(received[0])
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(read, request.names, request.byte_sizes))
 
-    def get(index: int, name: str, path: str) -> None:
-        incoming = os.path.join(request.incoming, str(index))
-        client.get_file(f"{request.place.root}/{name}", incoming, callback=Counted())
-        byte_size, expected = os.path.getsize(incoming), request.byte_sizes[name]
-        if byte_size != expected:
-            raise StoreError(f"'{name}' has {byte_size} bytes, the listing says {expected}")
-        os.rename(incoming, path)
 
-    # The kernel ends this process after a failure: nobody waits for the other files.
-    pool = ThreadPoolExecutor(_AT_ONCE)
-    for each in [pool.submit(get, index, *item) for index, item in enumerate(request.files.items())]:
-        each.result()
+def _part(client: Any, path: str, begin: int, end: int) -> bytes:
+    content: bytes = client.cat_file(path, start=begin, end=end)
+    return content
 
 
 def _etag(info: Mapping[str, Any]) -> str:
@@ -194,11 +230,14 @@ def _text(error: BaseException, place: Place) -> str:
     text = " ".join(str(error).split())
     for secret in _secrets(place.arguments):
         text = text.replace(secret, "***")
+    text = _SIGNATURE.sub(r"\1***", text)
     meaning = _MEANINGS.get(kind, "")
     detail = f"{kind}: {text}" if text else kind
     return f"{meaning} ({detail})"[:1000] if meaning else detail[:1000]
 
 
 def _secrets(arguments: Mapping[str, Any]) -> list[str]:
-    names = ("key", "secret", "token", "account_key")
-    return [str(arguments[name]) for name in names if len(str(arguments.get(name, ""))) > 3]
+    """Return what no text may have: the arguments of the client, and what it reads of the environment itself."""
+    given = [arguments.get(name) for name in ("key", "secret", "token", "account_key")]
+    given += [value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name)]
+    return sorted({str(value) for value in given if len(str(value or "")) > 3}, key=len, reverse=True)

@@ -32,6 +32,25 @@ def test_the_slowest_load_may_have_ended() -> None:
     assert step.text == "1 of 2 models loaded; loading 'fast'; slowest so far 'slow' (5.0 s)"
 
 
+def test_models_that_are_copied_are_shown_until_they_are_here() -> None:
+    progress = LoadProgress()
+    progress.begin(5, 0)
+    progress.copies("a", 1_200_000_000, 3_400_000_000)
+    progress.copies("b", 0, 100_000_000)
+    step = progress.step(S)
+    assert step is not None
+    assert step.text == "0 of 5 models loaded; 1.2 of 3.5 GB copied of 'a', 'b'"
+    progress.copies("a", 3_400_000_000, 3_400_000_000)
+    progress.loads("a", S)
+    progress.ended("b", S, failed=True)  # its copy has failed
+    step = progress.step(2 * S)
+    assert step is not None
+    assert step.text == "0 of 5 models loaded, 1 failed; loading 'a'; slowest so far 'a' (1.0 s)"
+    progress.close()
+    progress.copies("c", 0, 1)
+    assert progress.step(3 * S) is None
+
+
 def test_loads_of_clients_are_not_counted() -> None:
     progress = LoadProgress()
     progress.loads("m", 0)

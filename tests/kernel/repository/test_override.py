@@ -212,8 +212,8 @@ def test_a_folder_that_is_removed_before_it_is_opened_is_made_again(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mkdtemp, made = tempfile.mkdtemp, []
 
-    def removed_at_once(prefix: str) -> str:
-        made.append(mkdtemp(prefix=prefix))
+    def removed_at_once(prefix: str, dir: str | None) -> str:
+        made.append(mkdtemp(prefix=prefix, dir=dir))
         if len(made) == 1:
             assert remove_abandoned_folders() == made
         return made[-1]

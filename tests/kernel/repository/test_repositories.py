@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from schedulers.direct import direct
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kernel.repository.composition import LoadRequest
+    from kernel.repository.layout import ModelFolder
 
 
 def two_repositories(root: Path, **settings: Any) -> tuple[RepositoryLab, RepositoryLab]:
@@ -115,6 +119,50 @@ def test_polling_loads_new_and_changed_models_and_unloads_removed_ones(tmp_path:
         ]  # fmt: skip
         with pytest.raises(Unavailable):
             await lab.lifecycle.load("new")
+
+    run(lab, scenario)
+
+
+def test_a_poll_loads_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
+    for name in ("a", "b", "c"):
+        lab.write(name)
+    loads: list[str] = []
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        load_model = lab.lifecycle.load_model
+
+        async def noted(folder: ModelFolder, request: LoadRequest) -> None:
+            loads.append(folder.name)
+            await load_model(folder, request)
+
+        monkeypatch.setattr(lab.lifecycle, "load_model", noted)
+        lab.write("b", (1, 2))
+        for _ in range(3):
+            await lab.lifecycle.poll()
+        assert loads == ["b"]
+
+    run(lab, scenario)
+
+
+def test_files_that_are_as_before_a_failed_load_again_end_the_report_of_it(tmp_path: Path) -> None:
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
+    lab.write("m")
+    config = tmp_path / "m" / "config.pbtxt"
+    status = config.stat()
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        lab.write("m", config="max_batch_size: many")
+        await lab.lifecycle.poll()
+        [item] = lab.catalog.index()
+        assert item.reason.startswith("newer files could not be loaded")
+        lab.write("m")
+        os.utime(config, ns=(status.st_atime_ns, status.st_mtime_ns))
+        await lab.lifecycle.poll()
+        [item] = lab.catalog.index()
+        assert item.reason == ""
 
     run(lab, scenario)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,6 +117,21 @@ def test_what_a_killed_server_has_received_is_used_and_removed(tmp_path: Path) -
     copy.release()
 
 
+def test_what_a_killed_server_has_received_goes_when_the_whole_copy_is_used(tmp_path: Path) -> None:
+    copies = Copies(str(tmp_path))
+    killed = copies.begin(ADDRESS, "m", model(a="one"))
+    copy, _ = make(copies, model(a="one"))
+    other = copies.begin(ADDRESS, "m", model(a="two"))  # which another server makes now
+    os.close(killed._fd)  # as the end of its process does
+    found = copies.find(ADDRESS, "m", digest_of(model(a="one")))
+    assert found is not None
+    assert len(folders(tmp_path)) == 2
+    copy.release()
+    found.release()
+    other.abandon()
+    assert folders(tmp_path) == [digest_of(model(a="one"))]
+
+
 def test_a_copy_that_was_damaged_is_made_again(tmp_path: Path) -> None:
     copies = Copies(str(tmp_path))
     copy, _ = make(copies, model(a="one"))
@@ -144,6 +162,57 @@ def test_a_copy_is_not_begun_if_the_disk_has_no_room(tmp_path: Path, monkeypatch
     with pytest.raises(InternalError, match="the model's files need 3 bytes more in .*, whose disk has"):
         Copies(str(tmp_path)).begin(ADDRESS, "m", model(a="one"))
     assert folders(tmp_path) == []
+
+
+def test_room_is_promised_once_to_copies_that_are_made_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RESERVE_BYTE_SIZE", 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=110))
+    copies = Copies(str(tmp_path))
+    first = copies.begin(ADDRESS, "m", model(a="123456"))
+    with pytest.raises(InternalError, match="110 free, 6 are for other models that are being copied; 100 of them stay"):
+        copies.begin(ADDRESS, "n", model(a="12345"))
+    first.received_byte_size = 5  # these are no longer free
+    copies.begin(ADDRESS, "n", model(a="12345")).abandon()
+    first.abandon()
+    copies.begin(ADDRESS, "n", model(a="1234567890")).abandon()
+
+
+def test_a_copy_that_another_server_removes_as_it_is_begun_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the making of its folder and the lock of it, the folder looks like what a killed server has left."""
+    mkdtemp, made = tempfile.mkdtemp, []
+
+    def removed_at_once(prefix: str, dir: str) -> str:
+        made.append(mkdtemp(prefix=prefix, dir=dir))
+        if len(made) == 1:
+            Copies(str(tmp_path))._remove_old(Path(dir))
+            assert not Path(made[0]).exists()
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", removed_at_once)
+    copy, _ = make(Copies(str(tmp_path)), model(a="one"))
+    assert len(made) == 2
+    assert content(copy) == {"1/a": "one"}
+    copy.release()
+
+
+def test_a_folder_that_takes_the_place_of_a_removed_one_stays(tmp_path: Path) -> None:
+    """Another server has opened a copy that nobody uses; before it has the lock, the copy is removed and made again."""
+    copies = Copies(str(tmp_path))
+    old, _ = make(copies, model(a="one"))
+    folder = Path(old.path).parent
+    old.release()
+    fd = os.open(folder, os.O_RDONLY)
+    shutil.rmtree(folder)
+    new, _ = make(copies, model(a="one"))
+    assert Path(new.path).parent == folder
+    module._remove_unused(folder, fd)
+    os.close(fd)
+    assert content(new) == {"1/a": "one"}
+    new.release()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, BinaryIO
 
+import msgspec
 import pytest
 
+from kernel.repository.clouds import process as process_module
 from kernel.repository.clouds import reader as module
 from kernel.repository.clouds import stores
+from kernel.repository.clouds.download import StoreError
 from kernel.repository.clouds.messages import (
+    MAX_ITEM_COUNT,
     Download,
     ListFolders,
     ListObjects,
@@ -79,8 +84,10 @@ def test_a_store_is_listed_read_and_copied(store: FakeS3, tmp_path: Path) -> Non
         assert {each.name for each in inner if not each.name.endswith("/")} == {"1/model.bin", "config.pbtxt", "empty"}
         assert await reader.ask(ListObjects(place(store), "absent"), list[StoredObject]) == []
         assert await reader.ask(ListFolders(place(store)), list[str]) == ["m", "many", "n"]
-        contents = await reader.ask(ReadObjects(place(store), ["m/config.pbtxt", "m/empty"]), list[bytes])
-        assert contents == [b"config", b""]
+        contents = await reader.ask(
+            ReadObjects(place(store), ["m/config.pbtxt", "m/empty", "m/gone"], [6, 0, 1]), list[bytes | None]
+        )
+        assert contents == [b"config", b"", None]
         incoming = tmp_path / "incoming"
         incoming.mkdir()
         files = {name: str(tmp_path / name.replace("/", "-")) for name in ("m/1/model.bin", "m/empty")}
@@ -197,5 +204,100 @@ def test_a_folder_with_too_many_objects_is_refused(store: FakeS3, monkeypatch: p
     monkeypatch.setattr(stores, "MAX_OBJECT_COUNT", 3)
     for number in range(4):
         store.put(f"repo/m/{number}", "x")
-    with pytest.raises(stores.StoreError, match="objects, at most 3 are allowed"):
+    with pytest.raises(StoreError, match="the folder has more than 3 objects"):
         stores.Stores().answer(ListObjects(place(store)), lambda _: None)
+
+
+def test_long_work_shows_that_it_goes_on(store: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A request without a sign is ended after a while: each page of a listing is one, and each object."""
+    monkeypatch.setattr(stores, "_PAGE", 50)
+    for number in range(120):
+        store.put(f"repo/m/{number:03}", "x")
+    names = [f"m/{number:03}" for number in range(120)]
+    signs: list[int] = []
+    clients = stores.Stores()
+    found = clients.answer(ListObjects(place(store)), signs.append)
+    assert [each.name for each in found] == names
+    assert signs == [50, 100]
+    signs.clear()
+    assert clients.answer(ReadObjects(place(store), names, [1] * 120), signs.append) == [b"x"] * 120
+    assert sorted(signs) == list(range(1, 121))
+    store.fetched()
+
+
+def test_a_long_listing_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, each small enough for the kernel, and with the same types as a short one."""
+    objects = [StoredObject(f"m/1/{number:05}", number, "etag", number) for number in range(2 * MAX_ITEM_COUNT + 1)]
+    monkeypatch.setattr(stores.Stores, "answer", lambda *_: objects)
+
+    async def main(source: BinaryIO, target: BinaryIO, own: socket.socket) -> None:
+        process = object.__new__(module._Process)
+        process._socket, process._streams = own, None
+        serving = asyncio.ensure_future(asyncio.to_thread(process_module.serve, source, target))
+        request = msgspec.msgpack.encode(ListObjects(Place("s3", "bucket", {})))
+        parts, failed = await process.ask(request, lambda _: None)
+        assert failed is None
+        assert [len(msgspec.msgpack.decode(part.value)) for part in parts] == [MAX_ITEM_COUNT, MAX_ITEM_COUNT, 1]
+        assert await module._value(parts, list[StoredObject]) == objects
+        assert process._streams is not None
+        process._streams[1].close()
+        await serving
+
+    own, other = socket.socketpair()
+    own.setblocking(False)
+    fd = other.detach()
+    with open(fd, "rb", buffering=0) as source, open(fd, "wb", closefd=False) as target:
+        asyncio.run(main(source, target, own))
+
+
+def test_a_process_ends_with_the_kernel_in_the_middle_of_a_request(store: FakeS3) -> None:
+    store.put("repo/m/1/x", "content")
+    store.troubles[""] = "stall"
+
+    async def main() -> None:
+        process = module._Process()
+        content = msgspec.msgpack.encode(ListObjects(place(store)))
+        asking = asyncio.ensure_future(process.ask(content, lambda _: None))
+        try:
+            await asyncio.to_thread(store.met.wait, 30)
+            assert process._streams is not None
+            process._streams[1].transport.abort()  # as the end of the kernel does
+            with pytest.raises(module._Ended):
+                await asking
+            assert await asyncio.to_thread(process._process.wait, 30) == 0
+        finally:
+            process.end()
+            process.wait()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_runs_while_the_server_stops_starts_no_other_process(store: FakeS3) -> None:
+    store.put("repo/m/1/x", "content")
+
+    async def scenario(reader: ReaderProcesses) -> None:
+        await reader.ask(ListFolders(place(store)), list[str])  # its process is idle now, and used again
+        store.troubles[""] = "stall"
+        asking = asyncio.ensure_future(reader.ask(ListObjects(place(store)), list[StoredObject]))
+        await asyncio.to_thread(store.met.wait, 30)
+        await reader.close()
+        with pytest.raises(CloudFailed, match="the server stops"):
+            await asking
+        assert children() == []
+
+    run(scenario)
+
+
+def test_secrets_of_the_environment_and_signatures_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session-of-user")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=sas-of-user")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-1")
+    error = ValueError(
+        "session-of-user, secret-of-user at https://a?sv=1&sig=sas-of-user and "
+        "https://b?X-Amz-Signature=abc&X-Amz-Credential=key&X-Amz-Date=today in eu-1"
+    )
+    text = stores._text(error, Place("s3", "bucket", {"secret": "secret-of-user"}))
+    assert text == (
+        "ValueError: ***, *** at https://a?*** and "
+        "https://b?X-Amz-Signature=***&X-Amz-Credential=***&X-Amz-Date=today in eu-1"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,10 @@ import pytest
 from kernel.errors import InternalError
 from kernel.repository.clouds import repository as module
 from kernel.repository.clouds.address import parse_address
-from kernel.repository.clouds.copies import Copies
+from kernel.repository.clouds.copies import Copies, PartialCopy
 from kernel.repository.clouds.messages import Download, ListFolders, ListObjects, Place, ReadObjects, StoredObject
-from kernel.repository.clouds.reader import CloudFailed
-from kernel.repository.clouds.repository import CloudRepository, new_place
+from kernel.repository.clouds.reader import CloudFailed, StoreFailed
+from kernel.repository.clouds.repository import CloudRepository
 from kernel.repository.composition import parts_by_name
 from kernel.repository.layout import ModelFolder, find_models
 from kernel.repository.repositories import Repositories
@@ -59,9 +59,12 @@ class MemoryReader:
             case ListFolders():
                 return sorted({name.partition("/")[0] for name in self.objects if "/" in name})
             case ReadObjects(names=names):
-                return [self.objects[name].encode() for name in names]
+                return [self.objects[name].encode() if name in self.objects else None for name in names]
             case Download(files=files):
                 for name, path in files.items():
+                    if name not in self.objects:
+                        self.while_copying()
+                        raise StoreFailed(f"there is no {name}")
                     Path(path).write_text(self.objects[name])
                 if progress is not None:
                     progress(1)
@@ -152,6 +155,21 @@ def test_names_are_asked_for_once_for_all_who_wait_and_not_again_soon(monkeypatc
     asyncio.run(main())
 
 
+def test_each_listing_uses_the_present_credentials() -> None:
+    async def main() -> None:
+        reader, keys = MemoryReader(m__1__x="x"), iter("abcdef")
+
+        def now() -> Place:
+            return Place("s3", "bucket/repo", {"key": next(keys)})
+
+        repository = CloudRepository(parse_address("s3://bucket/repo"), PLACE, reader, Copies(), None, now)
+        await repository.list_names()
+        await repository.list_entries()
+        assert [each.place.arguments["key"] for each in reader.asked] == ["a", "b"]
+
+    asyncio.run(main())
+
+
 def test_a_failure_is_shared_by_all_who_wait() -> None:
     async def main() -> None:
         reader = MemoryReader()
@@ -173,12 +191,12 @@ def test_a_model_is_copied_once_and_again_when_it_changes() -> None:
         reader = MemoryReader(m__1__a="one", m__1__b="two")
         copies = Copies()
         repository = new_repository(reader, copies)
-        first = await repository.copied(await model_of(repository))
-        again = await repository.copied(await model_of(repository))
+        _, first = await repository.copied(await model_of(repository))
+        _, again = await repository.copied(await model_of(repository))
         assert reader.requests(Download) == 1
         assert first.path == again.path
         reader.objects["m/1/b"] = "three"
-        second = await repository.copied(await model_of(repository))
+        _, second = await repository.copied(await model_of(repository))
         [request] = [each for each in reader.asked if isinstance(each, Download)]
         assert list(request.files) == ["m/1/b"]
         assert Path(second.path, "1/b").read_text() == "three"
@@ -201,7 +219,7 @@ def test_a_model_that_changes_while_it_is_copied_is_copied_again() -> None:
             reader.objects["m/1/a"] = "two"
 
         reader.while_copying = change
-        copy = await repository.copied(await model_of(repository))
+        _, copy = await repository.copied(await model_of(repository))
         assert Path(copy.path, "1/a").read_text() == "two"
         downloads = [list(each.files) for each in reader.asked if isinstance(each, Download)]
         assert downloads == [["m/1/a", "m/1/b"], ["m/1/a"]]
@@ -235,42 +253,134 @@ def test_a_copy_that_fails_or_is_given_up_leaves_nothing(tmp_path: Path) -> None
     assert [path for each in tmp_path.iterdir() for path in each.iterdir()] == []
 
 
-def test_a_wrong_file_of_credentials_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "credentials.json"
-    variables = {"TRITON_CLOUD_CREDENTIAL_PATH": str(file)}
-    with pytest.raises(InternalError, match=r"credentials.json' \(TRITON_CLOUD_CREDENTIAL_PATH\): No such file"):
-        new_place(parse_address("s3://bucket/repo"), variables)
-    file.write_text(json.dumps({"s3": {"": {"key_id": 5}}}))
-    with pytest.raises(InternalError, match="Expected `str`, got `int`"):
-        new_place(parse_address("s3://bucket/repo"), variables)
-    file.write_text(json.dumps({"s3": {"": {"key_id": "id"}}}))
-    assert new_place(parse_address("s3://bucket/repo"), variables) == Place("s3", "bucket/repo", {"key": "id"})
+def test_a_model_that_loses_files_while_it_is_copied_is_copied_again() -> None:
+    """A file that is gone, or that has another size, fails the copy: the reason is a change of the model."""
+
+    async def main() -> None:
+        reader = MemoryReader(m__1__a="one", m__1__b="x")
+        copies = Copies()
+        repository = new_repository(reader, copies)
+        listed = await model_of(repository)
+        del reader.objects["m/1/b"]
+        reader.objects["m/2/c"] = "new"
+        copied, copy = await repository.copied(listed)
+        assert list(copied.versions) == [1, 2]  # what is loaded, not what was asked for
+        assert sorted(path.name for path in Path(copy.path).rglob("*") if path.is_file()) == ["a", "c"]
+        copy.release()
+        listed = await model_of(repository)
+        reader.objects.clear()
+        with pytest.raises(InternalError, match="model 'm' was removed from 's3://bucket/repo' while it was copied"):
+            await repository.copied(listed)
+        copies.close()
+
+    asyncio.run(main())
+
+
+def test_a_file_that_cannot_be_received_and_has_not_changed_fails_the_copy_at_once() -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__1__a="one")
+        repository = new_repository(reader)
+        listed = await model_of(repository)
+        del reader.objects["m/1/a"]
+        reader.while_copying = lambda: reader.objects.update({"m/1/a": "one"})  # access to it was denied
+        with pytest.raises(InternalError, match="failed to copy model 'm' from 's3://bucket/repo': there is no m/1/a"):
+            await repository.copied(listed)
+        assert reader.requests(Download) == 1
+
+    asyncio.run(main())
+
+
+def test_a_configuration_that_is_removed_after_the_listing_fails_no_other_model() -> None:
+    async def main() -> None:
+        class Removing(MemoryReader):
+            async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
+                if isinstance(request, ReadObjects):
+                    self.objects.pop("m/config.pbtxt")
+                return await super().ask(request, kind, progress)
+
+        reader = Removing()
+        reader.objects = {"m/config.pbtxt": "one", "n/config.pbtxt": "two"}
+        repository = new_repository(reader)
+        assert [entry.name for entry in await repository.list_entries()] == ["m", "n"]
+        assert repository.read_config("s3://bucket/repo/m/config.pbtxt") is None
+        assert repository.read_config("s3://bucket/repo/n/config.pbtxt") == b"two"
+
+    asyncio.run(main())
+
+
+def test_a_copy_reports_how_far_it_is() -> None:
+    async def main() -> None:
+        reader = MemoryReader(m__1__a="one", m__1__b="two")
+        copies, reports = Copies(), []
+        repository = new_repository(reader, copies)
+        model = await model_of(repository)
+        _, copy = await repository.copied(model, lambda *report: reports.append(report))
+        assert reports == [(0, 6), (1, 6), (6, 6)]
+        _, again = await repository.copied(model, lambda *report: reports.append(report))
+        assert len(reports) == 3  # it is there
+        copy.release()
+        again.release()
+        copies.close()
+
+    asyncio.run(main())
 
 
 def test_cancelled_copies_leave_nothing_whenever_they_are_cancelled(tmp_path: Path) -> None:
-    """At each event-loop iteration in turn: work of threads is waited for and undone."""
+    """At the first event-loop iterations in turn, then at ever fewer: work of threads is waited for and undone."""
 
     async def main() -> int:
-        reader = MemoryReader(m__1__a="one", m__1__b="two")
-        for iterations in range(10_000):
+        reader, iterations = MemoryReader(m__1__a="one", m__1__b="two"), 0
+        before = open_descriptors()
+        while True:
+            iterations += 1 + iterations // 8
             copies = Copies(str(tmp_path / str(iterations)))
             repository = new_repository(reader, copies)
-            before = open_descriptors()
             copying = asyncio.ensure_future(repository.copied(await model_of(repository)))
             for _ in range(iterations):
                 await asyncio.sleep(0)
             copying.cancel()
             try:
-                (await copying).release()
+                (await copying)[1].release()
             except asyncio.CancelledError:
                 pass
             else:
                 return iterations
             assert open_descriptors() <= before
             assert not list(tmp_path.glob(f"{iterations}/*/partial-*"))
-        return 0
 
     assert asyncio.run(main()) > 5
+
+
+def test_a_copy_that_is_cancelled_twice_leaves_nothing(tmp_path: Path) -> None:
+    """An unload and the stop of the server: what a thread has begun is undone all the same."""
+
+    class Slow(Copies):
+        begins, released, begun = threading.Event(), threading.Event(), threading.Event()
+
+        def begin(self, *arguments: Any) -> PartialCopy:
+            self.begins.set()
+            self.released.wait(60)
+            try:
+                return super().begin(*arguments)
+            finally:
+                self.begun.set()
+
+    async def main() -> None:
+        reader, copies = MemoryReader(m__1__a="one"), Slow(str(tmp_path))
+        repository = new_repository(reader, copies)
+        before = open_descriptors()
+        copying = asyncio.ensure_future(repository.copied(await model_of(repository)))
+        await asyncio.to_thread(copies.begins.wait, 60)
+        for _ in range(3):
+            copying.cancel()
+            await asyncio.sleep(0)
+        copies.released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        await asyncio.to_thread(copies.begun.wait, 60)
+        await until(lambda: not list(tmp_path.glob("*/partial-*")) and open_descriptors() <= before)
+
+    asyncio.run(main())
 
 
 def test_a_repository_within_the_folder_of_another_one_is_told_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +392,7 @@ def test_a_repository_within_the_folder_of_another_one_is_told_from_it(monkeypat
         for address, reader in (("s3://bucket", outer), ("s3://bucket/x", inner)):
             both._repositories.append(CloudRepository(parse_address(address), PLACE, reader, Copies()))
         found = await both.scan()
-        copy = await both.copied(found.models["m"])
+        _, copy = await both.copied(found.models["m"])
         assert copy is not None
         assert Path(copy.path, "1/a").read_text() == "inner"
         assert both.read_config("s3://bucket/x/m/config.pbtxt") == b"inner"
