@@ -61,6 +61,8 @@ class Examination:
     def __init__(self, contents: RepositoryContents) -> None:
         """`contents` is what was found in the repositories."""
         self.results: dict[str, Examined] = {}
+        #: What is strange about the repositories.
+        self.hints = contents.hints
         self._sources: dict[str, ModelSource] = {}
         for name, folder in contents.models.items():
             self.results[name] = self._read(name, folder)

@@ -170,3 +170,16 @@ def test_a_path_that_is_no_folder_is_an_error_of_one_line(tmp_path: Path) -> Non
     assert done.stderr == (
         f"error: '{tmp_path / 'nothing'}' is not a folder. Give the folder of a model, or a folder of models\n"
     )
+
+
+def test_an_empty_repository_says_where_the_files_belong(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"")
+    done = naiad("models", tmp_path)
+    assert done.stderr.startswith(f"hint: '{tmp_path}' has no folders of models: serve one file with 'naiad run")
+    assert naiad("check", tmp_path).stderr.startswith(f"error: '{tmp_path}' has no folders of models")
+
+
+def test_without_a_command_the_help_is_all_that_is_printed() -> None:
+    done = naiad()
+    assert "Commands" in done.stdout
+    assert (done.returncode, done.stderr) == (1, "")

@@ -27,6 +27,8 @@ def hint(text: str, *children: Entry, name: str = "m", first_bytes: bytes = b"")
     [
         (NO_VERSION, [Entry("model.onnx")], "put it into a folder of a version, '/srv/m/1/model.onnx'"),
         (NO_VERSION, [folder("v1", Entry("model.py"))], "rename 'v1' to '1'"),
+        (NO_BACKEND, [folder("a", Entry("config.pbtxt"), folder("1", Entry("model.py"))), folder("b", folder("1"))],
+         "it is a folder of models, with 'a' and others: give it as a repository of its own"),
         (NO_VERSION, [], "put its files into '/srv/m/1'"),
         (NO_VERSION, [folder("1"), folder("3")], "the model has versions 1, 3, and the version_policy"),
         (NO_VERSION, [folder("1")], "the model has version 1, and the version_policy"),
