@@ -71,6 +71,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder, "wrong_name", named.replace('"image"', '"picture"'), {"1/model.onnx": digits})
     write(folder, "wrong_dims", digits_config.replace("8, 8", "8, 9"), {"1/model.onnx": digits})
     write(folder, "gpu", PYTHON + "instance_group { kind: KIND_GPU }", {"1/model.py": MODEL})
+    write(folder, "agent", PYTHON + 'model_repository_agents { agents [ { name: "nobody" } ] }', {"1/model.py": MODEL})
     write(folder, "label", PYTHON.replace("output [ {", 'output [ { label_filename: "l.txt"'), {"1/model.py": MODEL})
     write(folder, "wrong_text", "max_batch_size: many", {"1/model.py": MODEL})
     write(folder, "no_step", ENSEMBLE % "nothing", {"1/.keep": ""})
@@ -107,6 +108,7 @@ def test_models_that_are_right_are_valid_and_complete(found: dict[str, dict[str,
         ("wrong_name", "unexpected inference input 'picture', allowed inputs are: image"),
         ("wrong_dims", "but the model configuration specifies"),
         ("gpu", "GPU"),
+        ("agent", "there is no repository agent 'nobody'"),
         ("label", "l.txt"),
         ("wrong_text", "config.pbtxt:1:17"),
         ("no_step", "contains models that are not available or ambiguous: nothing"),
