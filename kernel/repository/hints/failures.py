@@ -171,6 +171,8 @@ def _missing_module(failure: Failure) -> str:
         return ""
     top = module[1].partition(".")[0]
     package = _PACKAGES.get(top, top)
+    if "cannot be imported from '" in failure.text:  # by a package that extends the server, not by the model
+        return f"install '{package}' for the Python of the server, '{sys.executable} -m pip install {package}'"
     return (
         f"install '{package}' for the Python that runs the model, '{sys.executable} -m pip install {package}', or put "
         f"the module '{top}' beside model.py"

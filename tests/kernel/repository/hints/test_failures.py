@@ -67,6 +67,8 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
          "required CUDA compute compatibility of 6.000000 are: ;\n", "kind: KIND_CPU"),
         ("ModuleNotFoundError: No module named 'cv2'", "-m pip install opencv-python-headless'"),
         ("ModuleNotFoundError: No module named 'a.b'", "the module 'a' beside"),
+        ("scheduler 'x' of package p cannot be imported from 'nomod:x': ModuleNotFoundError: No module named 'nomod'",
+         "install 'nomod' for the Python of the server"),
         ("AttributeError: module '1.model' has no attribute 'TritonPythonModel'", "write a class TritonPythonModel"),
         ("autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified",
          "write max_batch_size: 0"),
