@@ -210,8 +210,7 @@ class Backend(abc.ABC):
         if requests would fail.
         """
 
-    @abc.abstractmethod
-    def load(self, arguments: ModelArguments) -> None:
+    def load(self, arguments: ModelArguments) -> None:  # noqa: B027 - not every backend has something to load
         """Load the model. An exception fails the load, and is the reason why the model is UNAVAILABLE.
 
         A `ServingError` keeps its code and text; any other exception has the code INTERNAL.

@@ -1,14 +1,16 @@
-"""What a process asks of the system: its end with its parent, its name, its processors."""
+"""What a process asks of the system: its end with its parent, its name, its processors, its stacks in the log."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 from typing import TYPE_CHECKING
 
+from backends.transport.wire import STACKS_SIGNAL
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ def end_sooner_without_memory() -> None:
             os.pwrite(fd, b"%d" % min(score + _SOONER, _MOST), 0)
         finally:
             os.close(fd)
+
+
+def write_stacks_when_asked() -> None:
+    """Write the stacks of all threads to standard error at `STACKS_SIGNAL`, and when this process crashes.
+
+    The handler is in C: it works while a library holds Python's lock. Without it the signal would end the process.
+    """
+    faulthandler.enable(sys.__stderr__ or 2)
+    faulthandler.register(STACKS_SIGNAL, sys.__stderr__ or 2)
 
 
 def set_process_name(name: str) -> None:

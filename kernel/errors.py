@@ -348,8 +348,15 @@ class ArenaFull(NoMemory):
 
     retry_later = True
 
-    def __init__(self, byte_size: int, what: str = "tensor") -> None:
-        super().__init__(f"no memory left for a {what} of {byte_size} bytes; try again later")
+    def __init__(self, byte_size: int, what: str = "tensor", exceeded: str = "") -> None:
+        """`exceeded` is the flag, with its value, of a limit below `byte_size`: there will never be room."""
+        if exceeded:
+            self.retry_later = False
+            super().__init__(
+                f"a {what} of {byte_size} bytes is larger than all memory that there is for it ({exceeded})"
+            )
+        else:
+            super().__init__(f"no memory left for a {what} of {byte_size} bytes; try again later")
 
 
 class MemoryFull(NoMemory):

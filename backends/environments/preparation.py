@@ -33,7 +33,7 @@ def prepare(request: EnvironmentRequest, say: Callable[[str], None]) -> Environm
     lock = marker = ""
     files = [request.path]
     if request.path and not os.path.exists(request.path):
-        raise EnvironmentFailed(f"the environment '{source}' does not exist")
+        raise EnvironmentFailed(f"the environment '{source}' does not exist (EXECUTION_ENV_PATH)")
     if request.path and os.path.isdir(request.path):
         folder = Path(request.path)
     else:

@@ -45,6 +45,9 @@ class Launched(Protocol):
     def work_mark(self) -> Hashable:
         """A value that changes while the worker's process works; None if that is not known."""
 
+    def write_stacks(self) -> None:
+        """Let a worker that has loaded its model write to its log where its threads are."""
+
     def terminate(self) -> None:
         """Ask the worker and the processes that it started to end (SIGTERM). `on_lost` follows if the worker does."""
 

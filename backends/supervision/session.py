@@ -159,6 +159,11 @@ class WorkerSession:
         """Whether the worker has ended."""
         return self._lost_cause is not None
 
+    def write_stacks(self) -> None:
+        """See `Launched`."""
+        if self._launched is not None:
+            self._launched.write_stacks()
+
     def terminate(self) -> None:
         """Ask the worker to end, also while its model executes."""
         if self._launched is not None:

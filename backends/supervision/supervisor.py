@@ -25,6 +25,7 @@ from backends.supervision.watch.instance_watch import (
     InstanceWatch,
     Sight,
     WatchStep,
+    busy_text,
 )
 from backends.transport import wire
 from kernel.errors import ExecutionTimeout, InternalError, NotFinishedInTime, ServingError, Unavailable
@@ -329,7 +330,8 @@ class InstanceSupervisor:
         elif finding.step is WatchStep.KILL:
             session.kill()
         elif finding.report:
-            logger.warning("model instance '%s' busy for %.0f s with one execution", handle.name, busy_s)
+            logger.warning("%s", busy_text(handle.name, busy_s, limited=self._watch.limits.timeout_ns > 0))
+            session.write_stacks()
         if self._handle is not handle:
             return  # the worker is lost already
         self._suspend(handle, stopped=stopped)

@@ -40,6 +40,7 @@ brings the responses of the call in order, with at most one that is final. `Cont
 
 from __future__ import annotations
 
+import signal
 from typing import Union
 
 import msgspec
@@ -49,6 +50,10 @@ from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, enco
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
 PROTOCOL = 13
+
+#: The signal at which a worker writes the stacks of its threads to standard error. Models use SIGUSR1 and SIGUSR2, and
+#: sometimes the first and the last signals of this kind.
+STACKS_SIGNAL = signal.SIGRTMAX - 7
 
 #: The region number of the worker's own output arena.
 OUTPUT_ARENA = 0

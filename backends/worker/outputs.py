@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _ANY_OUTPUT = RequestedOutput("")
 
+#: The type of an array whose bytes are the raw form of a datatype; BYTES has none.
+_RAW_TYPE_OF = {name: dtype for name, dtype in NUMPY_TYPES.items() if dtype in RAW_TYPES}
+_RAW_TYPE_OF["BF16"] = NUMPY_TYPES["UINT16"]
+#: No array has it. `dtype == None` would be true for float64.
+_NO_TYPE = np.dtype("V1")
+
 
 class OutputWriter:
     """Makes tensors from output arrays. Callable from any thread."""
@@ -86,7 +92,7 @@ class OutputWriter:
                 if (
                     requested.span is None
                     and array.nbytes <= INLINE_LIMIT
-                    and array.dtype in RAW_TYPES
+                    and array.dtype == _RAW_TYPE_OF.get(output.datatype, _NO_TYPE)
                     and not requested.classification
                     and not request.reserved
                 ):
@@ -168,6 +174,7 @@ class OutputWriter:
             if not requested.classification:
                 return self.on_device.write(self, name, datatype, array, requested)
             array = self.on_device.to_host(array)
+        _check_type(name, datatype, array)
         if requested.classification:
             labels = self.labels.get(name, ()) if requested.labels is None else requested.labels
             batched = self.batched if requested.batched is None else requested.batched
@@ -295,3 +302,10 @@ def _requested_output(request: WorkerRequest, name: str) -> RequestedOutput | No
         if output.name == name:
             return output
     return None
+
+
+def _check_type(name: str, datatype: str, array: Array) -> None:
+    """Raise `InternalError` if the bytes of `array` are no values of `datatype`: the client would read wrong values."""
+    dtype = _RAW_TYPE_OF.get(datatype)
+    if dtype is not None and (array.dtype.itemsize != dtype.itemsize or array.dtype.hasobject):
+        raise InternalError(f"output '{name}' has the datatype {datatype}, and its array is of {array.dtype}")

@@ -11,7 +11,12 @@ import sys
 
 from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
-from backends.process_control import die_with_parent, end_sooner_without_memory, set_process_name
+from backends.process_control import (
+    die_with_parent,
+    end_sooner_without_memory,
+    set_process_name,
+    write_stacks_when_asked,
+)
 from backends.transport.channel import BlockingChannel
 from backends.transport.forked_children import leave_to_parent
 from backends.worker.loop import Worker
@@ -47,6 +52,7 @@ def run_worker(
     """
     die_with_parent(kernel)
     end_sooner_without_memory()
+    write_stacks_when_asked()
     set_process_name(title)
     if task_module:
         lower_priority()

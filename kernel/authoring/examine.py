@@ -15,6 +15,7 @@ import msgspec
 from kernel.config.check_steps import check_steps
 from kernel.config.gpus import NO_GPUS
 from kernel.errors import InvalidArgument, ServingError
+from kernel.repository.agents.model_agents import agent_class
 from kernel.repository.ensembles import in_order, parts_of
 from kernel.repository.limits import refuse_batching_library, refuse_unsupported
 from kernel.repository.load_log import hint_for
@@ -61,6 +62,8 @@ class Examination:
     def __init__(self, contents: RepositoryContents) -> None:
         """`contents` is what was found in the repositories."""
         self.results: dict[str, Examined] = {}
+        #: What is strange about the repositories.
+        self.hints = contents.hints
         self._sources: dict[str, ModelSource] = {}
         for name, folder in contents.models.items():
             self.results[name] = self._read(name, folder)
@@ -84,6 +87,8 @@ class Examination:
             source.check_label_files(config)
             refuse_batching_library(config, folder.batching_library())
             refuse_unsupported(config)
+            for agent in config.model_repository_agents.agents:
+                agent_class(agent.name)
         except ServingError as error:
             result.reason = _text(error)
         return result

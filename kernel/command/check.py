@@ -48,7 +48,7 @@ def check_models(
     except ServingError as error:
         raise BadOption(error.message) from None
     if not contents.models:
-        raise BadOption(f"there is no model in '{path}'")
+        raise BadOption(contents.hints[0] if contents.hints else f"there is no model in '{path}'")
     check = RepositoryCheck(contents, settings, slow_load_s)
     names = check.order()
 

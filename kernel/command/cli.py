@@ -60,8 +60,8 @@ def models(
     model_repository: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Folders of models, addresses in clouds (s3://...), or the folder of one model; default: the demo "
-            "models.",
+            help="Folders of models, addresses in clouds (s3://...), the folder of one model, or ONNX files; default: "
+            "the demo models.",
             show_default=False,
         ),
     ] = None,
@@ -79,8 +79,10 @@ def models(
     """List the models of a repository, and check whether a server could load each of them, without loading it."""
     from kernel.authoring.cloud_folders import local_folders
     from kernel.command.models import print_models
+    from kernel.command.single_files import folders_of_files
 
-    with local_folders(model_repository or [str(DEMO_REPOSITORY)], configs_only=quick) as paths:
+    cloud_folders = local_folders(model_repository or [str(DEMO_REPOSITORY)], configs_only=quick)
+    with cloud_folders as given, folders_of_files(given) as paths:
         raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 
@@ -133,9 +135,10 @@ def check(
     from kernel.authoring.cloud_folders import local_folders
     from kernel.authoring.trial.trial import TrialSettings
     from kernel.command.check import check_models
+    from kernel.command.single_files import folders_of_files
 
     settings = TrialSettings(requests, seed, timeout)
-    with local_folders([model_dir]) as [path]:
+    with local_folders([model_dir]) as given, folders_of_files(given) as [path]:
         raise typer.Exit(check_models(path, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
 
 
@@ -277,6 +280,8 @@ def run_command() -> int:
         command = context.command_path if context is not None else "naiad"
         # Some of these texts end with a question: "Did you mean 'run'?."
         message = error.format_message().rstrip(".")
+        if not message:  # the command line is empty, and the help is printed
+            return 1
         sys.exit(f"error: {message}{'' if message.endswith('?') else '.'} See '{command} --help'")
     except typer.Abort:
         return 130

@@ -45,6 +45,8 @@ def print_models(
     else:
         rows = [_row(each) for each in results]
         typer.echo(table_text(("Model", "Versions", "Backend", "Configuration"), rows), nl=False)
+        for hint in examination.hints if not results else ():
+            typer.echo(f"hint: {hint}", err=True)
         for each in results:
             if each.hint:
                 typer.echo(f"hint: model '{each.name}': {each.hint}", err=True)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: Of all that the check waits for. Docker's health checks, as ours is set, have three seconds.
 DEFAULT_TIMEOUT_S = 2.0
 
+#: The most models that are named: the output of a health check is kept in a log.
+_MOST_SHOWN = 5
+
 #: Addresses of a listener at which this machine reaches it by another one.
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -61,24 +64,52 @@ def find_problem(url: str, timeout_s: float) -> str:
         raise BadOption(f"'{url}' is not an address of a server: {error}") from None
     if parts.scheme not in ("http", "https") or not host:
         raise BadOption(f"'{url}' is not an address of a server: give HOST:PORT, or a URL with http:// or https://")
-    connection = (
-        http.client.HTTPConnection(host, port, timeout=timeout_s)
-        if parts.scheme == "http"
-        else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=_any_certificate())
-    )
+
+    def ask(method: str, path: str) -> tuple[int, bytes]:
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=timeout_s)
+            if parts.scheme == "http"
+            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=_any_certificate())
+        )
+        try:
+            connection.request(method, f"{parts.path.rstrip('/')}{path}", headers={"Connection": "close"})
+            response = connection.getresponse()
+            return response.status, response.read() if method == "POST" else b""
+        finally:
+            connection.close()
+
     try:
-        connection.request("GET", f"{parts.path.rstrip('/')}/v2/health/ready", headers={"Connection": "close"})
-        status = connection.getresponse().status
+        status, _ = ask("GET", "/v2/health/ready")
     except OSError as error:
         return f"{url}: {error.strerror or error}"
     except http.client.HTTPException:
         return f"{url} does not respond to HTTP/1.1"
-    finally:
-        connection.close()
     if status == 200:
         return ""
-    # 400 as Triton: models of the start load still, or one of them failed.
-    return "its models are not all ready" if status == 400 else f"{url} responded with {status}"
+    if status != 400:
+        return f"{url} responded with {status}"
+    # As Triton: models of the start load still, or one of them failed.
+    try:
+        _, index = ask("POST", "/v2/repository/index")
+    except (OSError, http.client.HTTPException):
+        index = b""
+    return f"its models are not all ready{_missing(index)}"
+
+
+def _missing(index: bytes) -> str:
+    """Return the models that are not ready, by the repository index of a server; "" if it does not say."""
+    import json  # imported late: a server that is ready needs it not
+
+    try:
+        items = [item for item in json.loads(index) if item.get("state", "READY") != "READY"]
+        shown = [
+            f"{item['name']} {item['state']}{': ' * bool(item.get('reason'))}{item.get('reason', '')}" for item in items
+        ]
+    except (ValueError, TypeError, AttributeError, KeyError):  # the index is restricted, or it is another server
+        return ""
+    more = len(shown) - _MOST_SHOWN
+    text = "".join(f"\n  {line.splitlines()[0]}" for line in shown[:_MOST_SHOWN])
+    return f"{text}\n  and {more} more" if more > 0 else text
 
 
 def _any_certificate() -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from kernel.options import BadOption, ServerOptions
 from kernel.repository.held_folders import new_locked_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: Ends of names of files that hold the weights of an ONNX file beside them. An exporter may choose any name.
 _WEIGHTS = (".data", "_data", ".weights", ".bin")
@@ -31,6 +31,26 @@ def repositories_of_files(options: ServerOptions) -> Iterator[ServerOptions]:
     Two files of the same name get two models, `NAME` and `NAME-2`. Raises `BadOption` if links cannot be made.
     """
     files = options.repository.onnx_files
+    with _repository_of(files) as folder:
+        paths = dict.fromkeys(folder if path in files else path for path in options.repository.paths)
+        repository = msgspec.structs.replace(options.repository, paths=tuple(paths))
+        yield msgspec.structs.replace(options, repository=repository)
+
+
+@contextlib.contextmanager
+def folders_of_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield `paths` with a repository in place of all ONNX files; it is removed at the end. Raises `BadOption`."""
+    files = [path for path in paths if path.suffix == ".onnx" and path.is_file()]
+    if not files:
+        yield list(paths)
+        return
+    with _repository_of(files) as folder:
+        yield list(dict.fromkeys(folder if path in files else path for path in paths))
+
+
+@contextlib.contextmanager
+def _repository_of(files: Sequence[Path]) -> Iterator[Path]:
+    """Yield a new repository with a model for each file. Raises `BadOption`."""
     with contextlib.ExitStack() as stack:
         try:
             folder, lock = new_locked_folder()
@@ -41,9 +61,7 @@ def repositories_of_files(options: ServerOptions) -> Iterator[ServerOptions]:
                 _link(path, Path(folder) / _new_name(path, names))
         except OSError as error:
             raise BadOption(f"the model in '{files[0]}' cannot be served: {error}") from None
-        paths = dict.fromkeys(Path(folder) if path in files else path for path in options.repository.paths)
-        repository = msgspec.structs.replace(options.repository, paths=tuple(paths))
-        yield msgspec.structs.replace(options, repository=repository)
+        yield Path(folder)
 
 
 def _new_name(path: Path, taken: set[str]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.errors import ArenaFull, NoDescriptorLeft, lacks_descriptors
+from kernel.errors import NoDescriptorLeft, lacks_descriptors
 from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
+from kernel.memory.refusals import MemoryRefusals
 from kernel.serving.request import REQUEST_BYTE_SIZE
 from shm.arena import INLINE_LIMIT, Arena
 from shm.budget import ByteBudget
@@ -41,6 +42,7 @@ class InputPlacer:
         self._arena_byte_size = arena_byte_size
         self._budget = budget
         self._later = later
+        self.refusals = MemoryRefusals(arena_byte_size, budget)
         #: Messages for helpers; None before the first.
         self._message_arena: Arena | None = None
         #: How many tensors were copied to an arena, and their bytes.
@@ -92,7 +94,7 @@ class InputPlacer:
         """Return a new block of the model's arena; the caller releases it. Raises `ArenaFull`."""
         block = self._arena(model).take(byte_size)
         if block is None:
-            raise ArenaFull(byte_size)
+            raise self.refusals.no_room(byte_size)
         return block
 
     @property
@@ -118,7 +120,7 @@ class InputPlacer:
                 raise
         block = self._message_arena.take(byte_size)
         if block is None:
-            raise ArenaFull(byte_size, "message")
+            raise self.refusals.no_room(byte_size, "message")
         return block
 
     def place_large(self, request: Request, model: Model, received_in: ReceiveBuffer | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kernel.repository.load_progress import LoadProgress
     from kernel.repository.settings import LifecycleSettings
     from kernel.serving.model import Model
+
+logger = logging.getLogger(__name__)
 
 
 class RepositoryLoads:
@@ -89,5 +92,8 @@ class RepositoryLoads:
         self._progress.ended(folder.identifier, now_ns, failed=failed)
         self._failed_loads.ended(folder, now_ns, failed=failed)
         cause = error.__cause__ if error is not None and isinstance(error.__cause__, ServingError) else error
-        for model in self._serving(folder.identifier):
+        serving = list(self._serving(folder.identifier))
+        if serving and failed:
+            logger.warning("model '%s' continues to serve with the files that it was loaded from", folder.identifier)
+        for model in serving:
             model.reload_error = "" if cause is None else f"{cause.code.title}: {cause.message.rstrip()}"

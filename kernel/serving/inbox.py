@@ -36,7 +36,9 @@ class Inbox:
     `on_crash`. The owner of the inbox may then start a new coroutine.
     """
 
-    def __init__(self, clock: Clock, on_crash: Callable[[Exception], None]) -> None:
+    def __init__(self, clock: Clock, on_crash: Callable[[Exception], None], name: str = "") -> None:
+        """`name` is that of the model, for the log."""
+        self._name = name
         self._alarm = clock.alarm(self._deadline_reached)
         self._on_crash = on_crash
         self._events: deque[Event] = deque()
@@ -122,7 +124,8 @@ class Inbox:
 
     def _crashed(self, error: Exception) -> None:
         self.close()
-        _failures.log(f"schedulers ({type(error).__name__})", "scheduler failed", exc_info=error)
+        subject = f"the scheduler of model '{self._name}'"
+        _failures.log(f"{subject} ({type(error).__name__})", "%s failed", subject, exc_info=error)
         self._on_crash(error)
 
     def _deadline_reached(self) -> None:

@@ -14,7 +14,6 @@ from kernel import __version__
 from kernel.errors import (
     ClientSharedMemoryDisabled,
     DecoupledOverUnary,
-    MemoryFull,
     ModelNotReady,
     NoAvailableVersion,
     ServerStopping,
@@ -140,6 +139,7 @@ class Kernel:
         self.calls = Calls(self, catalog, clock)
         self.nested_loads = NestedLoads()
         self._inputs = inputs
+        self.memory_refusals = inputs.refusals
         #: What the tensors of all requests may take.
         self.budget = self._budget = inputs.budget
         self._clock = clock
@@ -242,7 +242,7 @@ class Kernel:
         budget = self._budget
         if budget.used_byte_size > budget.limit_byte_size and pinned is None:
             request.release_leases()
-            raise MemoryFull
+            raise self.memory_refusals.full()
         request.received_ns = self._clock.now_ns()
         if prepared is None or not prepared.small:
             try:

@@ -60,7 +60,7 @@ class Model:
         self.version = version
         self.version_text = str(version)
         self.statistics = ModelStatistics(decoupled=spec.decoupled)
-        self.inbox = Inbox(clock, self._scheduler_failed)
+        self.inbox = Inbox(clock, self._scheduler_failed, spec.name)
         self.live = LiveRequests()
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
         self.health = ModelHealth()

@@ -25,9 +25,6 @@ from backends.worker.request import OutputValue
 class Constant(Backend):
     VALUE = {value}
 
-    def load(self, arguments):
-        pass
-
     def execute(self, requests, timings):
         for request in requests:
             given = request.inputs[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -31,7 +32,7 @@ output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 
 # -1: an endless loop in C that ignores SIGTERM; -2: one that SIGTERM ends; other numbers are echoed.
 LOOPING = """
-import re, signal
+import re, signal, time
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -43,7 +44,7 @@ class TritonPythonModel:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 re.match(r"(a|a?)+$", "a" * 60 + "b")  # one call that takes ages and holds the interpreter lock
             if value == -2:
-                signal.pause()
+                time.sleep(1000)
         given = [pb_utils.get_input_tensor_by_name(request, "IN") for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each.as_numpy())]) for each in given]
 """
@@ -125,6 +126,7 @@ def test_without_a_limit_a_busy_model_is_reported_and_stays_ready(write_model: W
             assert found["reason"].startswith("instance 'm_0' busy for ")
             assert ready(server)
             wait_for(lambda: server.log.count("model instance 'm_0' busy for") >= 2)
+            wait_for(lambda: re.search(r"m: +File .*m/1/model.py.*, line \d+ in execute", server.log) is not None)
             server.terminate()
         assert "took longer than the exit timeout" in results[0][1]
 

@@ -141,4 +141,6 @@ def test_ready_says_that_a_model_is_missing(tmp_path: Path) -> None:
     (tmp_path / "broken" / "config.pbtxt").write_text(BROKEN)
     with ServerProcess(tmp_path, "--exit-on-error=false") as server:
         done = naiad("ready", f"--url={server.url}")
-    assert (done.returncode, done.stderr) == (1, "not ready: its models are not all ready\n")
+    first, second = done.stderr.splitlines()
+    assert (done.returncode, first) == (1, "not ready: its models are not all ready")
+    assert second.startswith("  broken UNAVAILABLE: ")

@@ -154,3 +154,12 @@ def test_requests_of_a_model_whose_worker_cannot_be_started_again_get_the_reason
         wait_for(lambda: server.get("/v2/health/ready")[0] == 200)
         assert agreed(server) == (all_say(True), "")
         assert infer(server)[0] == 200
+
+
+def test_the_log_says_where_a_worker_was_when_it_crashed(write_model: WriteModel) -> None:
+    with ServerProcess(write_model("echo", CONFIG, MODEL)) as server:
+        [worker] = server.workers("echo")
+        os.kill(worker, signal.SIGSEGV)
+        wait_for(lambda: "echo: Fatal Python error: Segmentation fault" in server.log)
+        wait_for(lambda: "the worker of model instance 'echo_0' was lost: killed by signal 11 (SIGSEGV)" in server.log)
+        assert "(most recent call first)" in server.log

@@ -54,9 +54,14 @@ def test_requests_beyond_the_limit_are_refused_and_cost_the_others_nothing(
         for model in "ab" * 10:
             with pytest.raises(InferenceServerException) as refused:
                 ask(model, LIMIT + 1)
-            assert re.fullmatch(r"no memory left for a message of \d+ bytes; try again later", refused.value.message())
+            assert re.fullmatch(
+                rf"a message of \d+ bytes is larger than all memory .* \(--memory-byte-size={LIMIT}\)",
+                refused.value.message(),
+            )
             assert refused.value.status() == ("503" if protocol == "http" else "StatusCode.RESOURCE_EXHAUSTED")
             assert (ask(model, 300_000) == 8).all()
+        assert "a request is refused: a message of" in server.log
+        assert "\nnaiad_server_memory_refusals_total 20\n" in server.get("/metrics", server.metrics_port)[1]
         client.close()
 
 

@@ -13,6 +13,7 @@ from backends.supervision.launcher import KILL_WAIT_S, describe_exit
 from backends.supervision.processes.memory_kills import MemoryKills
 from backends.supervision.processes.stopped import is_stopped
 from backends.supervision.processor_demand import work_mark
+from backends.transport.wire import STACKS_SIGNAL
 
 if TYPE_CHECKING:
     import socket
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from backends.supervision.watcher_process import SessionWatcher
 
 logger = logging.getLogger(__name__)
+
+#: What a process may take to write its stacks, in seconds. SIGTERM would end it before.
+_STACKS_S = 0.1
 
 _memory_kills = MemoryKills()
 
@@ -82,9 +86,18 @@ class LocalProcess:
     def work_mark(self) -> tuple[int, str] | None:
         return None if self._ended.is_set() else work_mark(self.pid)
 
+    def write_stacks(self) -> None:
+        """Let the process write its stacks to standard error: to the process alone, its children may not be ready."""
+        if not self._ended.is_set():
+            signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
+
     def terminate(self) -> None:
-        """Send SIGTERM to the process and all processes of its group."""
-        self._signal(signal.SIGTERM)
+        """Send SIGTERM to the process and all processes of its group, after the process has written its stacks.
+
+        Only for a worker that has loaded its model, as `write_stacks`.
+        """
+        self.write_stacks()
+        asyncio.get_running_loop().call_later(_STACKS_S, self._signal, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill the process and all processes of its group."""
@@ -104,7 +117,8 @@ class LocalProcess:
             async with asyncio.timeout(grace_s):
                 await self._ended.wait()
         except TimeoutError:
-            logger.warning("worker %d did not end within %.1f s and is killed", self.pid, grace_s)
+            text = f"the worker (process {self.pid}) did not end within {grace_s:.1f} s"
+            self.output.log_always(logging.WARNING, f"{text} (finalize, or threads of the model) and is killed")
             self.kill()
             await self._wait_for_kill()
 

@@ -34,6 +34,9 @@ class HostProcess(Protocol):
     def work_mark(self) -> Hashable:
         """See `Launched`."""
 
+    def write_stacks(self) -> None:
+        """See `Launched`."""
+
     def terminate(self) -> None:
         """Send SIGTERM to the process."""
 
@@ -71,6 +74,11 @@ class SharedWorker:
     @property
     def work_mark(self) -> Hashable:
         return None if self._ended.is_set() else self._process.work_mark
+
+    def write_stacks(self) -> None:
+        """Let the process write the stacks of all its members to its log."""
+        if not self._ended.is_set():
+            self._process.write_stacks()
 
     def terminate(self) -> None:
         """Send SIGTERM to the process, which ends all its members."""

@@ -92,6 +92,10 @@ class SharedProcess:
     def work_mark(self) -> Hashable:
         return None if self._session is None else self._session.work_mark
 
+    def write_stacks(self) -> None:
+        if self._session is not None:
+            self._session.write_stacks()
+
     def terminate(self) -> None:
         if self._session is not None:
             self._session.terminate()

@@ -118,3 +118,11 @@ class InstanceWatch:
         while self._next_report_ns <= busy_ns:
             self._next_report_ns *= 2
         return due
+
+
+def busy_text(name: str, busy_s: float, *, limited: bool) -> str:
+    """Return the log line for a long execution of the instance `name`. With `limited` it has a time limit already."""
+    text = f"model instance '{name}' busy for {busy_s:.0f} s with one execution; the next lines say where"
+    if limited:
+        return text
+    return f"{text}. --execution-timeout, or the model's parameter naiad.execution_timeout, ends such executions"

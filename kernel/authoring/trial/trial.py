@@ -87,7 +87,12 @@ class Trial:
         if all(each.error for each in alone):
             result.verdict = "refused"
             why = alone[0].error if alone else "random inputs would be too large"
-            result.findings.append(f"no request of the trial succeeds: {_first_line(why)}")
+            advice = (
+                ""
+                if requests and result.inputs == "warm-up"
+                else "; if random inputs do not suit the model, add a model_warmup"
+            )
+            result.findings.append(f"no request of the trial succeeds: {_first_line(why)}{advice}")
             return
         if not self._same(alone, await self._alone(requests), "a second time alone", verdict="varies"):
             return

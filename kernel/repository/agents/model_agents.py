@@ -74,9 +74,7 @@ class ModelAgents:
 
     def _load(self, name: str, model: AgentModel) -> Path:
         """Make an agent and call its `load`. Returns the folder for the next one. Blocks; raises `ServingError`."""
-        kind = BUILT_IN.get(name) or extension(REPOSITORY_AGENTS, name)
-        if not (isinstance(kind, type) and issubclass(kind, RepositoryAgent)):
-            raise InternalError(f"repository agent '{name}' must be a subclass of RepositoryAgent, got {kind!r}")
+        kind = agent_class(name)
         try:
             agent = kind(model)
             self._agents.append(agent)
@@ -156,3 +154,11 @@ class ModelAgents:
         agents, self._agents = self._agents, []
         for agent in agents:
             await asyncio.to_thread(agent.remove_folder)
+
+
+def agent_class(name: str) -> type[RepositoryAgent]:
+    """Return the repository agent called `name`. Blocks; raises `ServingError` if there is none."""
+    kind = BUILT_IN.get(name) or extension(REPOSITORY_AGENTS, name)
+    if not (isinstance(kind, type) and issubclass(kind, RepositoryAgent)):
+        raise InternalError(f"repository agent '{name}' must be a subclass of RepositoryAgent, got {kind!r}")
+    return kind

@@ -85,9 +85,18 @@ def _no_version(failure: Failure) -> str:
     if file:
         return f"'{file}' is in the model's folder: put it into a folder of a version, {_path(folder, '1', file)}"
     strange = next((each.name for each in folder.entry.children if each.is_folder and _model_file(each)), "")
+    inside = [each.name for each in folder.entry.children if each.is_folder and _is_model(each)]
+    if inside:
+        shown = f"'{inside[0]}'{' and others' if len(inside) > 1 else ''}"
+        return f"it is a folder of models, with {shown}: give it as a repository of its own"
     if strange:
         return f"folders of versions have whole numbers as names: rename '{strange}' to '1'"
     return f"the model has no folder of a version: put its files into {_path(folder, '1')}"
+
+
+def _is_model(entry: Entry) -> bool:
+    """Whether a folder within what should be a model is a model itself."""
+    return entry.child(CONFIG) is not None or any(each.is_folder and each.name.isdecimal() for each in entry.children)
 
 
 def _no_file(failure: Failure) -> str:
@@ -162,6 +171,8 @@ def _missing_module(failure: Failure) -> str:
         return ""
     top = module[1].partition(".")[0]
     package = _PACKAGES.get(top, top)
+    if "cannot be imported from '" in failure.text:  # by a package that extends the server, not by the model
+        return f"install '{package}' for the Python of the server, '{sys.executable} -m pip install {package}'"
     return (
         f"install '{package}' for the Python that runs the model, '{sys.executable} -m pip install {package}', or put "
         f"the module '{top}' beside model.py"

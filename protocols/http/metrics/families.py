@@ -180,6 +180,12 @@ OURS = (
         kind="gauge",
     ),
     Value(
+        "naiad_model_reload_failed",
+        "1 if newer files of the model could not be loaded and it serves with the older ones, else 0 (poll mode)",
+        lambda model: int(bool(model.reload_error)),
+        kind="gauge",
+    ),
+    Value(
         "naiad_arena_used_bytes",
         "Bytes in use for large inputs of the model, in shared memory",
         lambda model: model.input_arena.allocator.used_bytes if model.input_arena is not None else 0,

@@ -33,6 +33,11 @@ class ServerMetrics:
             "naiad_server_certificate_expiry_timestamp_seconds",
             "When the TLS certificate of a protocol expires, in seconds since the epoch",
         )
+        self._memory_refusals = Counter(
+            "naiad_server_memory_refusals_total",
+            "Number of requests that were refused because there was no memory for them",
+            registry=self.registry,
+        )
         self._lost_log_lines = Counter(
             "naiad_server_log_lines_lost_total",
             "Number of log lines that were dropped because nobody read the log, or could not be written",
@@ -69,6 +74,7 @@ class ServerMetrics:
         for protocol, expiry in self._kernel.certificate_expiry.items():
             if (expires_s := expiry()) is not None:
                 self._expiry.set({"protocol": protocol}, expires_s)
+        self._memory_refusals.set({}, self._kernel.memory_refusals.count)
         self._lost_log_lines.set({}, self._kernel.lost_log_lines())
         written, lost = self._kernel.trace_counts()
         self._traces.set({}, written)

@@ -43,6 +43,7 @@ class FakeWorker:
         self._theirs = theirs
         self.is_stopped = False
         self.terminated = False
+        self.stacks_written = 0
         #: Returns the mark of the process at each look.
         self.mark: Callable[[], Hashable] | None = None
         self._on_lost: Callable[[str], None] | None = None
@@ -61,6 +62,9 @@ class FakeWorker:
     @property
     def work_mark(self) -> Hashable:
         return self.mark() if self.mark is not None else None
+
+    def write_stacks(self) -> None:
+        self.stacks_written += 1
 
     def terminate(self) -> None:
         self.terminated = True

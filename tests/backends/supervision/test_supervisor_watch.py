@@ -215,10 +215,12 @@ def test_a_long_execution_is_reported_in_log_index_and_metrics_while_the_model_s
         assert lab.model.trouble == "instance 'm_0' busy for 73 s"
         assert lab.model.ready
         lab.look(122)
+        remedy = "--execution-timeout, or the model's parameter naiad.execution_timeout, ends such executions"
         assert [record.getMessage() for record in caplog.records if "busy" in record.getMessage()] == [
-            "model instance 'm_0' busy for 61 s with one execution",
-            "model instance 'm_0' busy for 121 s with one execution",
+            f"model instance 'm_0' busy for 61 s with one execution; the next lines say where. {remedy}",
+            f"model instance 'm_0' busy for 121 s with one execution; the next lines say where. {remedy}",
         ]
+        assert lab.workers.last.stacks_written == 2
         lab.workers.last.channel.send(wire.Executed(1, [response()]))
         await settle()
         lab.look(123)

@@ -18,6 +18,7 @@ from backends.worker.request import OutputValue
 from backends.worker.responder import MAX_OVERSHOOT, BatchResponder
 from kernel.errors import InternalError, Unavailable
 from shm.arena import INLINE_LIMIT, Arena
+from shm.arrays import datatype_of
 from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
@@ -190,9 +191,11 @@ def test_a_small_tensor_is_in_the_message_as_one_in_a_place_would_be(
 ) -> None:
     """The short way of most outputs, and the long one, which a request with reserved places takes."""
     short, long = bench.batch(ref(1, *outputs), ref(2, *outputs))
-    short.respond([value(array=array)])
+    datatype = datatype_of(array)
+    assert datatype is not None
+    short.respond([OutputValue("OUT", datatype, array)])
     assert long.reserve("OTHER", "FP32", LARGE.shape) is not None
-    long.respond([value(array=array)])
+    long.respond([OutputValue("OUT", datatype, array)])
     first, second = bench.answers.close_batch()
     assert first.outputs == second.outputs
     (output,) = first.outputs
@@ -313,3 +316,25 @@ def test_other_threads_wait(bench: Bench) -> None:
     bench.mail.on_wait = lambda: bench.answers.grant(1, 1)
     request.respond([value()], final=False)
     assert bench.mail.waits == 1
+
+
+@pytest.mark.parametrize(
+    ("datatype", "array"),
+    [("FP32", np.ones(2)), ("FP32", LARGE.astype(np.float64)), ("INT64", np.ones(2, np.int32)),
+     ("FP64", np.array([b"text"], object)), ("BF16", np.ones(2, np.float32))],
+)  # fmt: skip
+def test_an_array_that_does_not_have_the_datatype_of_its_output_is_an_error(
+    bench: Bench, datatype: str, array: Any
+) -> None:
+    [request] = bench.batch(ref(1))
+    request.respond([OutputValue("OUT", datatype, array)])
+    [final] = bench.answers.close_batch()
+    assert final.error_text == f"output 'OUT' has the datatype {datatype}, and its array is of {array.dtype}"
+    assert bench.blocks == 0
+
+
+def test_an_array_of_float64_is_not_taken_for_text(bench: Bench) -> None:
+    [request] = bench.batch(ref(1))
+    request.respond([OutputValue("A", "BYTES", np.array([b"a"], object)), OutputValue("B", "FP64", np.ones(1))])
+    [final] = bench.answers.close_batch()
+    assert [tensor.datatype for tensor in final.outputs] == ["BYTES", "FP64"]

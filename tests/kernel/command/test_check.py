@@ -143,4 +143,8 @@ def test_the_demo_models_pass_and_the_table_says_so() -> None:
 
 def test_a_folder_without_models_is_an_error(tmp_path: Path) -> None:
     done = check(str(tmp_path))
-    assert (done.returncode, done.stderr) == (1, f"error: there is no model in '{tmp_path}'\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: the repository '{tmp_path}' has no models: each is a folder with its files in a folder of a version, "
+        f"such as '{tmp_path}/NAME/1/model.onnx'\n",
+    )

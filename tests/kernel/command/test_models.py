@@ -71,6 +71,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder, "wrong_name", named.replace('"image"', '"picture"'), {"1/model.onnx": digits})
     write(folder, "wrong_dims", digits_config.replace("8, 8", "8, 9"), {"1/model.onnx": digits})
     write(folder, "gpu", PYTHON + "instance_group { kind: KIND_GPU }", {"1/model.py": MODEL})
+    write(folder, "agent", PYTHON + 'model_repository_agents { agents [ { name: "nobody" } ] }', {"1/model.py": MODEL})
     write(folder, "label", PYTHON.replace("output [ {", 'output [ { label_filename: "l.txt"'), {"1/model.py": MODEL})
     write(folder, "wrong_text", "max_batch_size: many", {"1/model.py": MODEL})
     write(folder, "no_step", ENSEMBLE % "nothing", {"1/.keep": ""})
@@ -107,6 +108,7 @@ def test_models_that_are_right_are_valid_and_complete(found: dict[str, dict[str,
         ("wrong_name", "unexpected inference input 'picture', allowed inputs are: image"),
         ("wrong_dims", "but the model configuration specifies"),
         ("gpu", "GPU"),
+        ("agent", "there is no repository agent 'nobody'"),
         ("label", "l.txt"),
         ("wrong_text", "config.pbtxt:1:17"),
         ("no_step", "contains models that are not available or ambiguous: nothing"),
@@ -170,3 +172,16 @@ def test_a_path_that_is_no_folder_is_an_error_of_one_line(tmp_path: Path) -> Non
     assert done.stderr == (
         f"error: '{tmp_path / 'nothing'}' is not a folder. Give the folder of a model, or a folder of models\n"
     )
+
+
+def test_an_empty_repository_says_where_the_files_belong(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"")
+    done = naiad("models", tmp_path)
+    assert done.stderr.startswith(f"hint: '{tmp_path}' has no folders of models: serve one file with 'naiad run")
+    assert naiad("check", tmp_path).stderr.startswith(f"error: '{tmp_path}' has no folders of models")
+
+
+def test_without_a_command_the_help_is_all_that_is_printed() -> None:
+    done = naiad()
+    assert "Commands" in done.stdout
+    assert (done.returncode, done.stderr) == (1, "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.command.ready import find_problem, own_url, print_ready
+from kernel.command.ready import _missing, find_problem, own_url, print_ready
 from kernel.options import BadOption
 
 if TYPE_CHECKING:
@@ -90,3 +90,18 @@ def test_what_a_server_responds_is_explained(response: bytes, problem: str) -> N
 def test_a_server_that_does_not_respond_in_time_is_not_ready() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert "timed out" in find_problem(f"127.0.0.1:{listener.getsockname()[1]}", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        (b'[{"name":"a","state":"UNAVAILABLE","reason":"no\\nluck"},{"name":"b","state":"READY"},{"name":"c"}]',
+         "\n  a UNAVAILABLE: no"),
+        (b'[{"name":"a","state":"LOADING"}]', "\n  a LOADING"),
+        (b"[" + b",".join([b'{"name":"a","state":"LOADING"}'] * 7) + b"]", "\n  a LOADING" * 5 + "\n  and 2 more"),
+        (b'{"error":"restricted"}', ""),
+        (b"", ""),
+    ],
+)  # fmt: skip
+def test_the_models_that_are_not_ready_are_named(index: bytes, text: str) -> None:
+    assert _missing(index) == text

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kernel.command.flags.read import DEFAULTS
-from kernel.command.single_files import repositories_of_files
+from kernel.command.single_files import folders_of_files, repositories_of_files
 from kernel.options import BadOption, ServerOptions
 
 
@@ -73,3 +73,13 @@ def test_a_system_without_room_for_links_is_said_in_one_line(tmp_path: Path, mon
         repositories_of_files(options_for(write(tmp_path / "net.onnx"))),
     ):
         pass
+
+
+def test_commands_for_folders_get_a_repository_in_place_of_files(tmp_path: Path) -> None:
+    file = write(tmp_path / "net.onnx")
+    with folders_of_files([file, tmp_path]) as [made, folder]:
+        assert (made / "net" / "1" / "model.onnx").read_text() == "model"
+        assert folder == tmp_path
+    assert not made.exists()
+    with folders_of_files([tmp_path, tmp_path / "absent.onnx"]) as paths:
+        assert paths == [tmp_path, tmp_path / "absent.onnx"]

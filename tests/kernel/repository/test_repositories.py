@@ -167,7 +167,9 @@ def test_files_that_are_as_before_a_failed_load_again_end_the_report_of_it(tmp_p
     run(lab, scenario)
 
 
-def test_the_index_says_why_newer_files_could_not_be_loaded_until_they_are(tmp_path: Path) -> None:
+def test_index_and_log_say_that_newer_files_could_not_be_loaded_until_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
     lab.write("m")
 
@@ -181,9 +183,12 @@ def test_the_index_says_why_newer_files_could_not_be_loaded_until_they_are(tmp_p
         await lab.lifecycle.poll()
         reason = "newer files could not be loaded: Invalid argument: failed to read text proto from "
         assert [(state, text[: len(reason)]) for state, text in index()] == [("READY", reason)]
+        assert "model 'm' continues to serve with the files that it was loaded from" in caplog.text
+        caplog.clear()
         lab.write("m", config=CONFIG)
         await lab.lifecycle.poll()
         assert index() == [("READY", "")]
+        assert "continues to serve" not in caplog.text
 
     run(lab, scenario)
 

@@ -179,3 +179,14 @@ def test_events_that_a_scheduler_posts_before_its_first_wait_come_with_the_next_
     inbox.post(IDLE)
     assert sorted(type(event).__name__ for event in seen) == ["DeadlineReached", "InstanceIdle"]
     inbox.close()
+
+
+def test_the_log_says_whose_scheduler_has_failed(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    async def failing() -> None:
+        await named.next()
+        raise RuntimeError("no")
+
+    named = Inbox(clock, lambda error: None, "digits")
+    named.start(failing())
+    named.post(IDLE)
+    assert "the scheduler of model 'digits' failed" in caplog.text

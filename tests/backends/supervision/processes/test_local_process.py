@@ -32,6 +32,8 @@ FOREVER = "import signal; signal.pause()"
 #: Ends with code 3 when its standard input ends, and leaves a process behind whose id it writes to its standard output.
 LEAVES_A_CHILD = """
 import subprocess, sys
+from backends.process_control import write_stacks_when_asked
+write_stacks_when_asked()
 child = subprocess.Popen([sys.executable, '-S', '-c', 'import signal; signal.pause()'], stdin=subprocess.DEVNULL)
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -44,7 +46,7 @@ def started(code: str) -> tuple[LocalProcess, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     capture = OutputCapture(WorkerOutput("m", OutputLimits(), LoopClock()))
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", code],
+        [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=capture.stderr_fd,
@@ -139,7 +141,7 @@ def test_a_worker_that_does_not_end_within_its_grace_is_killed(caplog: pytest.Lo
         close(launched, process)
 
     run(scenario())
-    assert "did not end within 0.0 s and is killed" in caplog.text
+    assert "did not end within 0.0 s (finalize, or threads of the model) and is killed" in caplog.text
 
 
 def test_a_process_that_a_signal_has_stopped_is_seen_as_long_as_it_is_stopped() -> None:
@@ -161,7 +163,9 @@ def test_a_process_that_a_signal_has_stopped_is_seen_as_long_as_it_is_stopped() 
     run(scenario())
 
 
-def test_a_worker_is_asked_to_end_with_all_that_it_started() -> None:
+def test_a_worker_is_asked_to_end_with_all_that_it_started_and_says_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario() -> None:
         launched, process = started(LEAVES_A_CHILD)
         assert process.stdout is not None
@@ -169,6 +173,7 @@ def test_a_worker_is_asked_to_end_with_all_that_it_started() -> None:
         child = os.pidfd_open(int(process.stdout.readline()))
         launched.terminate()
         assert await end_of(launched) == "killed by signal 15 (SIGTERM)"
+        assert 'm:   File "<string>", line' in caplog.text
         await readable(child)
         os.close(child)
         launched.terminate()

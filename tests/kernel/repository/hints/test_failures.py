@@ -27,6 +27,8 @@ def hint(text: str, *children: Entry, name: str = "m", first_bytes: bytes = b"")
     [
         (NO_VERSION, [Entry("model.onnx")], "put it into a folder of a version, '/srv/m/1/model.onnx'"),
         (NO_VERSION, [folder("v1", Entry("model.py"))], "rename 'v1' to '1'"),
+        (NO_BACKEND, [folder("a", Entry("config.pbtxt"), folder("1", Entry("model.py"))), folder("b", folder("1"))],
+         "it is a folder of models, with 'a' and others: give it as a repository of its own"),
         (NO_VERSION, [], "put its files into '/srv/m/1'"),
         (NO_VERSION, [folder("1"), folder("3")], "the model has versions 1, 3, and the version_policy"),
         (NO_VERSION, [folder("1")], "the model has version 1, and the version_policy"),
@@ -65,6 +67,8 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
          "required CUDA compute compatibility of 6.000000 are: ;\n", "kind: KIND_CPU"),
         ("ModuleNotFoundError: No module named 'cv2'", "-m pip install opencv-python-headless'"),
         ("ModuleNotFoundError: No module named 'a.b'", "the module 'a' beside"),
+        ("scheduler 'x' of package p cannot be imported from 'nomod:x': ModuleNotFoundError: No module named 'nomod'",
+         "install 'nomod' for the Python of the server"),
         ("AttributeError: module '1.model' has no attribute 'TritonPythonModel'", "write a class TritonPythonModel"),
         ("autofill failed for model 'm': model does not support batching while non-zero max_batch_size is specified",
          "write max_batch_size: 0"),

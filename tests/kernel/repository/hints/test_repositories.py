@@ -38,7 +38,8 @@ def test_a_path_that_is_no_folder(path: str, hint: str) -> None:
     [
         ("models/plus/config.pbtxt", "the folder above 'models/plus'"),
         ("model.py", "a Python model is at NAME/1/model.py"),
-        ("model.pt", "or an ONNX file"),
+        ("net.pt", "in which this one is at NAME/1/model.pt"),
+        ("net.bin", "or an ONNX file"),
     ],
 )
 def test_a_path_that_is_a_file(path: str, hint: str) -> None:

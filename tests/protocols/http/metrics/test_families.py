@@ -173,6 +173,7 @@ def test_metrics_that_triton_lacks_have_their_lines() -> None:
     made.statistics.refused = 3
     made.statistics.workers_lost, made.statistics.workers_restarted = 5, 4
     made.statistics.record_copies(2, 70_000)
+    made.reload_error = "no luck"
     for name, value in (
         ("naiad_inference_queue_depth", 2),
         ("naiad_inference_in_flight_requests", 2),
@@ -183,6 +184,7 @@ def test_metrics_that_triton_lacks_have_their_lines() -> None:
         ("naiad_copied_tensors_total", 2),
         ("naiad_copied_bytes_total", 70_000),
         ("naiad_arena_used_bytes", 0),
+        ("naiad_model_reload_failed", 1),
     ):
         assert value_of([made], name) == value, name
 
