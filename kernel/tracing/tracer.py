@@ -70,6 +70,7 @@ class Tracer:
     def stop(self) -> None:
         """Begin no more traces before the settings change: they cannot be written."""
         self._count_passing()
+        self._settings.stop()
         self._samplers = dict.fromkeys(self._samplers)
         self._outputs.clear()
         self._switch()
@@ -193,7 +194,7 @@ class Tracer:
 
     def _changed(self, model: str) -> None:
         self._count_passing()
-        if model:
+        if model and self._outputs:  # without any, all may have stopped
             self._make_sampler(model)
         else:
             for name in ("", *self._settings.models):

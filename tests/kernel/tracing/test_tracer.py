@@ -313,6 +313,18 @@ def test_tracing_stops_when_nothing_can_be_written_until_the_settings_change(ben
     assert bench.traced("m") == [True]
 
 
+def test_the_settings_show_that_tracing_has_stopped_by_a_count_of_zero(bench: Bench) -> None:
+    bench.settings.update({"trace_count": ["5"]})
+    bench.settings.update({"trace_count": ["7"]}, "n")
+    assert bench.traced("m", "n") == [True, True]
+    bench.kernel.tracer.stop()
+    assert (bench.settings.get().trace_count, bench.settings.get("n").trace_count) == (0, 0)
+    # All go on with a change of any of them, and with what had remained of their counts.
+    bench.settings.update({"trace_rate": ["1"]}, "n")
+    assert (bench.settings.get().trace_count, bench.settings.get("n").trace_count) == (4, 6)
+    assert bench.traced("m", "n") == [True, True]
+
+
 @pytest.mark.parametrize("rate", [1, 2, 65, 66, 67, 200])
 def test_each_nth_request_is_traced_though_nobody_looks_at_most_of_the_others(rate: int) -> None:
     bench = Bench(TraceValues(("TIMESTAMPS",), trace_rate=rate, trace_file="/t"))
