@@ -77,7 +77,7 @@ ROOMS = {
     "kernel/tracing": _KERNEL_BASE
     | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings", "kernel/writing"},
     "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/tracing", "kernel/writing"},
-    "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/serving"},
+    "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/observe", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
     | {"kernel/tracing"},
