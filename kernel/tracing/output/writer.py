@@ -6,7 +6,6 @@ nothing else, so that a slow disk or a collector that does not respond delays no
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import struct
@@ -21,6 +20,7 @@ from kernel.serving.helper_tasks import MessageTask
 from kernel.tracing.output.destinations import FileDestination, WriteOutcome
 from kernel.tracing.output.files import FileChoice, TraceFiles
 from kernel.tracing.trace import USUAL_TAG
+from kernel.writing.losses import Losses
 from kernel.writing.rest import is_behind, rest_s
 from kernel.writing.write_turns import WriteTurns
 
@@ -48,9 +48,8 @@ _LENT_ROOM = 32
 #: The most files that are remembered.
 _MOST_DESTINATIONS = 512
 
-#: How often losses for one cause are logged, in seconds.
-_LOSS_REPORT_S = 60.0
-
+#: The cause of losses that the helper or where it puts traces has.
+_DESTINATION = "destination"
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 #: The beginning of a list in msgpack.
@@ -112,9 +111,14 @@ class TraceWriter:
         self._closed_count = self._closed_byte_size = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
-        self._losses = {cause: _Loss() for cause in _Cause}
-        #: Traces that were written or exported, and those that were lost.
-        self.written_count = self.lost_count = 0
+        self._losses = Losses("trace was", "traces were")
+        #: Traces that were written or exported.
+        self.written_count = 0
+
+    @property
+    def lost_count(self) -> int:
+        """How many traces were lost."""
+        return self._losses.count
 
     def file_output(self, values: TraceValues) -> TraceOutput:
         """Return the output for traces with these settings in mode `triton`."""
@@ -156,10 +160,10 @@ class TraceWriter:
         """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
         room = min(destination.batch, destination.max_waiting - self._waiting_count())
         if room <= 0:
-            self._lose(1, _Cause.NUMBER, "too many traces wait to be written")
+            self._lose(1, "too many traces wait to be written")
             return None
         if self._waiting_byte_size() >= MAX_WAITING_BYTE_SIZE:
-            self._lose(1, _Cause.BYTES, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
+            self._lose(1, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
             return None
         if self.last is not None:  # which nobody has room of
             self._closed_count += self.last.count
@@ -199,9 +203,9 @@ class TraceWriter:
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
         if not await self._turns.close(timeout_s):
-            self._lose(self._drop_all(), _Cause.END, "the server ends before they are written")
-        for loss in self._losses.values():
-            loss.report()
+            self._lose(self._drop_all(), "the server ends before they are written")
+        for line in self._losses.rest():
+            logger.warning("%s", line)
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next traces; None if none wait."""
@@ -228,9 +232,9 @@ class TraceWriter:
         if outcome.stops:
             logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
-            self._lose(outcome.lost + self._drop_all(), _Cause.DESTINATION, outcome.problem)
+            self._lose(outcome.lost + self._drop_all(), outcome.problem, cause=_DESTINATION)
         elif outcome.lost:
-            self._lose(outcome.lost, _Cause.DESTINATION, outcome.problem)
+            self._lose(outcome.lost, outcome.problem, cause=_DESTINATION)
         backlog = self._backlog(destination)
         self._turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
 
@@ -242,43 +246,10 @@ class TraceWriter:
         self._waiting.clear()
         return count
 
-    def _lose(self, count: int, cause: _Cause, why: str) -> None:
+    def _lose(self, count: int, why: str, *, cause: str = "") -> None:
         """Count lost traces, and log them: the first ones of each cause at once, then now and then."""
-        if not count:
-            return
-        self.lost_count += count
-        loss = self._losses[cause]
-        loss.unreported += count
-        loss.why = why
-        now_s = time.monotonic()
-        if now_s - loss.reported_s >= _LOSS_REPORT_S:
-            loss.reported_s = now_s
-            loss.report()
-
-
-class _Cause(enum.Enum):
-    """Why traces are lost. Each cause is logged by itself: a collector that is down also fills the queue."""
-
-    NUMBER = enum.auto()
-    BYTES = enum.auto()
-    DESTINATION = enum.auto()
-    END = enum.auto()
-
-
-class _Loss:
-    """The traces that were lost for one cause."""
-
-    def __init__(self) -> None:
-        self.reported_s = -_LOSS_REPORT_S
-        #: How many the log does not have yet, and why the last of them was lost.
-        self.unreported = 0
-        self.why = ""
-
-    def report(self) -> None:
-        """Log what the log does not have yet."""
-        count, self.unreported = self.unreported, 0
-        if count:
-            logger.warning("%d %s lost: %s", count, "trace was" if count == 1 else "traces were", self.why)
+        for line in self._losses.add(count, why, time.monotonic(), cause=cause):
+            logger.warning("%s", line)
 
 
 class CollectorOutput:
