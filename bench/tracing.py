@@ -153,7 +153,7 @@ def _metric(server: ServerProcess, name: str) -> float:
 
 def _helper_us() -> float:
     traces = [
-        UsualTrace(9, UsualRequest(0, id, ("add_sub", 1), "", 0, 1, 2, 3, (4, 5, 6, 7), 8)) for id in range(_WRITTEN)
+        UsualTrace(10, UsualRequest(0, id, ("add_sub", 1), "", 1, 2, 3, 4, (5, 6, 7, 8), 9)) for id in range(_WRITTEN)
     ]
     with tempfile.TemporaryDirectory() as folder:
         begin_ns = time.process_time_ns()
