@@ -318,8 +318,8 @@ class WorkerHandle:
         )
         if batch.traced:
             batch.times = times
-        if batch.notifies_traces:
-            trace_execution(batch, times, self.name, message)
+            if batch.notifies_traces:
+                trace_execution(batch, times, self.name, message)
         if message.responses:
             numbers = batch.request_numbers()
             if len(message.responses) != len(numbers):
