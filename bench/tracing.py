@@ -22,7 +22,7 @@ from bench.server import ServerProcess
 from bench.slices import CONFIDENCE, OpenConnections, alternate, process_cpu_ns
 from kernel.tracing.output.file_task import WriteArguments, write_traces
 from kernel.tracing.output.files import KeptPart
-from kernel.tracing.trace import UsualTrace
+from kernel.tracing.trace import UsualRequest, UsualTrace
 
 if TYPE_CHECKING:
     from bench.slices import Estimate, SliceComparison
@@ -152,7 +152,9 @@ def _metric(server: ServerProcess, name: str) -> float:
 
 
 def _helper_us() -> float:
-    traces = [UsualTrace(0, id, "add_sub", 1, "", *(10**13 + number for number in range(10))) for id in range(_WRITTEN)]
+    traces = [
+        UsualTrace(10, UsualRequest(0, id, ("add_sub", 1), "", 1, 2, 3, 4, (5, 6, 7, 8), 9)) for id in range(_WRITTEN)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         begin_ns = time.process_time_ns()
         write_traces(WriteArguments(str(Path(folder, "traces")), KeptPart(), [*traces]))

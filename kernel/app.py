@@ -231,10 +231,8 @@ class Server:
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
         pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
-        self._helpers = helpers = pool(options.arena_byte_size, count=helper_count())
-        self._kernel.helpers = helpers
-        writers = pool(1 << 20, count=1, title="trace writer")
-        self._tracing = Tracing(self._kernel, writers, options.trace)
+        self._kernel.helpers = self._helpers = helpers = pool(options.arena_byte_size, count=helper_count())
+        self._tracing = Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace)
         self._recording = start_recording(self._kernel, pool, options.record)
         devices = self._devices = ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
         self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
@@ -390,6 +388,8 @@ class Server:
                 logger.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
                 self._kernel.abandon()
                 return 1
+            finally:
+                self._lifecycle.running_loads.end_all()  # no request needs them, and doors wait for their clients
         logger.info("Stopped: every accepted request got its response")
         return 0
 

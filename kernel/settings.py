@@ -93,6 +93,8 @@ class TraceSettings:
         self.remaining: Callable[[str], int | None] = _uncounted
         #: Called with the model, "" for the server, whose settings have changed.
         self.on_change: Callable[[str], object] = _ignored
+        #: Whether nothing is traced before a setting is changed.
+        self._stopped = False
 
     @property
     def models(self) -> Collection[str]:
@@ -100,25 +102,32 @@ class TraceSettings:
         return self._models
 
     def get(self, model: str = "") -> TraceValues:
-        """Return the settings of `model`, or of the server if it is empty. The count is what remains of it (Triton)."""
+        """Return the settings of `model`, or of the server if it is empty. The count is what remains of it (Triton):
+        0 where nothing more is traced."""
         own = self._models.get(model)
         values = self._values(self._server, own or {})
-        remaining = self.remaining(model if own else "")
+        remaining = 0 if self._stopped else self.remaining(model if own else "")
         if remaining is None or remaining == values.trace_count:
             return values
         return msgspec.structs.replace(values, trace_count=remaining)
 
     def update(self, change: TraceChange, model: str = "", *, got: str = "got:") -> TraceValues:
-        """Apply `change` to `model`, or to the server if it is empty, and return the new settings.
+        """Apply `change` to `model`, or to the server if it is empty, and return the new settings as `get`.
 
         `got` is the text before a wrong trace count in the front door's error. Raises `ServingError`; then nothing
         has changed.
         """
         self._note_remaining()
-        values = self._update(change, model, got)
+        self._update(change, model, got)
         if change:
+            self._stopped = False
             self.on_change(model)
-        return values
+        return self.get(model)
+
+    def stop(self) -> None:
+        """Show that nothing is traced before a setting is changed, whatever it is."""
+        self._note_remaining()
+        self._stopped = True
 
     def _note_remaining(self) -> None:
         """Put what remains of counts in their place: a change of another setting does not begin them again."""
@@ -126,22 +135,19 @@ class TraceSettings:
             if "trace_count" in own and (remaining := self.remaining(name)) is not None:
                 own["trace_count"] = remaining
 
-    def _update(self, change: TraceChange, model: str, got: str) -> TraceValues:
+    def _update(self, change: TraceChange, model: str, got: str) -> None:
         own = _changed(self._models.get(model, {}) if model else self._server, change, got)
         if model:
-            values = self._values(self._server, own)
-            _check(values)
+            _check(self._values(self._server, own))
             if own:
                 self._models[model] = own
             else:
                 self._models.pop(model, None)
-            return values
-        values = self._values(own, {})
-        _check(values)
+            return
+        _check(self._values(own, {}))
         for inheriting in self._models.values():
             _check(self._values(own, inheriting))
         self._server = own
-        return values
 
     def _values(self, server: _Own, model: _Own) -> TraceValues:
         return msgspec.structs.replace(self._startup, **{**server, **model})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 #: asyncio's own transports never call `pause_writing` in `writelines` of these versions (CVE-2024-12254).
 _WRITELINES_NEVER_PAUSE = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
@@ -32,11 +32,17 @@ class WrittenReleases:
         if _WRITELINES_NEVER_PAUSE and not encrypted and type(transport).__module__.startswith("asyncio."):
             pause_in_writelines(transport)
 
-    def add(self, releases: Iterable[Callable[[], None]]) -> None:
+    def add(self, releases: Collection[Callable[[], None]]) -> None:
         """Call `releases` when all that the transport was given so far is written: at once if it is."""
-        self._releases += releases
-        if self._releases and not self._transport.get_write_buffer_size():
+        if not releases and not self._releases:
+            return
+        if self._transport.get_write_buffer_size():
+            self._releases += releases
+            return
+        if self._releases:
             self.run()
+        for release in releases:
+            release()
 
     def run(self) -> None:
         """Call what is due: nothing is left to write, or the connection is lost."""

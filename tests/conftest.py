@@ -4,6 +4,7 @@ state consistent."""
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.instances import InstanceSet
 from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
 from tests.time_limit import pytest_timeout_set_timer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 __all__ = ["pytest_runtest_call", "pytest_runtest_teardown", "pytest_timeout_set_timer"]
 
@@ -94,3 +96,24 @@ def check_requests_and_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def repeated_errors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log all errors of a test, however many equal ones earlier tests have caused in the same process."""
     monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 1_000_000)
+
+
+@pytest.fixture
+def log_two_lines(
+    monkeypatch: pytest.MonkeyPatch, repeated_errors_are_logged: None
+) -> Iterator[Callable[[str], LimitedLog]]:
+    """Return a function that lets a `LimitedLog`, given by module and name, log two lines of each subject."""
+    made: list[LimitedLog] = []
+    monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 2)
+
+    def replace(path: str) -> LimitedLog:
+        module, _, name = path.rpartition(".")
+        former: LimitedLog = getattr(importlib.import_module(module), name)
+        made.append(LimitedLog(former._logger, former._level))
+        monkeypatch.setattr(path, made[-1])
+        return made[-1]
+
+    yield replace
+    for log in made:
+        if log._timer is not None:
+            log._timer.cancel()

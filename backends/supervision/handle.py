@@ -158,11 +158,11 @@ class WorkerHandle:
                 trace = request.trace
                 if trace is not None:
                     batch.traced = True
-                    if trace.usual and trace.compute is None:
-                        trace.executing = 1
+                    if trace.usual and trace.batch is None:
+                        trace.batch = batch
                         messages[-1].trace = OF_TIMES
                     else:
-                        trace.executing += 1
+                        trace.begin_execution(batch)
                         messages[-1].trace = context = trace_context(trace)
                         tensors_traced = tensors_traced or context.tensors
             number += 1
@@ -317,7 +317,9 @@ class WorkerHandle:
             start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
         if batch.traced:
-            trace_execution(batch, times, self.name, message)
+            batch.times = times
+            if batch.notifies_traces:
+                trace_execution(batch, times, self.name, message)
         if message.responses:
             numbers = batch.request_numbers()
             if len(message.responses) != len(numbers):

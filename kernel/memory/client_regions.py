@@ -26,6 +26,7 @@ from kernel.errors import (
 )
 from kernel.memory.distrust import DISTRUST_NS, DistrustedUsers
 from kernel.memory.region_tables import RegionTables
+from kernel.observe.repeats.limited_log import LimitedLog
 from shm import posix
 from shm.lease import Lease
 from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from shm.tensor import ClientSpan
 
 logger = logging.getLogger(__name__)
+
+#: A client may register and shorten a region as often as it likes.
+_shortened = LimitedLog(logger, logging.WARNING)
 
 #: Limits the descriptors that clients can make the server hold. No known client needs as many.
 MAX_REGIONS = 1024
@@ -259,7 +263,11 @@ class RegionRegistry:
             self._distrust(os.fstat(region.fd).st_uid)
             region.copy_from_now_on()  # requests that have leased it may still wait
         for region in shortened:
-            logger.warning("shared memory region '%s' was truncated by its owner and is removed", region.name)
+            _shortened.log(
+                "shared memory regions",
+                "shared memory region '%s' was truncated by its owner and is removed",
+                region.name,
+            )
             self._remove(region)
 
     def _distrust(self, uid: int) -> None:

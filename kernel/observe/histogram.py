@@ -79,7 +79,7 @@ class Exemplar(msgspec.Struct, frozen=True, gc=False):
 class Exemplars:
     """The examples of one histogram."""
 
-    __slots__ = ("_bounds", "_due_ns", "found", "look_ns")
+    __slots__ = ("_bounds", "_due_ns", "found")
 
     def __init__(self, histogram: Histogram) -> None:
         self._bounds = histogram.observed_bounds
@@ -87,12 +87,9 @@ class Exemplars:
         #: By bucket. The last bucket is above all bounds.
         self.found: list[Exemplar | None] = [None] * count
         self._due_ns = [0] * count
-        #: Before this time `due` need not be called, in monotonic nanoseconds: to check each of many requests is slow.
-        self.look_ns = 0
 
     def due(self, value: int, now_ns: int) -> bool:
         """Whether `value` is to be noted: its bucket has no example, or an old one."""
-        self.look_ns = now_ns + LOOK_NS
         return now_ns >= self._due_ns[bisect_left(self._bounds, value)]
 
     def note(self, value: int, trace_id: str, now_ns: int) -> None:

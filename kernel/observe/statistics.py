@@ -13,7 +13,7 @@ import msgspec
 from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
 from kernel.observe.composed_times import add_to_ensembles
 from kernel.observe.custom_metrics import CustomMetrics
-from kernel.observe.histogram import Exemplars, Histogram
+from kernel.observe.histogram import LOOK_NS, Exemplars, Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
 from kernel.observe.recent.recent_requests import LEAST_SLOW_NS, slow_ns
@@ -130,6 +130,9 @@ class ModelStatistics:
         #: Traced requests in `durations` and in `first_responses`; None before the first.
         self.exemplars: Exemplars | None = None
         self.first_exemplars: Exemplars | None = None
+        #: Before this time `record_traced` need not be called, in monotonic nanoseconds: to check each of many requests
+        #: is slow.
+        self.exemplars_look_ns = 0
         #: The metrics that the model defines.
         self.custom = CustomMetrics()
         #: A request that takes longer is noted in `recent`, and so is one that fails; None if the dashboard is
@@ -269,6 +272,7 @@ class ModelStatistics:
 
     def record_traced(self, duration_ns: int, trace_id: str, now_ns: int) -> None:
         """Keep a traced request, which is counted apart, as the example of its bucket, if that needs a new one."""
+        self.exemplars_look_ns = now_ns + LOOK_NS
         if self.exemplars is None:
             self.exemplars = Exemplars(self.durations)
         if not self.exemplars.due(duration_ns, now_ns):
@@ -320,7 +324,7 @@ class ModelStatistics:
             self.recent.note_failure(request, self._version, error, reason, now_ns, self._instance_of)
 
 
-class ExecutionTimes(msgspec.Struct, frozen=True):
+class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The times of one execution, in monotonic nanoseconds of the kernel's clock. The names are Triton's.
 
     The input stage ends at `input_end_ns`, the inference stage at `output_start_ns`, the output stage at

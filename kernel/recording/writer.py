@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import msgspec
 from kernel.recording.passed import TensorRules
 from kernel.recording.write_task import WRITE_RECORDS, decode_result, encode_arguments
 from kernel.serving.helper_tasks import MessageTask
+from kernel.writing.losses import Losses
 from kernel.writing.write_turns import WriteTurns
 
 if TYPE_CHECKING:
@@ -92,9 +94,14 @@ class RecordWriter:
         self._count = 0
         self._byte_size = 0
         self._stopped = False
-        self._loss_logged = False
-        #: Records that were written, and those that were lost.
-        self.written_count = self.lost_count = 0
+        self._losses = Losses("record of the recorder was", "records of the recorder were")
+        #: Records that were written.
+        self.written_count = 0
+
+    @property
+    def lost_count(self) -> int:
+        """How many records were lost."""
+        return self._losses.count
 
     def put(self, message: tuple[Any, ...], sources: Sequence[Tensor] = ()) -> bool:
         """See `kernel.recording.recorder.RecordOutput`."""
@@ -113,7 +120,7 @@ class RecordWriter:
         except (ValueError, OverflowError, TypeError) as error:
             del messages[start:]  # a part of a message would spoil all later ones
             _release(sources)
-            self._lose(1, f"a text or number in them cannot be encoded: {error}")
+            self._lose(1, f"a text or number in them cannot be encoded: {error}", cause="encoding")
             return False
         group.count = count = group.count + 1
         if sources:
@@ -147,6 +154,8 @@ class RecordWriter:
         await self._turns.close(timeout_s)
         self._stopped = True
         self._lose(self._drop_all(), "the server ends before they are written")
+        for line in self._losses.rest():
+            logger.warning("%s", line)
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next records; None if none wait."""
@@ -181,7 +190,7 @@ class RecordWriter:
                 self._folder, result.error,
             )  # fmt: skip
             self._stopped = True
-            self.lost_count += result.lost + self._drop_all()
+            self._losses.count += result.lost + self._drop_all()  # the log has it
             self._stop()
         elif result.lost:
             self._lose(result.lost, "they are larger than half of the recording")
@@ -197,16 +206,10 @@ class RecordWriter:
         self._full.clear()
         return count
 
-    def _lose(self, count: int, why: str) -> None:
-        """Count lost records, and log the first."""
-        self.lost_count += count
-        if count and not self._loss_logged:
-            self._loss_logged = True
-            logger.warning(
-                "%d records of the recorder were lost: %s. Later losses are only counted, in "
-                "naiad_records_lost_total on the metrics page",
-                count, why,
-            )  # fmt: skip
+    def _lose(self, count: int, why: str, *, cause: str = "") -> None:
+        """Count lost records, and log them: the first ones of each cause at once, then now and then."""
+        for line in self._losses.add(count, why, time.monotonic(), cause=cause):
+            logger.warning("%s", line)
 
 
 def _release(sources: Sequence[Tensor]) -> None:

@@ -26,7 +26,7 @@ from kernel.repository.override import OverrideFolder, UnusableParameters, parse
 from kernel.repository.repositories import Repositories
 from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
-from kernel.repository.running_loads import EndedByUnload, RunningLoads
+from kernel.repository.running_loads import LoadEnded, RunningLoads
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Lifecycle:
         #: Model name → all identifiers that were ever loaded or tried.
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._running_loads = RunningLoads()
+        self.running_loads = RunningLoads()
         self._background = BackgroundTasks()
         #: Called after the workers of a version have ended that was unloaded or replaced.
         self.on_retired: Callable[[], None] = lambda: None
@@ -221,11 +221,10 @@ class Lifecycle:
         identifier, ensembles = folder.identifier, self._ensembles
         before = self._serving(identifier)
         self._identifiers.setdefault(folder.name, set()).add(identifier)
-        mark = self._running_loads.mark(identifier)
+        mark = self.running_loads.mark(identifier)
         async with self._lock(identifier):
             try:
-                if self._running_loads.is_outdated(identifier, mark):
-                    raise EndedByUnload
+                self.running_loads.check(identifier, mark)
                 await self._load(folder, request)
             except ServingError as error:
                 ensembles.note_result(folder.name, error)
@@ -251,8 +250,8 @@ class Lifecycle:
         try:
             of_request = request.files is not None
             opening = open_model(folder, override, self._settings, self._repositories, files_of_request=of_request)
-            opened = await self._running_loads.run_one(identifier, opening)
-        except EndedByUnload as error:
+            opened = await self.running_loads.run_one(identifier, opening)
+        except LoadEnded as error:
             self._mark_broken(folder, error, override, is_model=False)
             raise ModelLoadFailed(f"load failed for model '{identifier}': {error.message}\n") from error
         except ServingError as error:
@@ -306,7 +305,7 @@ class Lifecycle:
         for version in versions:
             if version not in serving:
                 self._catalog.set_state(identifier, version, ModelState.LOADING)
-        results = await self._running_loads.run(
+        results = await self.running_loads.run(
             identifier,
             [
                 self.loader.update(staying[version], source, config)
@@ -350,7 +349,7 @@ class Lifecycle:
 
     async def _scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         load = self.loader.scale(version, source, count)
-        return await self._running_loads.run_one(source.folder.identifier, load)
+        return await self.running_loads.run_one(source.folder.identifier, load)
 
     def _publish(self, identifier: str, ready: dict[int, LoadedVersion], serving: dict[int, LoadedVersion]) -> None:
         """Let the versions in `ready` serve, and retire the versions in `serving` that are not in `ready`."""
@@ -373,7 +372,7 @@ class Lifecycle:
         `UNLOAD_WAIT_S`; then they are ended.
         """
         names = {loaded.model.name for loaded in self._loaded.get(identifier, {}).values()}
-        async with self._running_loads.ended_after(UNLOAD_WAIT_S, identifier, self._lock(identifier)):
+        async with self.running_loads.ended_after(UNLOAD_WAIT_S, identifier, self._lock(identifier)):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
                 self._background.start(self._retire(identifier, loaded, mark_unloaded=True))

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft, ServingError
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from kernel.repository.loading import LoadedVersion
     from kernel.serving.catalog import Catalog
 
-logger = logging.getLogger(__name__)
+#: A client may repeat a load request that fails without end.
+_failures = LimitedLog(logging.getLogger(__name__))
 
 
 async def all_loaded(loads: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -64,7 +66,7 @@ def note_failure(
 def poll_failed(name: str, reason: ServingError | str) -> ServingError:
     """Log why a configuration is missing or wrong, and return Triton's general error for the client."""
     text = reason if isinstance(reason, str) else reason.message
-    logger.error("Poll failed for model directory '%s': %s", name, text)
+    _failures.log(f"model '{name}'", "Poll failed for model directory '%s': %s", name, text)
     if isinstance(reason, NoDescriptorLeft):
         return NoDescriptorLeft()
     return InternalError(f"failed to load '{name}', failed to poll from model repository")

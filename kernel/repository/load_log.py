@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.repository.hints.repositories import name_hint
 from kernel.repository.load_failures import not_found_reason
 from kernel.repository.local import read_start
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from kernel.repository.layout import ModelFolder, RepositoryContents
 
 logger = logging.getLogger(__name__)
+
+#: A client may repeat a load request that fails without end.
+_failures = LimitedLog(logger)
 
 
 def log_oddities(found: RepositoryContents) -> None:
@@ -38,7 +42,9 @@ def log_not_found(name: str, found: RepositoryContents) -> None:
 
 async def log_failure(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> None:
     """Log the error of a load, and a sentence that helps, if there is one. `backends` are those of the server."""
-    logger.error("failed to load '%s': %s", folder.identifier, error.message.strip())
+    subject = f"model '{folder.identifier}'"
+    if not _failures.log(subject, "failed to load '%s': %s", folder.identifier, error.message.strip()):
+        return
     cause = error.__cause__
     text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
     if hint := await asyncio.to_thread(hint_for, folder, text, backends):

@@ -1,4 +1,4 @@
-"""The loads that run. An unload of a model ends those that hang; the log names those that take long.
+"""The loads that run. An unload of a model and the end of the server end those that hang; the log names long ones.
 
 Only some loads run at a time. Without this module, models that hang in `initialize` let all other loads wait until
 --model-load-timeout-secs has passed, and the log says nothing about it.
@@ -34,11 +34,11 @@ LOOK_S = 5.0
 _NAMED, _LINES = 3, 8
 
 
-class EndedByUnload(Unavailable):
-    """The load was ended because the model was unloaded meanwhile."""
+class LoadEnded(Unavailable):
+    """The load was ended before it was done."""
 
-    def __init__(self) -> None:
-        super().__init__("the load was ended, because the model was unloaded meanwhile")
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"the load was ended, because {cause}")
 
 
 class RunningLoads:
@@ -49,26 +49,31 @@ class RunningLoads:
         self._tasks: dict[str, list[asyncio.Task[Any]]] = {}
         #: Identifier → how often its loads were ended.
         self._ends: dict[str, int] = {}
+        #: Whether no load is done any more.
+        self._stopped = False
 
     def mark(self, identifier: str) -> int:
-        """Return what `is_outdated` gets when the load of a model has waited for the one before it."""
+        """Return what `check` gets when the load of a model has waited for the one before it."""
         return self._ends.get(identifier, 0)
 
-    def is_outdated(self, identifier: str, mark: int) -> bool:
-        """Whether the loads of the model were ended since `mark` was returned."""
-        return self._ends.get(identifier, 0) != mark
+    def check(self, identifier: str, mark: int) -> None:
+        """Raise `LoadEnded` if the loads of the model were ended since `mark` was returned."""
+        if self._stopped or self._ends.get(identifier, 0) != mark:
+            raise self._error()
 
     async def run(self, identifier: str, loads: Collection[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Run the loads of a model's versions at the same time. Returns their results and errors, in this order."""
         tasks = self._tasks[identifier] = [asyncio.create_task(load) for load in loads]
+        if self._stopped:
+            self.end(identifier)
         try:
             results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             self._tasks.pop(identifier, None)
-        return [EndedByUnload() if isinstance(result, asyncio.CancelledError) else result for result in results]
+        return [self._error() if isinstance(result, asyncio.CancelledError) else result for result in results]
 
     async def run_one(self, identifier: str, work: Coroutine[Any, Any, T]) -> T:
-        """Do a part of a load that an unload may end. Returns its result. Raises its error, or `EndedByUnload`."""
+        """Do a part of a load that may be ended. Returns its result. Raises its error, or `LoadEnded`."""
         [result] = await self.run(identifier, [work])
         if isinstance(result, BaseException):
             raise result
@@ -91,6 +96,15 @@ class RunningLoads:
         self._ends[identifier] = self._ends.get(identifier, 0) + 1
         for task in self._tasks.pop(identifier, ()):
             task.cancel()
+
+    def end_all(self) -> None:
+        """End all loads, also those to come: the server stops, and its front doors wait for the clients of loads."""
+        self._stopped = True
+        for identifier in list(self._tasks):
+            self.end(identifier)
+
+    def _error(self) -> LoadEnded:
+        return LoadEnded("the server stops" if self._stopped else "the model was unloaded meanwhile")
 
 
 class _Load(msgspec.Struct):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.observe.reporting.reported import BatchReports
+    from kernel.observe.statistics import ExecutionTimes
     from kernel.serving.request import Request
 
 
@@ -33,6 +34,10 @@ class Batch(msgspec.Struct, eq=False):
     closed_by: str = "alone"
     #: Whether a request is traced. Set by the instance.
     traced: bool = False
+    #: Whether a trace has to be notified of the end of the execution. If none has, they find `times` here.
+    notifies_traces: bool = False
+    #: When the batch was executed, if a request is traced. Set by the instance.
+    times: ExecutionTimes | None = None
     #: Unique among the batches of the instance. Set by `InstanceSet.dispatch`.
     number: int = 0
     #: The number of the first entry in messages to the worker; the other entries have the next numbers. Set by the

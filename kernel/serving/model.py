@@ -59,6 +59,8 @@ class Model:
         self.config = config
         self.version = version
         self.version_text = str(version)
+        #: Name and version, as traces have them.
+        self.identity = (spec.name, version)
         self.statistics = ModelStatistics(decoupled=spec.decoupled)
         self.inbox = Inbox(clock, self._scheduler_failed, spec.name)
         self.live = LiveRequests()

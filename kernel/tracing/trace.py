@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
 
-    #: The tag and the attributes of a `UsualTrace`: in msgpack both are equal, and a tuple takes half the time.
-    UsualValues = tuple[str | int, ...]
+    #: The attributes of a `UsualRequest`: in msgpack both are equal, and a tuple takes half the time.
+    UsualValues = tuple[tuple[str, int] | ExecutionTimes | str | int, ...]
 
 #: Triton's names of activities (`TRITONSERVER_InferenceTraceActivityString`).
 REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUEST_END"
@@ -117,35 +117,35 @@ class TraceRecord(msgspec.Struct, array_like=True, gc=False, tag=0):
         return sorted(found, key=itemgetter(1))
 
 
-class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):  # `USUAL_TAG`
-    """The trace of a client's request that was executed once, and got one response without an error.
-
-    Nearly all traces are so. Without names and with a place for each time, a trace takes a quarter of the bytes, and is
-    formatted by one template. Times are monotonic nanoseconds.
-    """
+class UsualRequest(msgspec.Struct, array_like=True, gc=False):
+    """What a `UsualTrace` has of its request before the response is sent. Times are monotonic nanoseconds."""
 
     #: The place of the front door's names in `kernel.tracing.front_doors.FRONT_DOOR_NAMES`.
     door: int
     id: int
-    model_name: str
-    model_version: int
+    #: The name and the version of the model.
+    model: tuple[str, int]
     request_id: str
+    #: As in `kernel.tracing.front_doors.Reception`: 0 where it took no time.
     receive_start_ns: int
     receive_end_ns: int
     request_start_ns: int
     queue_start_ns: int
-    compute_start_ns: int
-    input_end_ns: int
-    output_start_ns: int
-    compute_end_ns: int
+    #: The attributes of `kernel.observe.statistics.ExecutionTimes`.
+    execution_ns: tuple[int, int, int, int]
     #: When the response came: the front door got it at once.
     request_end_ns: int
-    send_end_ns: int
 
-    @property
-    def parent_id(self) -> int:
-        """As in `TraceRecord`."""
-        return 0
+
+class UsualTrace(msgspec.Struct, array_like=True, gc=False, tag=1):  # `USUAL_TAG`
+    """The trace of a client's request that was executed once, and got one response without an error.
+
+    Nearly all traces are so. Without names and with a place for each time, a trace takes a quarter of the bytes, and is
+    formatted by one template.
+    """
+
+    send_end_ns: int
+    request: UsualRequest
 
 
 USUAL_TAG = 1
@@ -154,8 +154,11 @@ USUAL_TAG = 1
 class TraceOutput(Protocol):
     """Takes traces that have ended."""
 
-    def put(self, record: TraceRecord | UsualValues) -> None:
+    def put(self, record: TraceRecord) -> None:
         """Write `record` soon. Never waits."""
+
+    def put_usual(self, values: UsualValues, now_ns: Callable[[], int]) -> None:
+        """Write a `UsualTrace` soon, whose response is sent now. Never waits."""
 
 
 class TracedExecution(NamedTuple):
@@ -176,7 +179,8 @@ class Trace(msgspec.Struct, eq=False):
     id: int
     #: The version that executes the request.
     model: Model
-    #: Where the trace goes, and those of its children; None for a trace that only explains its request, or has ended.
+    #: Where the trace goes, and those of its children; None for a trace that only explains its request, and for an
+    #: unusual one that has ended.
     output: TraceOutput | None
     #: The sink that the request had.
     inner: Sink
@@ -186,7 +190,9 @@ class Trace(msgspec.Struct, eq=False):
     #: As in `TraceRecord`; known with the final response.
     request_id: str = ""
     #: Whether it can become a `UsualTrace`: nothing has happened, and is known to happen, that this has no place for.
+    #: Then the attributes from `compute` on are not used: its batch has the times of its execution.
     usual: bool = True
+    batch: Batch | None = None
     #: Counts its tensors; None if it gets none.
     tensors: TensorMemory | None = None
     #: Whether responses say how the request has travelled.
@@ -220,6 +226,11 @@ class Trace(msgspec.Struct, eq=False):
         spans = self.spans
         return "" if spans is None else f"00-{spans.trace_id}-{spans.compute}-01"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was written."""
+        return self.request is None if self.usual else self.output is None
+
     def stamp(self, name: str, at_ns: int) -> None:
         """Add an activity and its time in monotonic nanoseconds. A backend may add activities with names of its own."""
         if self.times is None or len(self.times) < MOST_ENTRIES:
@@ -227,7 +238,7 @@ class Trace(msgspec.Struct, eq=False):
 
     def add_times(self, *names_and_times: str | int) -> None:
         """Add what each trace has: names and times in turn."""
-        self.usual = False
+        self.make_unusual()
         if self.times is None:
             self.times = [*names_and_times]
         else:
@@ -235,7 +246,7 @@ class Trace(msgspec.Struct, eq=False):
 
     def add_tensors(self, tensors: list[TracedTensor]) -> None:
         """Add inputs or outputs; their data is cut already. Where they take too much memory, the first one says so."""
-        self.usual = False
+        self.make_unusual()
         if self.tensors is None:
             return
         held = self.traced_tensors = self.traced_tensors or []
@@ -249,6 +260,22 @@ class Trace(msgspec.Struct, eq=False):
                 tensor.data, tensor.cut = b"", True
             held.append(tensor)
 
+    def make_unusual(self) -> None:
+        """Something has happened that a `UsualTrace` has no place for."""
+        self.usual = False
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            self.compute = batch.times
+            if batch.times is None:
+                self.executing += 1
+                batch.notifies_traces = True
+
+    def begin_execution(self, batch: Batch) -> None:
+        """An instance has got the request, not for the first time or not in the usual way."""
+        self.make_unusual()
+        self.executing += 1
+        batch.notifies_traces = True
+
     def executed(self, times: ExecutionTimes) -> None:
         """The execution has ended. Perhaps the request has its final response already."""
         if self.compute is not None:  # the model had given the request back
@@ -260,6 +287,9 @@ class Trace(msgspec.Struct, eq=False):
 
     def not_executed(self) -> None:
         """The instance that had the request is lost, or has given it back."""
+        if self.batch is not None:
+            self.batch = None
+            return
         self.executing -= 1
         self.check_ended()
 

@@ -18,7 +18,6 @@ from kernel.tracing.trace import (
     REQUEST_END,
     REQUEST_START,
     RESPONSE_COMPLETE,
-    USUAL_TAG,
     Trace,
 )
 from kernel.tracing.traced_tensors import traced_inline
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from kernel.serving.request import Request
     from kernel.tracing.front_doors import Reception
-    from kernel.tracing.trace import TraceOutput, UsualValues
 
 
 class TracedSink(Trace, eq=False):
@@ -44,11 +42,10 @@ class TracedSink(Trace, eq=False):
     def send(self, response: Response) -> None:
         """See `Sink`."""
         now_ns = self.now_ns()
-        inner, compute = self.inner, self.compute
+        inner, batch = self.inner, self.batch
         if (
-            not self.usual
-            or compute is None
-            or self.executing
+            batch is None  # also if the trace is not usual
+            or batch.times is None
             or response.leased
             or response.outputs is None  # also if it has an error
             or not response.final
@@ -61,28 +58,25 @@ class TracedSink(Trace, eq=False):
             self._send_unusual(response, now_ns)
             return
         # The usual case, with few calls.
-        request, model = self.request, self.model
+        request, output, model = self.request, self.output, self.model
         assert request is not None, "a response after the final one"
-        self.request = None
-        received_ns = request.received_ns
-        exemplars = model.statistics.exemplars
-        if exemplars is None or now_ns >= exemplars.look_ns:
-            model.statistics.record_traced(now_ns - received_ns, self.trace_id, now_ns)
-        begin_ns = begin_ns or received_ns
+        assert output is not None, "a usual trace that goes nowhere"
+        self.request = self.batch = None
+        if now_ns >= model.statistics.exemplars_look_ns:
+            model.statistics.record_traced(now_ns - request.received_ns, self.trace_id, now_ns)
         inner.send(response)
-        output, self.output = self.output, None  # which says that it has ended
         values = (
-            USUAL_TAG, names.place, self.id, model.spec.name, model.version, request.id, begin_ns, end_ns or begin_ns,
-            received_ns, request.queue_start_ns, compute.compute_start_ns, compute.input_end_ns,
-            compute.output_start_ns, compute.compute_end_ns, now_ns, 0 if when_sent else self.now_ns(),
+            names.place, self.id, model.identity, request.id, begin_ns, end_ns, request.received_ns,
+            request.queue_start_ns, batch.times, now_ns,
         )  # fmt: skip
         if when_sent is None:
-            output.put(values)  # type: ignore[union-attr]  # a usual trace has one
+            output.put_usual(values, self.now_ns)
         else:
-            when_sent(partial(_put_sent, values, output, self.now_ns))  # type: ignore[arg-type]  # as above
+            when_sent(partial(output.put_usual, values, self.now_ns))
 
     def _send_unusual(self, response: Response, now_ns: int) -> None:
         """Take any response that `send` has no short way for."""
+        self.make_unusual()
         if self.explains or self.tensors is not None:
             self._describe(response, now_ns)
         if not response.final:
@@ -167,11 +161,6 @@ class TracedSink(Trace, eq=False):
             sent()
         else:
             when_sent(sent)
-
-
-def _put_sent(values: UsualValues, output: TraceOutput, now_ns: Callable[[], int]) -> None:
-    """Write the trace of a usual request whose response has been sent: the last of `values`."""
-    output.put(values[:-1] + (now_ns(),))  # noqa: RUF005 - unpacking takes twice as long
 
 
 class TrackedResponse(Response):

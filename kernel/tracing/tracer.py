@@ -6,6 +6,7 @@ the next request.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ class Tracer:
         self._every_output: TraceOutput | None = None
         #: The tensors of all traces.
         self._tensors = TensorMemory()
-        self._last_id = 0
+        self._new_id = itertools.count(1).__next__
         #: Called when it changes whether anything can be traced.
         self.on_switch: Callable[[bool], object] = _ignored
         #: Called when it changes whether one of the next requests may be traced, so that times are to be taken.
@@ -70,6 +71,7 @@ class Tracer:
     def stop(self) -> None:
         """Begin no more traces before the settings change: they cannot be written."""
         self._count_passing()
+        self._settings.stop()
         self._samplers = dict.fromkeys(self._samplers)
         self._outputs.clear()
         self._switch()
@@ -80,10 +82,9 @@ class Tracer:
         """Trace a checked request if it is its turn, or if it asks for an explanation."""
         every_output = self._every_output
         if every_output is not None and request.parent is None and not request.explain:
-            self._last_id = id = self._last_id + 1
             request.trace = request.sink = TracedSink(
-                id, model, every_output, request.sink, request, self._now_ns
-            )  # fmt: skip
+                self._new_id(), model, every_output, request.sink, request, self._now_ns
+            )
             return
         only = self._only
         if only is not None and request.parent is None and not request.explain:
@@ -100,7 +101,7 @@ class Tracer:
                 self.on_near(False)
             if only.remaining:
                 only.remaining -= only.remaining > 0
-                self._last_id = id = self._last_id + 1
+                id = self._new_id()
                 request.trace = request.sink = TracedSink(
                     id, model, self._only_output, request.sink, request, self._now_ns,
                     usual=not only.tensors, tensors=self._tensors if only.tensors else None,
@@ -143,7 +144,7 @@ class Tracer:
             self._begin_root(request, model, sampler, context)
 
     def _begin_root(self, request: Request, model: Model, sampler: Sampler, context: CallerContext | None) -> None:
-        self._last_id = id = self._last_id + 1
+        id = self._new_id()
         spans = _root_spans(context) if sampler.opentelemetry else None
         self._attach(
             request, model, id, self._outputs[sampler], tensors=self._tensors if sampler.tensors else None, spans=spans
@@ -151,9 +152,9 @@ class Tracer:
 
     def _begin_child(self, request: Request, model: Model, parent: Trace) -> None:
         output, spans = parent.output, parent.spans
-        if output is None:  # it is explained only, or has ended
+        if output is None or parent.has_ended:  # or it is explained only
             return
-        self._last_id = id = self._last_id + 1
+        id = self._new_id()
         if spans is not None:
             own, compute = _span_ids(2)
             spans = SpanIds(spans.trace_id, "", own, compute, spans.model, spans.state)
@@ -193,7 +194,7 @@ class Tracer:
 
     def _changed(self, model: str) -> None:
         self._count_passing()
-        if model:
+        if model and self._outputs:  # without any, all may have stopped
             self._make_sampler(model)
         else:
             for name in ("", *self._settings.models):

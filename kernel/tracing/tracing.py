@@ -5,7 +5,6 @@ Nothing of this exists while tracing is off: the helper is started for the first
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import Unsupported
@@ -53,7 +52,7 @@ class Tracing:
         return (0, 0) if self._writer is None else (self._writer.written_count, self._writer.lost_count)
 
     def _output_for(self, values: TraceValues) -> TraceOutput:
-        from kernel.tracing.output.writer import TraceWriter, WriterOutput  # as above
+        from kernel.tracing.output.writer import CollectorOutput, TraceWriter  # as above
 
         if self._writer is None:
             self._writer = TraceWriter(self._helpers, self._kernel.tracer.stop)
@@ -63,7 +62,7 @@ class Tracing:
             from kernel.tracing.output.export import CollectorDestination  # as above
 
             self._collector = CollectorDestination(values)  # its settings stay those of the start
-        return WriterOutput(functools.partial(self._writer.put, self._collector))
+        return CollectorOutput(self._writer, self._collector)
 
     async def close(self) -> None:
         """Write what waits, and end the helpers."""

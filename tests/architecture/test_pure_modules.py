@@ -98,6 +98,7 @@ PURE = (
     "kernel/tracing/output/spans.py",
     "kernel/tracing/output/tensor_text.py",
     "kernel/tracing/output/trace_json.py",
+    "kernel/writing/losses.py",
     "kernel/writing/rest.py",
     "kernel/command/traces/reading.py",
     "kernel/command/traces/summary.py",

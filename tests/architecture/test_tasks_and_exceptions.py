@@ -17,7 +17,7 @@ FREE_TASKS = {
     "kernel/cache/caching.py ResponseCaching._start": "runs while a request waits at the cache; `close` cancels it",
     "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
     "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
-    "kernel/repository/running_loads.py RunningLoads.run": "awaited at once; an unload cancels them meanwhile",
+    "kernel/repository/running_loads.py RunningLoads.run": "awaited at once; `end` cancels them meanwhile",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "backends/python/event_loop.py EventLoop.start_task.start": "runs a model; `stop` cancels it",
     "protocols/grpc/handlers.py Handlers.begin": "one task a call, for grpclib's handlers; the listener awaits them",

@@ -17,6 +17,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
 from bench.server import ServerProcess, wait_for
 
@@ -154,6 +157,35 @@ def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_e
         connection.close()
     assert code == 1
     assert "Exit timeout expired" in log
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_load_request_that_hangs_is_answered_with_an_error_and_the_server_exits_with_zero(
+    write_model: WriteModel, protocol: str
+) -> None:
+    source = "import time\nprint('loading', flush=True)\ntime.sleep(600)\n"
+    repository = write_model("hangs", CONFIG, source)
+    with ServerProcess(repository, "--model-control-mode=explicit", "--exit-timeout-secs=600") as server:
+        module = tritonclient.http if protocol == "http" else tritonclient.grpc
+        errors: list[str] = []
+
+        def load() -> None:
+            with module.InferenceServerClient(f"127.0.0.1:{getattr(server, f'{protocol}_port')}") as client:
+                try:
+                    client.load_model("hangs")
+                except InferenceServerException as error:
+                    errors.append(str(error))
+
+        client = threading.Thread(target=load)
+        client.start()
+        wait_for(lambda: "hangs: loading" in server.log)
+        server.terminate()
+        code = server.wait()
+        client.join()
+        log = server.log
+    assert code == 0, log
+    assert len(errors) == 1
+    assert "the load was ended, because the server stops" in errors[0]
 
 
 def test_a_signal_while_models_load_ends_the_server(write_model: WriteModel) -> None:

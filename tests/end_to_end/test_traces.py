@@ -133,6 +133,11 @@ def change(server: ServerProcess, settings: dict[str, Any], model: str = "") -> 
         return found
 
 
+def shown(server: ServerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(server.get("/v2/trace/setting")[1])
+    return found
+
+
 def read(path: Path) -> list[ReadTrace]:
     return read_traces("the file", path.read_bytes())
 
@@ -237,6 +242,9 @@ def test_settings_take_effect_with_the_next_request_and_counts_go_down(models: P
         assert change(server, {})["trace_count"] == "1"
         infer(server, "plus_one", [1], "second")
         infer(server, "plus_one", [1], "too many")
+        # Triton 2.51 shows the same: nothing is traced any more because the count is 0, and the level stays.
+        used_up = shown(server)
+        assert (used_up["trace_count"], used_up["trace_level"]) == ("0", ["TIMESTAMPS"])
         assert change(server, {"trace_count": None, "log_frequency": "1"})["trace_count"] == "-1"
         infer(server, "plus_one", [1], "third")
         infer(server, "plus_one", [1], "fourth")
@@ -251,6 +259,7 @@ def test_a_file_that_cannot_be_written_ends_tracing_and_not_serving(models: Path
     with ServerProcess(models, *flags("rate=1", "level=TIMESTAMPS", f"triton,file={folder}/t")) as server:
         assert infer(server, "plus_one", [1], "lost")[0] == 200
         wait_for(lambda: "tracing stops until its settings are changed" in server.log)
+        assert (shown(server)["trace_count"], shown(server)["trace_level"]) == ("0", ["TIMESTAMPS"])
         assert infer(server, "plus_one", [1], "not traced")[0] == 200
         assert metric(server, "naiad_traces_lost_total") == 1
         folder.mkdir()

@@ -201,6 +201,17 @@ def test_what_remains_of_a_count_is_shown_and_kept_by_a_change_of_another_settin
     assert (settings.get().trace_count, settings.get("m").trace_count) == (8, 2)
 
 
+def test_a_count_of_zero_shows_that_tracing_has_stopped_until_a_setting_is_changed() -> None:
+    settings = TraceSettings(TRACING)
+    settings.update({"trace_count": ["9"]})
+    left = {"": 8}
+    settings.remaining = left.get
+    settings.stop()
+    left.clear()
+    assert settings.get().trace_count == settings.get("m").trace_count == settings.update({}).trace_count == 0
+    assert settings.update({"trace_rate": ["7"]}).trace_count == settings.get().trace_count == 8
+
+
 def test_a_rate_of_zero_leaves_the_choice_to_clients_in_mode_opentelemetry() -> None:
     settings = TraceSettings(TraceValues(("TIMESTAMPS",), trace_mode="opentelemetry"))
     assert settings.update({"trace_rate": ["0"]}).trace_rate == 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.helper_process import Helper
 from kernel.errors import InvalidArgument
+from kernel.observe.repeats.limited_log import LimitedLog
 from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE
 from shm.region import CudaIpcHandle
 from shm.tensor import Span
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from backends.supervision.launcher import Launcher
     from shm.region import Region
 
-logger = logging.getLogger(__name__)
+#: A client may try to register any number of regions.
+_refusals = LimitedLog(logging.getLogger(__name__), logging.WARNING)
 
 #: How long a driver may take to start and to open a handle, in seconds.
 CHECK_TIMEOUT_S = 30.0
@@ -53,7 +55,9 @@ class DeviceRegions:
 
     def _explain(self, region: Region, text: str) -> None:
         """Log the reason, and raise `InvalidArgument` with the text that Triton has for it, if there is a GPU."""
-        logger.warning("the CUDA shared memory region '%s' is not registered: %s", region.name, text)
+        _refusals.log(
+            "CUDA shared memory regions", "the CUDA shared memory region '%s' is not registered: %s", region.name, text
+        )
         if text.startswith(UNAVAILABLE):
             self._unavailable = text
         elif isinstance(region.handle, CudaIpcHandle) and len(region.handle.raw) != HANDLE_BYTE_SIZE:

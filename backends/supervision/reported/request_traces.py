@@ -30,13 +30,12 @@ def trace_context(trace: Trace) -> wire.TraceContext:
 
 
 def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message: wire.Executed) -> None:
-    """Add an execution to the traces of the requests of its batch, before these get their responses."""
+    """Add an execution to the traces of the requests of its batch that are not usual, before these get their responses.
+
+    The usual ones find it in the batch.
+    """
     for request in batch.entries:
-        if request is not None and (trace := request.trace) is not None:
-            if trace.usual and trace.compute is None:  # as `executed`, without its call; it has not ended
-                trace.compute = times
-                trace.executing = 0
-                continue
+        if request is not None and (trace := request.trace) is not None and not trace.usual:
             if trace.explains:
                 trace.execution = TracedExecution(times, batch, instance, message.copies, message.copied_byte_size)
             trace.executed(times)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ModelNotReady
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.model import Model
 from kernel.serving.sequences.live_sequences import LiveSequences
 from kernel.serving.sequences.sequence_instances import SequenceInstances
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from kernel.serving.model import SchedulerFactory
     from kernel.serving.request import Request
 
-logger = logging.getLogger(__name__)
+#: A client may begin the same sequence again with each request.
+_conflicts = LimitedLog(logging.getLogger(__name__), logging.WARNING)
 
 
 def loaded_model(spec: ModelSpec, config: ModelConfig, version: int, schedule: SchedulerFactory, clock: Clock) -> Model:
@@ -106,7 +108,8 @@ class SequenceModel(Model):
         if self._retired and not self.sequences.has(request.correlation_id):
             raise ModelNotReady(self.name, self.version)
         if self.sequences.admit(request):
-            logger.warning(
+            _conflicts.log(
+                f"model '{self.name}'",
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
                 "start. Previous sequence will be terminated early.",
                 request.correlation_id, self.name,

@@ -6,8 +6,8 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING
 
+from kernel.tracing.output.destinations import WriteOutcome
 from kernel.tracing.output.export_task import EXPORT_TRACES, decode_export_result, encode_arguments
-from kernel.tracing.output.writer import WriteOutcome
 
 if TYPE_CHECKING:
     from kernel.settings import TraceValues
@@ -33,7 +33,7 @@ def missing_packages() -> str:
 
 
 class CollectorDestination:
-    """A collector. Implements `kernel.tracing.output.writer.Destination`."""
+    """A collector. Implements `kernel.tracing.output.destinations.Destination`."""
 
     task = EXPORT_TRACES
     #: A slow collector waits itself. What comes meanwhile is for the next export.

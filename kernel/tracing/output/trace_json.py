@@ -28,7 +28,7 @@ from kernel.tracing.trace import (
 )
 
 if TYPE_CHECKING:
-    from kernel.tracing.trace import TracedTensor, UsualTrace
+    from kernel.tracing.trace import TracedTensor, UsualRequest, UsualTrace
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,32 +40,35 @@ def trace_json(trace: TraceRecord | UsualTrace) -> bytes:
     """Return the objects of a trace, in the order of time, with commas between them."""
     if isinstance(trace, TraceRecord):
         return _record_json(trace)
-    id, end_ns = trace.id, trace.request_end_ns
-    if not (
-        trace.receive_start_ns <= trace.receive_end_ns <= trace.request_start_ns <= trace.queue_start_ns
-        <= trace.compute_start_ns <= trace.compute_end_ns <= end_ns <= trace.send_end_ns
-    ):  # fmt: skip
+    request, id, sent_ns = trace.request, trace.request.id, trace.send_end_ns
+    start_ns, queued_ns, end_ns = request.request_start_ns, request.queue_start_ns, request.request_end_ns
+    compute_ns, input_ns, output_ns, computed_ns = request.execution_ns
+    begin_ns, received_ns = _reception(request)
+    if not (begin_ns <= received_ns <= start_ns <= queued_ns <= compute_ns <= computed_ns <= end_ns <= sent_ns):
         return _record_json(record_of(trace))  # the clock of a worker on another host is known to some microseconds
-    request_id = b',"request_id":%b' % _encode(trace.request_id) if trace.request_id else b""
-    return _usual_template(trace.door, trace.model_name, trace.model_version) % (
-        id, trace.receive_start_ns, id, trace.receive_end_ns, id, request_id, id, trace.request_start_ns,
-        id, trace.queue_start_ns, id, trace.compute_start_ns, id, trace.input_end_ns, id, trace.output_start_ns,
-        id, trace.compute_end_ns, id, end_ns, id, end_ns, id, end_ns, id, trace.send_end_ns,
+    request_id = b',"request_id":%b' % _encode(request.request_id) if request.request_id else b""
+    return _usual_template(request.door, *request.model) % (
+        id, begin_ns, id, received_ns, id, request_id, id, start_ns, id, queued_ns, id, compute_ns, id, input_ns,
+        id, output_ns, id, computed_ns, id, end_ns, id, end_ns, id, end_ns, id, sent_ns,
     )  # fmt: skip
+
+
+def _reception(request: UsualRequest) -> tuple[int, int]:
+    """Return when the request began and ended to come."""
+    begin_ns = request.receive_start_ns or request.request_start_ns
+    return begin_ns, request.receive_end_ns or begin_ns
 
 
 def record_of(trace: UsualTrace) -> TraceRecord:
     """Return the same trace with names."""
-    end_ns = trace.request_end_ns
+    request = trace.request
+    end_ns = request.request_end_ns
     times = (
-        trace.receive_start_ns, trace.receive_end_ns, trace.request_start_ns, trace.queue_start_ns,
-        trace.compute_start_ns, trace.input_end_ns, trace.output_start_ns, trace.compute_end_ns,
+        *_reception(request), request.request_start_ns, request.queue_start_ns, *request.execution_ns,
         end_ns, end_ns, end_ns, trace.send_end_ns,
     )  # fmt: skip
-    pairs = zip(_usual_names(trace.door), times, strict=True)
-    return TraceRecord(
-        trace.id, 0, trace.model_name, trace.model_version, trace.request_id, [part for pair in pairs for part in pair]
-    )
+    pairs = zip(_usual_names(request.door), times, strict=True)
+    return TraceRecord(request.id, 0, *request.model, request.request_id, [part for pair in pairs for part in pair])
 
 
 def _usual_names(door: int) -> tuple[str, ...]:

@@ -6,19 +6,21 @@ nothing else, so that a slow disk or a collector that does not respond delays no
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import struct
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.serving.helper_tasks import MessageTask
-from kernel.tracing.output.file_task import WRITE_TRACES, decode_write_result, encode_arguments
+from kernel.tracing.output.destinations import FileDestination, WriteOutcome
 from kernel.tracing.output.files import FileChoice, TraceFiles
+from kernel.tracing.trace import USUAL_TAG
+from kernel.writing.losses import Losses
 from kernel.writing.rest import is_behind, rest_s
 from kernel.writing.write_turns import WriteTurns
 
@@ -28,99 +30,26 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.serving.helper_tasks import Helpers
     from kernel.settings import TraceValues
+    from kernel.tracing.output.destinations import Destination
     from kernel.tracing.output.files import TraceFile
     from kernel.tracing.trace import TraceOutput, TraceRecord, UsualValues
 
 logger = logging.getLogger(__name__)
 
-#: The most traces that wait, and about the most bytes of them: traces with tensors may be large.
-MAX_WAITING = 16384
+#: About the most bytes of traces that wait: traces with tensors may be large.
 MAX_WAITING_BYTE_SIZE = 32 << 20
 
-#: How long traces wait for others that are written with them, in seconds.
-FLUSH_S = 0.25
-
-#: The most traces, and about the most bytes of them, that are written at a time. Each time costs the kernel about as
-#: much as tracing 100 requests, and the helper a copy of the file.
-_BATCH = 8192
+#: About the most bytes of traces that are written at a time.
 _BATCH_BYTE_SIZE = 1 << 20
+
+#: For how many usual traces room is taken at a time. After as many, the bytes that wait are looked at.
+_LENT_ROOM = 32
 
 #: The most files that are remembered.
 _MOST_DESTINATIONS = 512
 
-#: The rest after a file was written, unless the helper is behind: the file is copied to add traces to it.
-_REST_FACTOR = 10
-
-#: The largest file.
-MAX_FILE_BYTE_SIZE = 256 << 20
-
-#: How often losses for one cause are logged, in seconds.
-_LOSS_REPORT_S = 60.0
-
-
-class WriteOutcome(msgspec.Struct, frozen=True):
-    """What has become of traces that a helper got."""
-
-    lost: int = 0
-    #: Why traces were lost, or why no more can be written.
-    problem: str = ""
-    #: Whether nothing can be written before the settings change.
-    stops: bool = False
-    #: How long the helper has worked, in seconds; without its start and what it had to do before.
-    took_s: float = 0.0
-
-
-class Destination(Protocol):
-    """Where a helper puts traces."""
-
-    #: The name of the helper's function.
-    task: str
-    #: How long traces wait for others, in seconds; how many are given to the helper at a time, and may wait.
-    delay_s: float
-    batch: int
-    max_waiting: int
-    #: The helper rests this many times as long as it has worked, unless it is behind: see `kernel.writing.rest`.
-    rest_factor: int
-
-    def arguments(self) -> bytes:
-        """Return the arguments of the helper's function in msgpack, but the last one: a list of traces."""
-
-    def done(self, result: bytes) -> WriteOutcome:
-        """Take the result of the helper's function."""
-
-
-class FileDestination:
-    """A file."""
-
-    task = WRITE_TRACES
-    delay_s = FLUSH_S
-    batch = _BATCH
-    max_waiting = MAX_WAITING
-    rest_factor = _REST_FACTOR
-
-    def __init__(self, file: TraceFile) -> None:
-        self._file = file
-
-    def arguments(self) -> bytes:
-        """See `Destination`."""
-        return encode_arguments((self._file.path, self._file.kept, None))[:-1]  # `WriteArguments`; None is one byte
-
-    def done(self, result: bytes) -> WriteOutcome:
-        """See `Destination`."""
-        written = decode_write_result(result)
-        if written.error:
-            problem = f"the trace file '{self._file.path}' cannot be written: {written.error}"
-            return WriteOutcome(written.lost, problem, stops=True, took_s=written.took_s)
-        self._file.kept = written.kept
-        if written.kept.byte_size <= MAX_FILE_BYTE_SIZE:
-            return WriteOutcome(took_s=written.took_s)
-        return WriteOutcome(
-            problem=f"the trace file '{self._file.path}' has {written.kept.byte_size >> 20} MiB; to have several "
-            "files, set a log frequency (--trace-config triton,log-frequency=N)",
-            stops=True,
-            took_s=written.took_s,
-        )
-
+#: The cause of losses that the helper or where it puts traces has.
+_DESTINATION = "destination"
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 #: The beginning of a list in msgpack.
@@ -130,13 +59,15 @@ _ARRAY_32 = struct.Struct(">BL")
 class _Group:
     """Traces that are written together. Setting an attribute takes less time than that of a `msgspec.Struct`."""
 
-    __slots__ = ("destination", "records", "room", "size")
+    __slots__ = ("borrower", "destination", "records", "room", "size")
 
     def __init__(self, destination: Destination, size: int) -> None:
         """There may be `size` traces."""
         self.destination = destination
         #: How many there may be, and how many more.
         self.size = self.room = size
+        #: Who has a part of the room, and may put traces into `records` without a call.
+        self.borrower: _FileOutput | None = None
         #: One `TraceRecord` or `UsualTrace` after the other in msgpack. They are encoded when they come, so that the
         #: memory of a trace is freed at once, and is still in the processor's cache when the next trace takes it.
         self.records = bytearray()
@@ -144,11 +75,25 @@ class _Group:
     @property
     def count(self) -> int:
         """How many traces there are."""
-        return self.size - self.room
+        return self.size - self.room - (0 if self.borrower is None else self.borrower.room)
 
     def arguments(self) -> bytes:
         """Return the arguments of the helper's function, by one copy of the records."""
         return b"".join((self.destination.arguments(), _ARRAY_32.pack(0xDD, self.count), self.records))
+
+    def lend(self, borrower: _FileOutput, most: int) -> int:
+        """Give `borrower` room for at most `most` traces, and return for how many, until `take_back`."""
+        self.take_back()
+        room = min(self.room, most)
+        self.room -= room
+        self.borrower = borrower
+        return room
+
+    def take_back(self) -> None:
+        """Have all of the room that is left."""
+        borrower, self.borrower = self.borrower, None
+        if borrower is not None:
+            self.room += borrower.give_back()
 
 
 class TraceWriter:
@@ -166,9 +111,14 @@ class TraceWriter:
         self._closed_count = self._closed_byte_size = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
-        self._losses = {cause: _Loss() for cause in _Cause}
-        #: Traces that were written or exported, and those that were lost.
-        self.written_count = self.lost_count = 0
+        self._losses = Losses("trace was", "traces were")
+        #: Traces that were written or exported.
+        self.written_count = 0
+
+    @property
+    def lost_count(self) -> int:
+        """How many traces were lost."""
+        return self._losses.count
 
     def file_output(self, values: TraceValues) -> TraceOutput:
         """Return the output for traces with these settings in mode `triton`."""
@@ -183,28 +133,39 @@ class TraceWriter:
             found = self._destinations[file] = FileDestination(file)
         return found
 
-    def put(self, destination: Destination, record: TraceRecord | UsualValues) -> None:
+    def put(self, destination: Destination, record: TraceRecord) -> None:
         """Write `record` soon. Never waits."""
-        group = self.last
-        if group is None or not group.room or group.destination is not destination:
-            group = self.begin_group(destination)
-            if group is None:
-                return
-        _encode_into(record, group.records, -1)
-        group.room -= 1
-        if not group.room or len(group.records) > _BATCH_BYTE_SIZE:
-            self.filled(group)
+        group = self.group_for(destination)
+        if group is not None:
+            _encode_into(record, group.records, -1)
+            group.room -= 1
+            self._check_full(group)
 
-    def begin_group(self, destination: Destination) -> _Group | None:
+    def group_for(self, destination: Destination) -> _Group | None:
+        """Return the group of the next trace, which has room; None if too many wait: one is lost."""
+        group = self.take_back()
+        if group is not None and group.destination is destination:
+            self._check_full(group)
+            if group.room:
+                return group
+        return self._begin_group(destination)
+
+    def take_back(self) -> _Group | None:
+        """Let nobody have room of the last group, which is returned if there is one."""
+        if self.last is not None:
+            self.last.take_back()
+        return self.last
+
+    def _begin_group(self, destination: Destination) -> _Group | None:
         """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
         room = min(destination.batch, destination.max_waiting - self._waiting_count())
         if room <= 0:
-            self._lose(1, _Cause.NUMBER, "too many traces wait to be written")
+            self._lose(1, "too many traces wait to be written")
             return None
         if self._waiting_byte_size() >= MAX_WAITING_BYTE_SIZE:
-            self._lose(1, _Cause.BYTES, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
+            self._lose(1, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
             return None
-        if self.last is not None:
+        if self.last is not None:  # which nobody has room of
             self._closed_count += self.last.count
             self._closed_byte_size += len(self.last.records)
         group = self.last = _Group(destination, room)
@@ -213,11 +174,12 @@ class TraceWriter:
             self._turns.soon(destination.delay_s)
         return group
 
-    def filled(self, group: _Group) -> None:
-        """Let the helper have `group`, the last one, which has as many traces as it may."""
-        group.size, group.room = group.count, 0
-        if is_behind(*self._backlog(group.destination)):
-            self._turns.now()
+    def _check_full(self, group: _Group) -> None:
+        """Let the helper have `group`, the last one, if it has as many traces or bytes as it may."""
+        if not group.room or len(group.records) > _BATCH_BYTE_SIZE:
+            group.size, group.room = group.count, 0
+            if is_behind(*self._backlog(group.destination)):
+                self._turns.now()
 
     def _waiting_count(self) -> int:
         """Return how many traces wait."""
@@ -241,15 +203,16 @@ class TraceWriter:
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
         if not await self._turns.close(timeout_s):
-            self._lose(self._drop_all(), _Cause.END, "the server ends before they are written")
-        for loss in self._losses.values():
-            loss.report()
+            self._lose(self._drop_all(), "the server ends before they are written")
+        for line in self._losses.rest():
+            logger.warning("%s", line)
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next traces; None if none wait."""
         if not self._waiting:
             return None
         group = self._waiting.popleft()
+        group.take_back()
         if group is self.last:
             self.last = None
         else:
@@ -269,63 +232,35 @@ class TraceWriter:
         if outcome.stops:
             logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
-            self._lose(outcome.lost + self._drop_all(), _Cause.DESTINATION, outcome.problem)
+            self._lose(outcome.lost + self._drop_all(), outcome.problem, cause=_DESTINATION)
         elif outcome.lost:
-            self._lose(outcome.lost, _Cause.DESTINATION, outcome.problem)
+            self._lose(outcome.lost, outcome.problem, cause=_DESTINATION)
         backlog = self._backlog(destination)
         self._turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
 
     def _drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
+        self.take_back()
         count, self.last = self._waiting_count(), None
         self._closed_count = self._closed_byte_size = 0
         self._waiting.clear()
         return count
 
-    def _lose(self, count: int, cause: _Cause, why: str) -> None:
+    def _lose(self, count: int, why: str, *, cause: str = "") -> None:
         """Count lost traces, and log them: the first ones of each cause at once, then now and then."""
-        if not count:
-            return
-        self.lost_count += count
-        loss = self._losses[cause]
-        loss.unreported += count
-        loss.why = why
-        now_s = time.monotonic()
-        if now_s - loss.reported_s >= _LOSS_REPORT_S:
-            loss.reported_s = now_s
-            loss.report()
+        for line in self._losses.add(count, why, time.monotonic(), cause=cause):
+            logger.warning("%s", line)
 
 
-class _Cause(enum.Enum):
-    """Why traces are lost. Each cause is logged by itself: a collector that is down also fills the queue."""
-
-    NUMBER = enum.auto()
-    BYTES = enum.auto()
-    DESTINATION = enum.auto()
-    END = enum.auto()
-
-
-class _Loss:
-    """The traces that were lost for one cause."""
-
-    def __init__(self) -> None:
-        self.reported_s = -_LOSS_REPORT_S
-        #: How many the log does not have yet, and why the last of them was lost.
-        self.unreported = 0
-        self.why = ""
-
-    def report(self) -> None:
-        """Log what the log does not have yet."""
-        count, self.unreported = self.unreported, 0
-        if count:
-            logger.warning("%d %s lost: %s", count, "trace was" if count == 1 else "traces were", self.why)
-
-
-class WriterOutput(NamedTuple):
+class CollectorOutput:
     """The output of samplers whose traces go to a collector."""
 
-    #: As in `TraceOutput`; takes no frame of its own.
-    put: Callable[[TraceRecord | UsualValues], None]
+    def __init__(self, writer: TraceWriter, destination: Destination) -> None:
+        self.put: Callable[[TraceRecord], None] = partial(writer.put, destination)  # takes no frame of its own
+
+    def put_usual(self, values: UsualValues, now_ns: Callable[[], int]) -> None:
+        """Refuse: a trace with ids for OpenTelemetry is not usual."""
+        raise AssertionError("a usual trace for a collector")
 
 
 class _FileOutput:
@@ -335,22 +270,43 @@ class _FileOutput:
         self._writer = writer
         self._choice = choice
         self._destination: FileDestination | None = None
+        #: How many usual traces may be put into `_records` of the writer's last group without another look at it.
+        self.room = 0
+        self._records = bytearray()
 
-    def put(self, record: TraceRecord | UsualValues) -> None:
+    def put(self, record: TraceRecord) -> None:
         """See `TraceOutput`."""
-        choice, writer, destination = self._choice, self._writer, self._destination
-        if not choice.room or destination is None:
-            destination = self._destination = writer.destination_of(choice.next_file())
-        if type(record) is tuple or not record.parent_id:  # type: ignore[union-attr]  # only the first is a tuple
-            choice.room -= 1
-        # From here on as `TraceWriter.put`, without its call.
-        group = writer.last
-        if group is None or not group.room or group.destination is not destination:
-            group = writer.begin_group(destination)
-            if group is None:
-                return
-        records = group.records
-        _encode_into(record, records, -1)
-        group.room = room = group.room - 1
-        if not room or len(records) > _BATCH_BYTE_SIZE:
-            writer.filled(group)
+        self._writer.take_back()
+        destination = self._next_destination()
+        if not record.parent_id:
+            self._choice.room -= 1
+        self._writer.put(destination, record)
+
+    def put_usual(self, values: UsualValues, now_ns: Callable[[], int]) -> None:
+        """See `TraceOutput`."""
+        room = self.room or self._borrow_room()
+        if room:
+            self.room = room - 1
+            _encode_into((USUAL_TAG, now_ns(), values), self._records, -1)
+
+    def _next_destination(self) -> FileDestination:
+        """Return the destination of the next trace, which has room for it."""
+        if not self._choice.room or self._destination is None:
+            self._destination = self._writer.destination_of(self._choice.next_file())
+        return self._destination
+
+    def _borrow_room(self) -> int:
+        """Return for how many usual traces there is room; 0 if too many wait: one is lost."""
+        group = self._writer.group_for(self._next_destination())
+        if group is None:
+            return 0
+        room = group.lend(self, min(_LENT_ROOM, self._choice.room))
+        self._choice.room -= room
+        self._records = group.records
+        return room
+
+    def give_back(self) -> int:
+        """Have no room, and return for how many traces there was any."""
+        room, self.room = self.room, 0
+        self._choice.room += room
+        return room

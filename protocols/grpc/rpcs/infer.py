@@ -7,7 +7,6 @@ the server, cancels the request.
 from __future__ import annotations
 
 import asyncio
-from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,7 @@ from grpclib.const import Status
 from kernel.errors import InternalError, ServingError
 from kernel.serving.request import Request
 from kernel.tracing.explanation import take_explain
-from kernel.tracing.front_doors import GRPC, Reception, WhenSent, at_iteration_end
+from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
@@ -92,14 +91,15 @@ class InferCall(msgspec.Struct, eq=False):
     _buffer: ReceiveBuffer | None = None
     #: Decodes the request, where a helper does that.
     _task: RequestTask | None = None
-    #: When the call and its message came, in monotonic nanoseconds; 0 unless requests are traced.
+    #: When the call and its message came, in monotonic nanoseconds; 0 unless requests are traced. The second one
+    #: is also 0 if both came together.
     _begin_ns: int = 0
     _received_ns: int = 0
 
     def expect(self) -> None:
         """Start the deadline of the call, if it has one, and get ready for its message, if it is still to arrive."""
         if self._inference.kernel.takes_times:
-            self._begin_ns = monotonic_ns()
+            self._begin_ns = self._connection.last_received_ns
         timeout_s = self._stream.request_head.timeout_s
         if timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
@@ -119,8 +119,9 @@ class InferCall(msgspec.Struct, eq=False):
                 return
         inference = self._inference
         kernel = inference.kernel
-        if self._begin_ns:
-            self._received_ns = monotonic_ns()
+        begin_ns = self._begin_ns
+        if begin_ns and begin_ns != (received_ns := self._connection.last_received_ns):
+            self._received_ns = received_ns
         try:
             if inference.calls.stopping:
                 raise ServerShuttingDown
@@ -276,14 +277,12 @@ class InferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.front_doors.FrontDoorSink`."""
-        sending = self._connection.sending
-        when_sent: WhenSent | None = None
-        if self._inference.compression is not None:  # which may take a helper, and so longer
-            when_sent = at_iteration_end
-        elif self._stream.state is _CLOSED or self._only is not None or sending.ended:
-            when_sent = self._when_sent
-        # Usually `send` has something written at the end of the iteration, and nothing else is to be done.
-        return GRPC, self._begin_ns, self._received_ns, when_sent or sending.releases.append
+        sending, compression = self._connection.sending, self._inference.compression
+        if compression is None and self._stream.state is not _CLOSED and self._only is None and not sending.ended:
+            # Usually `send` has something written at the end of the iteration, and nothing else is to be done.
+            return GRPC, self._begin_ns, self._received_ns, sending.releases.append
+        # Compression may take a helper, and so longer.
+        return GRPC, self._begin_ns, self._received_ns, self._when_sent if compression is None else at_iteration_end
 
     def _when_sent(self, callback: Callable[[], None]) -> None:
         """Call `callback` when all output until now is written; see `kernel.tracing.front_doors.WhenSent`."""

@@ -71,7 +71,8 @@ async def infer(call: HttpCall) -> web.StreamResponse:
             explain=http.headers.get(EXPLAIN_HEADER, "").encode(errors="replace") in EXPLAINS,
         )
         waiter = _FutureWaiter(Peer(http.transport))
-        infer_call = AiohttpInferCall(call.inference, head, waiter, begin_ns=begin_ns)
+        received_ns = monotonic_ns() if begin_ns else 0
+        infer_call = AiohttpInferCall(call.inference, head, waiter, begin_ns=begin_ns, received_ns=received_ns)
         if body is not None:
             infer_call.start(body)
         else:

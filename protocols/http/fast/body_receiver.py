@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -63,6 +64,8 @@ class IncomingBody(msgspec.Struct, eq=False):
         if self.refusal is not None:
             self.call.refuse(self.refusal)
         else:
+            if self.call.begin_ns:
+                self.call.received_ns = monotonic_ns()
             self.call.start(self.body, self.receive_buffer)
         self.release()
 

@@ -136,8 +136,11 @@ class FastConnection(asyncio.Protocol):
                 and incoming.refusal is None
             ):
                 self._incoming, self._missing = None, 0
-                self._calls.append(incoming.call)
-                incoming.call.start(data)
+                call = incoming.call
+                if call.begin_ns:
+                    call.received_ns = monotonic_ns()
+                self._calls.append(call)
+                call.start(data)
                 return
         elif (
             (known := self._known) is not None

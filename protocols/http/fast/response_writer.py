@@ -14,7 +14,7 @@ from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from protocols.iteration_budget import IterationBudget
     from shm.tensor import Buffer
@@ -44,7 +44,7 @@ class ResponseWriter:
         """How many bytes the socket has not taken."""
         return self._waiting_byte_size + self._transport.get_write_buffer_size()
 
-    def write(self, parts: Sequence[Buffer], byte_size: int, releases: Iterable[Callable[[], None]] = ()) -> None:
+    def write(self, parts: Sequence[Buffer], byte_size: int, releases: Collection[Callable[[], None]] = ()) -> None:
         """Write `parts`, which have `byte_size` bytes, and call `releases` when they are not used any more."""
         if byte_size <= COPIED_RESPONSE_BYTE_SIZE and not self._waiting:
             self._transport.writelines(parts)

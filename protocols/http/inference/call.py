@@ -7,7 +7,6 @@ path and the endpoint for aiohttp only receive the body and send the response.
 from __future__ import annotations
 
 import functools
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -86,7 +85,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
     #: The id of the request, for the access log.
     request_id: str = ""
     #: When the head of the request and all of its body came, in monotonic nanoseconds; 0 unless these are noted, for
-    #: the access log or because requests are traced.
+    #: the access log or because requests are traced. The second one is also 0 if head and body came together.
     begin_ns: int = 0
     received_ns: int = 0
     #: The submitted request, until it has its response.
@@ -108,8 +107,6 @@ class HttpInferCall(msgspec.Struct, eq=False):
         """
         head, inference = self.head, self.inference
         kernel = inference.kernel
-        if self.begin_ns:
-            self.received_ns = monotonic_ns()
         try:
             found = inference.prepared_bodies.match(head, body, kernel.catalog.generation, self)
             if found is not None and (received_in is None or received_in.of_model):
@@ -238,7 +235,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.front_doors.FrontDoorSink`."""
-        return HTTP, self.begin_ns, self.received_ns or self.begin_ns, None
+        return HTTP, self.begin_ns, self.received_ns, None
 
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual

@@ -29,8 +29,9 @@ from shm.tensor import ClientSpan
 from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from kernel.observe.repeats.limited_log import LimitedLog
     from shm.region import Region
 
 
@@ -254,6 +255,21 @@ def test_a_region_that_is_found_shortened_is_removed_and_others_of_its_user_are_
     lab.now_ns += DISTRUST_NS
     lab.registry.unregister(RegionKind.SYSTEM)
     assert not lab.register(0).copied, "it is forgiven after a time"
+    lab.registry.close()
+
+
+def test_a_client_that_shortens_regions_again_and_again_is_logged_a_few_times(
+    shared_files: list[Path], caplog: pytest.LogCaptureFixture, log_two_lines: Callable[[str], LimitedLog]
+) -> None:
+    log_two_lines("kernel.memory.client_regions._shortened")
+    lab = Shortened(shared_files)
+    for _ in range(5):
+        os.truncate(shared_files[0], 100)
+        with pytest.raises(InvalidArgument, match="was truncated by its owner$"):
+            lab.registry.lease(ClientSpan("0", 64))
+        os.truncate(shared_files[0], 4096)
+        lab.register(0)
+    assert caplog.text.count("shared memory region '0' was truncated by its owner and is removed") == 2
     lab.registry.close()
 
 

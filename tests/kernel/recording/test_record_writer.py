@@ -82,7 +82,7 @@ async def test_a_full_batch_is_written_at_once_and_nothing_after_the_end(tmp_pat
     assert bench.put(513) == [False]
 
 
-async def test_records_beyond_the_limit_are_lost_counted_and_logged_once(
+async def test_records_beyond_the_limit_are_lost_counted_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
@@ -93,10 +93,14 @@ async def test_records_beyond_the_limit_are_lost_counted_and_logged_once(
         assert bench.put(1, 2, 3, 4) == [True, True, False, False]
     assert bench.counts == (0, 2)
     assert [record.getMessage() for record in caplog.records] == [
-        "1 records of the recorder were lost: too many records wait to be written. Later losses are only counted, in "
-        "naiad_records_lost_total on the metrics page"
+        "1 record of the recorder was lost: too many records wait to be written"
     ]
+    caplog.clear()
     await bench.writer.close(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 record of the recorder was lost: the server ends before they are written",
+        "1 record of the recorder was lost: too many records wait to be written",
+    ]
     helpers.run_all()
     assert bench.counts == (1, 3), "the server did not wait for the second one"
 

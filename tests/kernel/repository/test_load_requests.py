@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft
 from kernel.repository.testing import CONFIG, RepositoryLab, run, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.observe.repeats.limited_log import LimitedLog
 
 
 def test_the_files_of_a_load_request_replace_the_folder_until_the_next_load(lab: RepositoryLab) -> None:
@@ -36,6 +41,25 @@ def test_a_load_request_may_contain_a_model_that_no_repository_has(lab: Reposito
         assert lab.catalog.resolve("sent").version == 1
 
     run(lab, scenario)
+
+
+def test_a_load_request_that_fails_again_and_again_is_logged_a_few_times(
+    lab: RepositoryLab, caplog: pytest.LogCaptureFixture, log_two_lines: Callable[[str], LimitedLog]
+) -> None:
+    log_two_lines("kernel.repository.load_failures._failures")
+    log_two_lines("kernel.repository.load_log._failures")
+    lab.write("bad", config="nonsense")
+
+    async def scenario(lab: RepositoryLab) -> None:
+        for name in ["bad", "none"] * 5:
+            with pytest.raises(InternalError):
+                await lab.lifecycle.load(name)
+
+    run(lab, scenario)
+    for text in (
+        "Poll failed for model directory 'bad'", "Poll failed for model directory 'none'", "failed to load 'bad'"
+    ):  # fmt: skip
+        assert sum(text in record.getMessage() for record in caplog.records) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Loads that hang: an unload ends them, and the log names those that take long."""
+"""Loads that hang: an unload and the end of the server end them, and the log names those that take long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kernel.errors import ModelLoadFailed, ServingError
 from kernel.repository import lifecycle, running_loads
-from kernel.repository.running_loads import EndedByUnload, LoadReports, LongLoads, RunningLoads
+from kernel.repository.running_loads import LoadEnded, LoadReports, LongLoads, RunningLoads
 from kernel.repository.testing import RepositoryLab, run, settled, until
 from kernel.testing import FakeClock
 
@@ -87,7 +87,7 @@ def test_loads_that_wait_for_one_that_an_unload_ends_fail_too(
         loads = [await begun(lab, "m"), asyncio.ensure_future(lab.lifecycle.load("m"))]
         await until(lambda: asked == ["m", "m"])
         await lab.lifecycle.unload("m")
-        assert [type(await error_of(each)) for each in loads] == [ModelLoadFailed, EndedByUnload]
+        assert [type(await error_of(each)) for each in loads] == [ModelLoadFailed, LoadEnded]
         lab.gate = None
         await lab.lifecycle.load("m")
         assert lab.catalog.resolve("m").version == 1
@@ -126,6 +126,40 @@ def test_an_unload_of_a_model_leaves_the_loads_of_others_alone(lab: RepositoryLa
         assert lab.catalog.resolve("other").version == 1
 
     run(lab, scenario)
+
+
+def test_the_end_of_the_server_ends_loads_that_hang_that_wait_and_that_come(lab: RepositoryLab) -> None:
+    for name in ("m", "other"):
+        lab.write(name)
+    lab.gate = asyncio.Event()
+
+    async def scenario(lab: RepositoryLab) -> None:
+        loads = [await begun(lab, "m"), await begun(lab, "other")]
+        loads.append(asyncio.ensure_future(lab.lifecycle.load("m")))
+        await settled()
+        lab.lifecycle.running_loads.end_all()
+        loads.append(asyncio.ensure_future(lab.lifecycle.load("other")))
+        for load in loads:
+            assert "the load was ended, because the server stops" in (await error_of(load)).message
+        assert lab.alive == []
+
+    run(lab, scenario)
+
+
+def test_a_load_that_was_begun_before_the_end_of_the_server_goes_no_further() -> None:
+    done: list[str] = []
+
+    async def part() -> None:
+        done.append("a part")
+
+    async def scenario() -> None:
+        loads = RunningLoads()
+        loads.end_all()
+        with pytest.raises(LoadEnded, match="the server stops"):
+            await loads.run_one("m", part())
+
+    asyncio.run(scenario())
+    assert done == []
 
 
 def test_a_long_load_is_reported_at_growing_intervals() -> None:

@@ -29,6 +29,7 @@ from kernel.tracing.output.tensor_text import tensor_text
 from kernel.tracing.output.trace_json import record_of
 from kernel.tracing.trace import (
     BACKEND_OUTPUT,
+    USUAL_TAG,
     TensorMemory,
     TracedExecution,
     TracedTensor,
@@ -70,12 +71,12 @@ class Recorder:
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
 
-    def put(self, record: TraceRecord | UsualValues) -> None:
-        if isinstance(record, tuple):
-            usual = msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=UsualTrace)
-            self.records.append(record_of(usual))
-        else:
-            self.records.append(record)
+    def put(self, record: TraceRecord) -> None:
+        self.records.append(record)
+
+    def put_usual(self, values: UsualValues, now_ns: Callable[[], int]) -> None:
+        usual = msgspec.msgpack.decode(msgspec.msgpack.encode((USUAL_TAG, now_ns(), values)), type=UsualTrace)
+        self.records.append(record_of(usual))
 
 
 class Bench:
@@ -158,6 +159,74 @@ def test_a_request_is_traced_from_its_reception_to_the_last_byte_sent(bench: Ben
         "HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", *COMPUTE, "INFER_RESPONSE_COMPLETE",
         "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END",
     ]  # fmt: skip
+
+
+def dispatched(request: Request) -> Batch:
+    """Return the batch of a request that an instance has got in the usual way."""
+    batch = Batch([request], traced=True)
+    trace = trace_of(request)
+    assert trace.usual
+    assert trace.batch is None
+    trace.batch = batch
+    return batch
+
+
+@pytest.mark.parametrize("door", [Door, LaterDoor])
+def test_a_usual_trace_has_the_times_of_its_batch_and_all_names(bench: Bench, door: type[RecordingSink]) -> None:
+    sink = door()
+    request = bench.submit(sink=sink)
+    batch = dispatched(request)
+    batch.times = times_from(request.queue_start_ns)
+    answer(request)
+    for sent in getattr(sink, "waiting", ()):
+        bench.clock.advance(7)
+        sent()
+    [record] = bench.written.records
+    now_ns, start_ns, queued_ns = bench.clock.now_ns(), request.received_ns, request.queue_start_ns
+    names = ("GRPC_WAITREAD", "GRPC_SEND") if door is LaterDoor else ("HTTP_RECV", "HTTP_SEND")
+    end_ns = now_ns - 7 * (door is LaterDoor)
+    assert (record.id, record.model_name, record.model_version, record.request_id) == (1, "m", 1, "r")
+    assert record.times == [
+        f"{names[0]}_START", 3, f"{names[0]}_END", 4, "REQUEST_START", start_ns, "QUEUE_START", queued_ns,
+        "COMPUTE_START", queued_ns, "COMPUTE_INPUT_END", queued_ns + 1, "COMPUTE_OUTPUT_START", queued_ns + 2,
+        "COMPUTE_END", queued_ns + 3, "INFER_RESPONSE_COMPLETE", end_ns, "REQUEST_END", end_ns,
+        f"{names[1]}_START", end_ns, f"{names[1]}_END", now_ns,
+    ]  # fmt: skip
+    assert not batch.notifies_traces
+
+
+def test_a_usual_trace_survives_the_loss_of_its_instance(bench: Bench) -> None:
+    request = bench.submit()
+    dispatched(request)
+    trace_of(request).not_executed()
+    dispatched(request).times = times_from(10)
+    answer(request)
+    [record] = bench.written.records
+    assert names(record).count("COMPUTE_START") == 1
+
+
+def test_a_trace_is_notified_of_the_end_of_an_execution_that_its_request_did_not_wait_for(bench: Bench) -> None:
+    request = bench.submit()
+    batch = dispatched(request)
+    request.fail(errors.RequestCancelled())
+    assert bench.written.records == []
+    assert batch.notifies_traces
+    assert not trace_of(request).usual
+    trace_of(request).executed(times_from(10))
+    [record] = bench.written.records
+    assert [name for name in names(record) if name in COMPUTE] == COMPUTE
+
+
+def test_a_request_that_is_executed_a_second_time_has_the_times_of_both(bench: Bench) -> None:
+    request = bench.submit()
+    dispatched(request).times = times_from(10)
+    trace, second = trace_of(request), Batch([request], traced=True)
+    trace.begin_execution(second)
+    assert second.notifies_traces
+    trace.executed(times_from(20))
+    answer(request)
+    [record] = bench.written.records
+    assert [at_ns for name, at_ns in record.pairs() if name == "COMPUTE_START"] == [10, 20]
 
 
 def test_a_traced_request_that_succeeds_is_an_example_of_its_latency(bench: Bench) -> None:
@@ -311,6 +380,18 @@ def test_tracing_stops_when_nothing_can_be_written_until_the_settings_change(ben
     assert not bench.kernel.traces
     bench.settings.update({"trace_rate": ["1"]})
     assert bench.traced("m") == [True]
+
+
+def test_the_settings_show_that_tracing_has_stopped_by_a_count_of_zero(bench: Bench) -> None:
+    bench.settings.update({"trace_count": ["5"]})
+    bench.settings.update({"trace_count": ["7"]}, "n")
+    assert bench.traced("m", "n") == [True, True]
+    bench.kernel.tracer.stop()
+    assert (bench.settings.get().trace_count, bench.settings.get("n").trace_count) == (0, 0)
+    # All go on with a change of any of them, and with what had remained of their counts.
+    bench.settings.update({"trace_rate": ["1"]}, "n")
+    assert (bench.settings.get().trace_count, bench.settings.get("n").trace_count) == (4, 6)
+    assert bench.traced("m", "n") == [True, True]
 
 
 @pytest.mark.parametrize("rate", [1, 2, 65, 66, 67, 200])

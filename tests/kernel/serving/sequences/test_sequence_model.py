@@ -20,7 +20,10 @@ from schedulers.direct import direct
 from schedulers.sequence.scheduler import sequence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.config.spec import ModelSpec
+    from kernel.observe.repeats.limited_log import LimitedLog
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
 
@@ -47,6 +50,18 @@ def submit(model: Model, id: int | str, **more: Any) -> Model:
     model.submit(submitted)
     assert isinstance(submitted.owner, Model)
     return submitted.owner
+
+
+def test_a_sequence_that_begins_again_and_again_is_logged_a_few_times(
+    caplog: pytest.LogCaptureFixture, log_two_lines: Callable[[str], LimitedLog]
+) -> None:
+    log_two_lines("kernel.serving.sequences.sequence_model._conflicts")
+    model = version(1)
+    for _ in range(10):
+        submit(model, 7, start=True)
+    assert [record.getMessage().partition(".")[0] for record in caplog.records] == [
+        "sequence 7 for model 'model' has a conflict"
+    ] * 2
 
 
 def test_only_models_with_sequence_batching_have_sequences() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kernel.tracing.output.tensor_text import tensor_text
 from kernel.tracing.output.trace_json import record_of, trace_json
-from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_INPUT, TracedTensor, TraceRecord, UsualTrace
+from kernel.tracing.trace import BACKEND_OUTPUT, QUEUE_INPUT, TracedTensor, TraceRecord, UsualRequest, UsualTrace
 
 
 def objects(record: TraceRecord | UsualTrace) -> list[dict[str, object]]:
@@ -37,7 +37,7 @@ def test_a_trace_is_a_description_and_one_object_for_each_time() -> None:
 @pytest.mark.parametrize("request_id", ["", 'r "%d"'])
 @pytest.mark.parametrize("door", [0, 1])
 def test_a_usual_trace_is_written_as_its_record_is(name: str, request_id: str, door: int) -> None:
-    usual = UsualTrace(door, 7, name, 3, request_id, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    usual = UsualTrace(10, UsualRequest(door, 7, (name, 3), request_id, 1, 2, 3, 4, (5, 6, 7, 8), 9))
     found = objects(usual)
     assert found == objects(record_of(usual))
     times = [each["timestamps"][0]["ns"] for each in found if "timestamps" in each]  # type: ignore[index]  # as in the test above
@@ -45,7 +45,7 @@ def test_a_usual_trace_is_written_as_its_record_is(name: str, request_id: str, d
 
 
 def test_times_of_a_usual_trace_that_are_not_in_order_are_sorted() -> None:
-    usual = UsualTrace(0, 7, "m", 3, "", 1, 2, 3, 40, 5, 6, 7, 8, 9, 10)  # the clock of another host
+    usual = UsualTrace(10, UsualRequest(0, 7, ("m", 3), "", 1, 2, 3, 40, (5, 6, 7, 8), 9))  # the clock of another host
     assert objects(usual) == objects(record_of(usual))
     assert objects(usual)[5] == {"id": 7, "timestamps": [{"name": "COMPUTE_INPUT_END", "ns": 6}]}
 

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from kernel.errors import Unavailable
+from kernel.observe.statistics import ExecutionTimes
 from kernel.settings import TraceValues
 from kernel.tracing.output import writer as module
+from kernel.tracing.output.destinations import FileDestination, WriteOutcome
 from kernel.tracing.output.export import CollectorDestination
-from kernel.tracing.output.file_task import WriteResult
+from kernel.tracing.output.file_task import WriteArguments, WriteResult
 from kernel.tracing.output.files import KeptPart
 from kernel.tracing.output.writer import TraceWriter
 from kernel.tracing.trace import QUEUE_INPUT, TracedTensor, TraceRecord
@@ -50,6 +52,10 @@ class Bench:
         for id in ids:
             self.output.put(TraceRecord(id, 0, "m", 1, "", ["QUEUE_START", id]))
 
+    def put_usual(self, *ids: int) -> None:
+        for id in ids:
+            self.output.put_usual((0, id, ("m", 1), "", 1, 2, 3, 4, ExecutionTimes(5, 6, 7, 8), 9), lambda: 10)
+
 
 def ids(path: Path) -> list[int]:
     return [each["id"] for each in json.loads(path.read_text())]
@@ -65,7 +71,7 @@ async def test_what_waits_is_written_when_the_server_stops(tmp_path: Path) -> No
 
 
 async def test_a_full_batch_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 512)
+    monkeypatch.setattr(FileDestination, "batch", 512)
     bench = Bench(tmp_path / "t", DirectHelpers())
     bench.put(*range(1, 513))
     assert len(ids(bench.path)) == 512
@@ -84,7 +90,7 @@ async def test_each_file_with_an_index_is_written(tmp_path: Path) -> None:
 async def test_the_traces_that_wait_are_counted_as_they_come_go_and_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 3)
+    monkeypatch.setattr(FileDestination, "batch", 3)
     helpers = LateHelpers()
     bench = Bench(tmp_path / "t", helpers, log_frequency=4)
     writer = bench.writer
@@ -109,11 +115,77 @@ async def test_the_traces_that_wait_are_counted_as_they_come_go_and_are_dropped(
     await writer.close(0)
 
 
+async def test_usual_traces_and_others_are_in_one_order_and_each_file_has_as_many_as_it_shall(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "t", DirectHelpers(), log_frequency=5)
+    bench.put_usual(1, 2, 3)
+    bench.put(4)
+    bench.put_usual(5, 6)
+    bench.put(7, 8)
+    bench.put_usual(9, 10, 11)
+    await bench.writer.close(5)
+    written = [list(dict.fromkeys(ids(tmp_path / f"t.{index}"))) for index in range(3)]
+    assert written == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11]]
+    assert (bench.writer.written_count, bench.writer.lost_count) == (11, 0)
+
+
+async def test_usual_traces_that_wait_are_counted_as_they_come_go_and_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileDestination, "batch", 70)
+    helpers = LateHelpers()
+    bench = Bench(tmp_path / "t", helpers, log_frequency=100)
+    other = bench.writer.file_output(TraceValues(("TIMESTAMPS",), trace_file=str(tmp_path / "other")))
+    writer, waiting = bench.writer, 0
+    for id in range(1, 200):
+        bench.put_usual(id)
+        if id % 9 == 0:
+            other.put_usual((0, id, ("n", 1), "", 1, 2, 3, 4, ExecutionTimes(5, 6, 7, 8), 9), lambda: 10)
+        if id % 50 == 0:
+            writer._turns.now()
+            helpers.run_all()
+        waiting = writer._waiting_count()
+        assert waiting == sum(group.count for group in writer._waiting)
+        assert waiting + writer.written_count + _running(helpers) == id + id // 9
+    assert writer._drop_all() == waiting
+    assert writer._waiting_count() == 0
+    bench.put_usual(200)
+    assert writer._waiting_count() == 1
+    await writer.close(0)
+
+
+def _running(helpers: LateHelpers) -> int:
+    """Return how many traces the helper has."""
+    return sum(len(msgspec.msgpack.decode(task.arguments, type=WriteArguments).records) for task in helpers._waiting)
+
+
+async def test_usual_traces_that_find_the_queue_full_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileDestination, "batch", 50)
+    monkeypatch.setattr(FileDestination, "max_waiting", 70)
+    helpers = LateHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    bench.put_usual(*range(1, 201))
+    assert bench.writer.lost_count == 200 - 70 - _running(helpers)
+    helpers.run_all()
+    await bench.writer.close(5)
+
+
+async def test_the_bytes_of_usual_traces_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1000)
+    monkeypatch.setattr(module, "MAX_WAITING_BYTE_SIZE", 10_000)
+    helpers = LateHelpers()
+    bench = Bench(tmp_path / "t", helpers)
+    bench.put_usual(*range(1, 2001))
+    assert bench.writer.lost_count > 1000
+    assert bench.writer._waiting_byte_size() < 20_000
+    helpers.run_all()
+    await bench.writer.close(5)
+
+
 async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 512)
-    monkeypatch.setattr(module.FileDestination, "max_waiting", 600)
+    monkeypatch.setattr(FileDestination, "batch", 512)
+    monkeypatch.setattr(FileDestination, "max_waiting", 600)
     helpers = LateHelpers()
     bench = Bench(tmp_path / "t", helpers)
     with caplog.at_level(logging.WARNING):
@@ -152,8 +224,8 @@ async def test_the_bytes_of_traces_that_wait_are_limited(
 async def test_each_cause_of_losses_is_logged_at_once_and_the_rest_when_the_server_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 2)
-    monkeypatch.setattr(module.FileDestination, "max_waiting", 2)
+    monkeypatch.setattr(FileDestination, "batch", 2)
+    monkeypatch.setattr(FileDestination, "max_waiting", 2)
     helpers = HeldHelpers()
     bench = Bench(tmp_path / "t", helpers)
     with caplog.at_level(logging.WARNING):
@@ -186,7 +258,7 @@ async def test_a_file_that_cannot_be_written_stops_tracing_with_a_warning(
 
 
 async def test_a_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FILE_BYTE_SIZE", 100)
+    monkeypatch.setattr("kernel.tracing.output.destinations.MAX_FILE_BYTE_SIZE", 100)
     bench = Bench(tmp_path / "t", DirectHelpers())
     bench.put(1, 2, 3)
     await bench.writer.close(5)
@@ -222,8 +294,8 @@ class SlowCollector:
     def arguments(self) -> bytes:
         return b""
 
-    def done(self, result: bytes) -> module.WriteOutcome:
-        return module.WriteOutcome(took_s=1000)
+    def done(self, result: bytes) -> WriteOutcome:
+        return WriteOutcome(took_s=1000)
 
 
 async def test_after_a_slow_export_the_next_one_begins_at_once() -> None:
@@ -244,7 +316,7 @@ def written(took_s: float) -> bytes:
 
 
 async def test_a_long_rest_ends_when_a_whole_batch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 4)
+    monkeypatch.setattr(FileDestination, "batch", 4)
     helpers = HeldHelpers()
     bench = Bench(tmp_path / "t", helpers)
     bench.put(*range(1, 5))
@@ -259,7 +331,7 @@ async def test_a_long_rest_ends_when_a_whole_batch_waits(tmp_path: Path, monkeyp
 
 
 async def test_a_helper_that_is_behind_does_not_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 4)
+    monkeypatch.setattr(FileDestination, "batch", 4)
     helpers = HeldHelpers()
     bench = Bench(tmp_path / "t", helpers)
     bench.put(*range(1, 13))
@@ -274,8 +346,8 @@ async def test_a_helper_that_is_behind_does_not_rest(tmp_path: Path, monkeypatch
 async def test_files_with_few_traces_do_not_keep_the_helper_and_the_kernel_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.FileDestination, "batch", 64)
-    monkeypatch.setattr(module.FileDestination, "delay_s", 0.0)
+    monkeypatch.setattr(FileDestination, "batch", 64)
+    monkeypatch.setattr(FileDestination, "delay_s", 0.0)
     helpers = HeldHelpers()
     bench = Bench(tmp_path / "t", helpers, log_frequency=1)
     bench.put(1)
