@@ -163,6 +163,9 @@ def _check_initial_state(state: ModelSequenceBatching.State, initial: ModelSeque
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
         )
+    if initial.WhichOneof("state_data") is None:
+        # The missing space before the name is Triton's.
+        raise BadConfig(f"initial_state setting expects state'{name}' to have state_data set")
     for given, wanted in zip(initial.dims, state.dims, strict=True):
         if given < 0:
             raise BadConfig(f"'initial_state' field for state input name '{name}' contains variable dimensions.")

@@ -200,6 +200,10 @@ def test_a_state_may_have_an_initial_value_for_variable_dimensions(prepared: Pre
             state(STATE + "dims: [2, 4]", initial(GOOD)),
             "'initial_state' dim for input name 'S' doesn't match 'state' dim description. 3 != 4",
         ),
+        (
+            state(STATE + "dims: [2, 3]", initial(GOOD.replace("zero_data: true", ""))),
+            "initial_state setting expects state'S' to have state_data set",
+        ),
     ],
 )
 def test_a_wrong_state_is_refused(prepared: Prepare, given: str, text: str) -> None:
