@@ -11,6 +11,7 @@ from kernel.config.generated.model_config_pb2 import (
     TYPE_STRING,
     TYPE_UINT32,
     TYPE_UINT64,
+    DataType,
     ModelSequenceBatching,
 )
 from kernel.errors import BadConfig
@@ -134,7 +135,7 @@ def check_states(config: ModelConfig) -> None:
         for field in ("input_name", "output_name"):
             if not getattr(state, field):
                 raise BadConfig(f"sequence batching state must specify '{field}' for {config.name}")
-        if state.data_type == TYPE_INVALID:
+        if state.data_type == TYPE_INVALID or state.data_type not in DataType.values():
             raise BadConfig(f"sequence batching state '{state.input_name}' must specify 'data_type' for {config.name}")
         if any(dim < 1 and dim != -1 for dim in state.dims):
             raise BadConfig(
