@@ -13,6 +13,7 @@ from backends.python.tensors import Tensor
 from backends.reshape import output_array, tensor_specs
 from backends.worker.sequences.sequence_config import sequence_batching_of, state_outputs
 from kernel.errors import Unsupported
+from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,8 +117,12 @@ class PythonInstance:
 
 
 def _reshaped(arguments: ModelArguments, key: str) -> dict[str, TensorShapes]:
-    # Only reshaped tensors: in an incomplete configuration other tensors may have no datatype yet.
-    entries = [entry for entry in arguments.config.get(key, ()) if entry.get("reshape") is not None]
+    # In an incomplete configuration tensors may have no datatype yet.
+    entries = [
+        entry
+        for entry in arguments.config.get(key, ())
+        if entry.get("reshape") is not None and entry.get("data_type") in BY_CONFIG_NAME
+    ]
     return tensor_specs({**arguments.config, key: entries}, key)
 
 

@@ -115,7 +115,8 @@ def _fill_from_name(config: ModelConfig, model_name: str) -> None:
 
 def normalise(config: ModelConfig, gpus: UsableGpus) -> None:
     """Fill in Triton's defaults for version policy, batching, pinned memory and instance groups."""
-    if config.version_policy.WhichOneof("policy_choice") is None:
+    # As in Triton, a policy that is there and says nothing serves all versions.
+    if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     _normalise_batching(config)
     # An ensemble has no instances, so its configuration must not contain these two settings.

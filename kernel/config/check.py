@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernel.config.check_ensemble import check_ensemble
 from kernel.config.check_sequence import check_sequence_batching, check_states
-from kernel.config.check_tensors import check_batch_inputs, check_batch_outputs, check_tensors
+from kernel.config.check_tensors import check_batch_inputs, check_batch_outputs, check_sources, check_tensors
 from kernel.config.generated.model_config_pb2 import ModelInstanceGroup, ModelQueuePolicy
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import BadConfig, InternalError, Unsupported
@@ -52,6 +52,13 @@ def check_complete(config: ModelConfig, gpus: UsableGpus) -> None:
     """Check instance groups, inputs and outputs. Raises `BadConfig`, or `InternalError` for KIND_AUTO."""
     check_instance_groups(config, gpus)
     check_inputs_and_outputs(config)
+    check_states(config)
+
+
+def check_before_completion(config: ModelConfig, gpus: UsableGpus) -> None:
+    """Check what a worker reads and no backend completes, so that no worker fails on it. Raises as `check_complete`."""
+    check_instance_groups(config, gpus)
+    check_sources(config)
     check_states(config)
 
 
@@ -190,9 +197,10 @@ def check_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
 
 def _check_devices(model: str, group: ModelInstanceGroup, gpus: UsableGpus) -> None:
     of_model = f"instance group {group.name} of model {model}"
-    kind = ModelInstanceGroup.Kind.Name(group.kind)
-    if group.kind == ModelInstanceGroup.KIND_AUTO:
+    # A protobuf enum field may contain a number that has no name; the text is Triton's.
+    if group.kind == ModelInstanceGroup.KIND_AUTO or group.kind not in ModelInstanceGroup.Kind.values():
         raise InternalError(f"{of_model} has unexpected kind KIND_AUTO")
+    kind = ModelInstanceGroup.Kind.Name(group.kind)
     if group.kind != ModelInstanceGroup.KIND_GPU:
         if group.gpus:
             raise BadConfig(f"{of_model} has kind {kind} but specifies one or more GPUs")

@@ -11,6 +11,7 @@ from kernel.config.generated.model_config_pb2 import (
     TYPE_STRING,
     TYPE_UINT32,
     TYPE_UINT64,
+    DataType,
     ModelSequenceBatching,
 )
 from kernel.errors import BadConfig
@@ -134,7 +135,7 @@ def check_states(config: ModelConfig) -> None:
         for field in ("input_name", "output_name"):
             if not getattr(state, field):
                 raise BadConfig(f"sequence batching state must specify '{field}' for {config.name}")
-        if state.data_type == TYPE_INVALID:
+        if state.data_type == TYPE_INVALID or state.data_type not in DataType.values():
             raise BadConfig(f"sequence batching state '{state.input_name}' must specify 'data_type' for {config.name}")
         if any(dim < 1 and dim != -1 for dim in state.dims):
             raise BadConfig(
@@ -163,6 +164,9 @@ def _check_initial_state(state: ModelSequenceBatching.State, initial: ModelSeque
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
         )
+    if initial.WhichOneof("state_data") is None:
+        # The missing space before the name is Triton's.
+        raise BadConfig(f"initial_state setting expects state'{name}' to have state_data set")
     for given, wanted in zip(initial.dims, state.dims, strict=True):
         if given < 0:
             raise BadConfig(f"'initial_state' field for state input name '{name}' contains variable dimensions.")

@@ -48,6 +48,11 @@ class _Step:
         self.stream: int | None = None
 
 
+def _type_name(data_type: int) -> str:
+    # A protobuf enum field may contain a number that has no name. Triton then prints an empty name.
+    return DataType.Name(data_type) if data_type in DataType.values() else ""
+
+
 class _TypedTensor:
     """A tensor of the ensemble, with what the first model that names it says of its type."""
 
@@ -68,14 +73,14 @@ class _TypedTensor:
         """Check that `other` can be the same tensor. Raises `BadConfig`."""
         if self.data_type != other.data_type:
             raise BadConfig(
-                f"{where}inconsistent data type: {DataType.Name(self.data_type)} is inferred from model {self.model} "
-                f"while {DataType.Name(other.data_type)} is inferred from model {other.model}"
+                f"{where}inconsistent data type: {_type_name(self.data_type)} is inferred from model {self.model} "
+                f"while {_type_name(other.data_type)} is inferred from model {other.model}"
             )
         # [-1,2] of a model without batching is the same tensor as [2] of one with batching.
         if not (_match(self.dims, other.dims) or _match(self.full_dims, other.full_dims)):
             raise BadConfig(
-                f"{where}inconsistent shape: {_text(self.dims)} is inferred from model {self.model} while "
-                f"{_text(other.dims)} is inferred from model {other.model}"
+                f"{where}inconsistent shape: {_text(self.full_dims)} is inferred from model {self.model} while "
+                f"{_text(other.full_dims)} is inferred from model {other.model}"
             )
 
 

@@ -94,13 +94,30 @@ def _check_tensorrt_only(tensor: ModelInput | ModelOutput, kind: str, config: Mo
         raise BadConfig(f"Non-linear IO format {kind} requires 3 dims for {config.name}")
 
 
+def check_sources(config: ModelConfig) -> None:
+    """Check the parts of batch inputs and outputs that do not depend on the model's tensors. Raises `BadConfig`."""
+    for batch_input in config.batch_input:
+        _check_batch_input(batch_input, config.name)
+    for batch_output in config.batch_output:
+        _check_batch_output(batch_output, config.name)
+
+
+def _check_batch_input(derived: BatchInput, model: str) -> None:
+    kind = _kind_name(BatchInput, derived.kind, "input", model)
+    _check_source_count(derived.source_input, f"batch input kind '{kind}'", model)
+    if derived.data_type not in (TYPE_INT32, TYPE_FP32):
+        raise BadConfig(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {model}")
+
+
+def _check_batch_output(derived: BatchOutput, model: str) -> None:
+    kind = _kind_name(BatchOutput, derived.kind, "output", model)
+    _check_source_count(derived.source_input, f"batch output kind '{kind}'", model)
+
+
 def check_batch_inputs(config: ModelConfig) -> None:
     inputs = {tensor.name for tensor in config.input}
     for derived in config.batch_input:
-        kind = _kind_name(BatchInput, derived.kind, "input", config.name)
-        _check_source_count(derived.source_input, f"batch input kind '{kind}'", config.name)
-        if derived.data_type not in (TYPE_INT32, TYPE_FP32):
-            raise BadConfig(f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}")
+        _check_batch_input(derived, config.name)
         _check_sources(derived.source_input, inputs, config.name)
 
 
@@ -108,8 +125,7 @@ def check_batch_outputs(config: ModelConfig) -> None:
     inputs = {tensor.name for tensor in config.input}
     outputs = {tensor.name for tensor in config.output}
     for derived in config.batch_output:
-        kind = _kind_name(BatchOutput, derived.kind, "output", config.name)
-        _check_source_count(derived.source_input, f"batch output kind '{kind}'", config.name)
+        _check_batch_output(derived, config.name)
         _check_sources(derived.source_input, inputs, config.name)
         seen: set[str] = set()
         for target in derived.target_name:

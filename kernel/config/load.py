@@ -10,12 +10,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import FieldDescriptor
 
 from kernel.config.generated.model_config_pb2 import DESCRIPTOR, ModelConfig
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor import Descriptor
 
 #: The longest text that is parsed. Real files have a few KiB; parsing 4 MiB takes seconds.
 MAX_BYTE_SIZE = 4 << 20
@@ -111,8 +112,14 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+#: Texts that the protobuf of Triton reads as a bool in JSON (`safe_strtob`). Python's protobuf takes none.
+_BOOLS = dict.fromkeys(("true", "t", "yes", "y", "1"), True) | dict.fromkeys(("false", "f", "no", "n", "0"), False)
+
+
 def _as_protobuf_reads(descriptor: Descriptor, given: Any) -> Any:
-    """Return `given`, a message in JSON, as protobuf reads it: enum values in upper case, repeated fields as lists.
+    """Return `given`, a message in JSON, as Triton's protobuf reads it.
+
+    Enum values are in upper case, texts such as "true" are bools, a repeated field with one value is a list.
 
     Empty maps are left out. For a map protobuf imports a module that takes 0.5 MiB, and configurations from workers
     have all maps.
@@ -147,6 +154,8 @@ def _field_value(field: FieldDescriptor, value: Any) -> Any:
 def _single_value(field: FieldDescriptor, value: Any) -> Any:
     if field.enum_type is not None and isinstance(value, str):
         return value.upper()
+    if field.type == FieldDescriptor.TYPE_BOOL and isinstance(value, str):
+        return _BOOLS.get(value.lower(), value)
     if field.message_type is not None:
         return _as_protobuf_reads(field.message_type, value)
     return value

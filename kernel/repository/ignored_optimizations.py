@@ -41,7 +41,9 @@ def ignored_optimizations(config: ModelConfig) -> list[str]:
         found.append(f"optimization.graph ({_not_supported_by(config.backend)})")
     found += _cuda(config, on_gpu)
     if config.backend != _TENSORRT and optimization.priority != ModelOptimizationPolicy.PRIORITY_DEFAULT:
-        name = ModelOptimizationPolicy.ModelPriority.Name(optimization.priority)
+        known = ModelOptimizationPolicy.ModelPriority.DESCRIPTOR.values_by_number.get(optimization.priority)
+        # A protobuf enum field may contain a number that has no name.
+        name = known.name if known is not None else optimization.priority
         found.append(f"optimization.priority {name} (only for TensorRT models)")
     if optimization.gather_kernel_buffer_threshold:
         found.append("optimization.gather_kernel_buffer_threshold (only for tensors on a GPU)")

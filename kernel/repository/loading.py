@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.autoscale import autoscale_settings
-from kernel.config.check import check_instance_groups
+from kernel.config.check import check_before_completion
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
@@ -354,7 +354,7 @@ class VersionLoader:
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
-        check_instance_groups(config, source.gpus)  # a worker could only say that its framework has no GPUs
+        check_before_completion(config, source.gpus)
         await keeper.start(source.name, await asyncio.to_thread(self._needs, source, config, version))
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)

@@ -151,7 +151,7 @@ def _input(name: str, given: ModelWarmup.Input, spec: ModelSpec, files: Mapping[
     if datatype is not None and datatype.name == "BOOL":
         data = bytes(byte & 1 for byte in data)
     rows = [1] if spec.max_batch_size > 0 else []
-    return Tensor(name, datatype.name if datatype is not None else "INVALID", [*rows, *given.dims], data)
+    return Tensor(name, datatype.name if datatype is not None else "<invalid>", [*rows, *given.dims], data)
 
 
 def _check_byte_size(name: str, byte_size: int) -> None:

@@ -228,7 +228,15 @@ class Catalog:
 
     def identifiers(self) -> list[str]:
         """Return the identifiers of all models that the index lists, in their order."""
-        return sorted({*self._known, *self._models, *self._broken, *self._duplicates})
+        stated = (identifier for identifier in self._models if not self._is_gone(identifier))
+        return sorted({*self._known, *stated, *self._broken, *self._duplicates})
+
+    def _is_gone(self, identifier: str) -> bool:
+        """Whether a model is no longer in the repositories, and all its versions are unloaded (Triton)."""
+        return identifier not in self._known and all(
+            entry.state is ModelState.UNAVAILABLE and entry.reason == UNLOADED
+            for entry in self._models[identifier].values()
+        )
 
     def index_of(self, identifier: str, ready: bool = False) -> list[IndexItem]:
         """Return the lines of the index about one model, see `index`."""

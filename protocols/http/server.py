@@ -168,8 +168,14 @@ def _error(error: ServingError, call: HttpCall) -> web.Response:
 
 
 def _well_framed(http: web.BaseRequest) -> bool:
-    """Whether the request is HTTP/1.1, or HTTP/1.0 without what that version cannot frame (RFC 9112, 6.1)."""
-    return http.version == HttpVersion11 or (http.version == HttpVersion10 and "Transfer-Encoding" not in http.headers)
+    """Whether the request is HTTP/1.1, or HTTP/1.0 without what that version cannot frame (RFC 9112, 6.1).
+
+    A body in chunks may have no other transfer coding: the bytes of `gzip, chunked` are not the content.
+    """
+    codings = http.headers.getall("Transfer-Encoding", None)
+    if codings is None:
+        return http.version in (HttpVersion10, HttpVersion11)
+    return http.version == HttpVersion11 and ",".join(codings).strip().lower() == "chunked"
 
 
 def _closing(response: web.Response) -> web.Response:

@@ -40,6 +40,13 @@ def refused(name: str, *configs: Document) -> Case:
     return Case(name, *(load(**config) for config in configs), get(f"/v2/models/{MODEL}/ready"), UNLOAD)
 
 
+def initial_state(**more: Any) -> Document:
+    """A configuration whose state has this initial value."""
+    initial = {"name": "begin", "data_type": "TYPE_INT32", "dims": [1], **more}
+    state = {"input_name": "BEFORE", "output_name": "AFTER", "data_type": "TYPE_INT32", "dims": [1]}
+    return {"sequence_batching": {"state": [{**state, "initial_state": [initial]}]}}
+
+
 NEWER_FIELD = "model_metrics came after the recorded Triton, which takes it for a mistake"
 HISTOGRAM = {
     "metric_control": [
@@ -107,6 +114,13 @@ CASES = [
         },
     ),
     shown("decoupled and cached", model_transaction_policy={"decoupled": True}),
+    shown("an empty version policy", version_policy={}),
+    shown(
+        "texts for bools",
+        input=tensors("input", optional="true", allow_ragged_batch="no"),
+        response_cache={"enable": "0"},
+        instance_group=[{"kind": "KIND_CPU", "passive": "False"}],
+    ),
     shown("numbers as strings", max_batch_size="4", input=tensors("input", dims=["1"])),
     Case(
         "metrics",
@@ -148,6 +162,25 @@ CASES = [
         {"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]},
         {"instance_group": [{"kind": "KIND_GPU"}]},
         {"instance_group": [{"kind": "KIND_MODEL", "gpus": [0]}]},
+    ),
+    refused("kinds of instances that have no name", {"instance_group": [{"kind": 9}]}),
+    refused(
+        "batch inputs and outputs",
+        {"batch_input": [{"target_name": ["N"], "data_type": "TYPE_INT32"}]},
+        {"batch_input": [{"target_name": ["N"], "data_type": "TYPE_INT64", "source_input": ["IN"]}]},
+        {"batch_input": [{"target_name": ["N"], "data_type": "TYPE_INT32", "source_input": ["NO"]}]},
+        {"batch_output": [{"target_name": ["OUT"]}]},
+        {"batch_output": [{"target_name": ["OUT"], "source_input": ["NO"]}]},
+        {"batch_output": [{"target_name": ["NO"], "source_input": ["IN"]}]},
+    ),
+    refused("a reshape without a datatype", {"input": [{"name": "IN", "dims": [1], "reshape": {"shape": [1]}}]}),
+    refused(
+        "initial values of states",
+        initial_state(zero_data=True, data_type="TYPE_FP32"),
+        initial_state(zero_data=True, dims=[1, 1]),
+        initial_state(zero_data=True, dims=[-1]),
+        initial_state(zero_data=True, name=""),
+        initial_state(),
     ),
     refused("versions that are not there", {"version_policy": {"specific": {"versions": [7]}}}),
     refused("two schedulers", {"dynamic_batching": {}, "sequence_batching": {}}),

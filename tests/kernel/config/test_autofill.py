@@ -6,6 +6,7 @@ from kernel.config.autofill import fill_backend, normalise
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.config.gpus import NO_GPUS, UsableGpus
 from kernel.errors import BadConfig
+from kernel.repository.versions import choose_versions
 
 
 def filled(files: dict[str, bool] | None, **fields: str) -> tuple[str, str, str]:
@@ -100,6 +101,14 @@ def test_defaults_of_a_model_without_batching() -> None:
         optimization={"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}},
         instance_group=[{"name": "m", "kind": ModelInstanceGroup.KIND_CPU, "count": 1}],
     )
+
+
+def test_a_version_policy_that_says_nothing_stays_and_serves_all_versions() -> None:
+    config = ModelConfig(name="m", backend="python", version_policy={})
+    normalise(config, gpus=NO_GPUS)
+    assert config.HasField("version_policy")
+    assert config.version_policy.WhichOneof("policy_choice") is None
+    assert choose_versions(config, [1, 2, 5]) == [1, 2, 5]
 
 
 def test_normalising_again_changes_nothing() -> None:

@@ -227,6 +227,9 @@ def test_a_group_that_was_not_normalised_is_refused() -> None:
     config.instance_group[0].kind = 0  # type: ignore[assignment]
     with pytest.raises(InternalError, match=r"has unexpected kind KIND_AUTO$"):
         check_complete(config, gpus=UsableGpus.first(1))
+    config.instance_group[0].kind = 9  # type: ignore[assignment]
+    with pytest.raises(InternalError, match=r"has unexpected kind KIND_AUTO$"):
+        check_complete(config, gpus=UsableGpus.first(1))
     del config.instance_group[:]
     with pytest.raises(BadConfig, match=r"^must specify one or more 'instance group's for m$"):
         check_complete(config, gpus=UsableGpus.first(1))

@@ -174,6 +174,10 @@ def test_a_state_may_have_an_initial_value_for_variable_dimensions(prepared: Pre
             state(STATE.replace("TYPE_FP32", "TYPE_INVALID")),
             "sequence batching state 'S' must specify 'data_type' for ",
         ),
+        (
+            state(STATE.replace("TYPE_FP32", "99")),  # a protobuf enum field may contain a number that has no name
+            "sequence batching state 'S' must specify 'data_type' for ",
+        ),
         (state(STATE + "dims: [0]"), "sequence batching state 'S' dimension must be integer >= 1, or -1 "),
         (
             state(STATE + "dims: [2, 3]", initial(GOOD) * 2),
@@ -199,6 +203,10 @@ def test_a_state_may_have_an_initial_value_for_variable_dimensions(prepared: Pre
         (
             state(STATE + "dims: [2, 4]", initial(GOOD)),
             "'initial_state' dim for input name 'S' doesn't match 'state' dim description. 3 != 4",
+        ),
+        (
+            state(STATE + "dims: [2, 3]", initial(GOOD.replace("zero_data: true", ""))),
+            "initial_state setting expects state'S' to have state_data set",
         ),
     ],
 )

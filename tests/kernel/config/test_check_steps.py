@@ -70,6 +70,23 @@ def test_the_shape_between_two_models_must_fit_both() -> None:
     )
 
 
+def test_a_shape_in_an_error_has_the_dimension_of_the_batch() -> None:
+    with pytest.raises(BadConfig, match=r"inconsistent shape: \[-1,3\] is inferred from model e while \[-1,2\] is"):
+        checked(("rows", "IN=A", "OUT=Z"), batch=4, dims="[3]")
+
+
+def test_a_datatype_without_a_name_is_refused() -> None:
+    models = {"m": text_format.Parse(MODELS["m"], ModelConfig())}
+    config = text_format.Parse(
+        'name: "e" input [{name: "A" data_type: 99 dims: [2]}] output [{name: "Z" data_type: TYPE_FP32 dims: [2]}] '
+        'ensemble_scheduling { step { model_name: "m" model_version: -1 input_map { key: "IN" value: "A" } '
+        'output_map { key: "OUT" value: "Z" } } }',
+        ModelConfig(),
+    )
+    with pytest.raises(BadConfig, match=r"inconsistent data type:  is inferred from model e while TYPE_FP32 is"):
+        check_steps(config, models)
+
+
 def test_steps_see_the_reshaped_input_of_the_ensemble() -> None:
     with pytest.raises(BadConfig, match=r"inconsistent shape: \[1,2\] is inferred from model e"):
         checked(("m", "IN=A", "OUT=Z"), more="reshape { shape: [1, 2] }")

@@ -130,6 +130,20 @@ def test_the_case_of_enum_values_in_json_does_not_matter() -> None:
     assert config.parameters["kept"].string_value == "Kept"
 
 
+def test_a_text_in_json_can_be_a_bool() -> None:
+    text = json.dumps(
+        {
+            "input": [{"name": "true", "optional": "true"}, {"name": "no", "optional": "No"}],
+            "response_cache": {"enable": "1"},
+        }
+    )
+    config = from_json(text, "")
+    assert [(tensor.name, tensor.optional) for tensor in config.input] == [("true", True), ("no", False)]
+    assert config.response_cache.enable is True
+    with pytest.raises(BadConfig):
+        from_json('{"response_cache": {"enable": "perhaps"}}', "")
+
+
 def test_a_repeated_field_takes_a_single_value_as_a_list_of_one() -> None:
     text = json.dumps(
         {

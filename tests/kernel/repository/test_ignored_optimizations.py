@@ -24,6 +24,7 @@ def ignored(text: str, *, backend: str = "python", gpus: UsableGpus = NO_GPUS) -
         ("cuda { graph_spec { batch_size: 1 } }",
          "optimization.cuda { graph_spec } (only for TensorRT models, and ONNX models on a GPU)"),
         ("priority: PRIORITY_MAX", "optimization.priority PRIORITY_MAX (only for TensorRT models)"),
+        ("priority: 9", "optimization.priority 9 (only for TensorRT models)"),
         ("gather_kernel_buffer_threshold: 3",
          "optimization.gather_kernel_buffer_threshold (only for tensors on a GPU)"),
         ("eager_batching: true", "optimization.eager_batching (a batch is gathered when its instance is idle)"),

@@ -115,7 +115,7 @@ def test_polling_loads_new_and_changed_models_and_unloads_removed_ones(tmp_path:
         assert lab.catalog.resolve("kept").version == 2
         assert lab.catalog.resolve("kept") is not kept
         assert [(item.name, item.state) for item in lab.catalog.index()] == [
-            ("gone", "UNAVAILABLE"), ("kept", "UNAVAILABLE"), ("kept", "READY"), ("new", "READY"),
+            ("kept", "UNAVAILABLE"), ("kept", "READY"), ("new", "READY"),
         ]  # fmt: skip
         with pytest.raises(Unavailable):
             await lab.lifecycle.load("new")

@@ -119,6 +119,11 @@ def test_only_the_files_of_samples_that_run_are_read() -> None:
             "[request id: <id_unknown>] inference input 'IN' data-type is 'FP32', but model 'm' expects 'INT32' "
             "(in warmup sample '')",
         ),
+        (
+            given("zero_data: true", data_type="TYPE_INVALID"),
+            "[request id: <id_unknown>] inference input 'IN' data-type is '<invalid>', but model 'm' expects 'INT32' "
+            "(in warmup sample '')",
+        ),
     ],
 )
 def test_a_wrong_sample_is_refused(setting: str, message: str) -> None:

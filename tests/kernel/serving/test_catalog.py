@@ -75,6 +75,16 @@ def test_a_negative_version_is_refused(text: str) -> None:
         parse_version(text)
 
 
+def test_the_index_leaves_out_an_unloaded_model_that_is_no_longer_in_the_repositories(catalog: Catalog) -> None:
+    catalog.set_state("gone", 1, ModelState.UNAVAILABLE, "unloaded")
+    catalog.set_state("gone", 2, ModelState.UNLOADING)
+    assert "gone" in catalog.identifiers()
+    catalog.set_state("gone", 2, ModelState.UNAVAILABLE, "unloaded")
+    assert "gone" not in catalog.identifiers()
+    catalog.set_state("failed", 1, ModelState.UNAVAILABLE, "it does not start")
+    assert "failed" in catalog.identifiers()
+
+
 def test_the_index_shows_every_model_with_state_and_reason(catalog: Catalog) -> None:
     catalog.set_state("a", 1, ModelState.UNAVAILABLE, "unloaded")
     catalog.set_broken("odd", "no configuration")

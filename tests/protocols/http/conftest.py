@@ -133,6 +133,7 @@ def build_kernel() -> Kernel:
         model.start()
         model.instances.add(FakeInstance(f"{model.name}_0"))
         catalog.set_state(model.name, 1, ModelState.READY, model=model)
+    catalog.set_known({"unloaded"})
     catalog.set_state("unloaded", 1, ModelState.UNAVAILABLE, "unloaded")
     settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
     kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings)

@@ -94,6 +94,8 @@ def test_versions_of_other_software_are_not_sent(exchange: Exchange) -> None:
         b"GET /v2 HTTP/2.0\r\nHost: x\r\n\r\n",
         b"POST /v2/logging HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v2/logging HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"\x16\x03\x01 hello\r\n\r\n",
         b"GET /v2/models/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
     ],

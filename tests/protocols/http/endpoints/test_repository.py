@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def test_the_index_leaves_out_what_is_not_known(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.catalog.set_known({"never"})
+        kernel.catalog.set_known({"never", "unloaded"})
         for path, body in (("/v2/repository/index", b""), ("/v2/repository/any/index", b"{}")):
             async with session.post(path, data=body) as response:
                 items = {item["name"]: item for item in await response.json()}
