@@ -55,7 +55,7 @@ def test_calls_of_a_client_that_has_gone_are_cancelled(new_loop: Callable[[], as
             servers.append(GrpcServer(lab.kernel, sock))
             return servers[0]
 
-        async with listening(make) as port, asyncio.timeout(20):
+        async with listening(make) as port:
             sock = socket.socket()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await asyncio.to_thread(sock.connect, ("127.0.0.1", port))
