@@ -193,6 +193,8 @@ def check_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
     for group in config.instance_group:
         _check_devices(config.name, group, gpus)
         _check_profiles(config, group)
+    if all(group.passive for group in config.instance_group):  # requests would wait without end; Triton crashes
+        raise BadConfig(f"model '{config.name}' has only passive instances, which no request reaches")
 
 
 def _check_devices(model: str, group: ModelInstanceGroup, gpus: UsableGpus) -> None:

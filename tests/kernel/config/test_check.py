@@ -220,6 +220,14 @@ def test_a_group_may_use_available_devices(group: str, tensors: str, prepared: P
     )
 
 
+def test_a_model_with_only_passive_instances_is_refused(tensors: str, prepared: Prepare) -> None:
+    groups = ["{ passive: true }", "{ count: 2 passive: true }"]
+    config = prepared(f"{PYTHON}{tensors}instance_group [{', '.join(groups)}]")
+    with pytest.raises(BadConfig, match=r"^model 'm' has only passive instances, which no request reaches$"):
+        check_complete(config, UsableGpus.first(0))
+    check_complete(prepared(f"{PYTHON}{tensors}instance_group [{groups[0]}, {{ count: 1 }}]"), UsableGpus.first(0))
+
+
 def test_a_group_that_was_not_normalised_is_refused() -> None:
     config = ModelConfig(name="m", backend="python", instance_group=[{"name": "g", "kind": "KIND_GPU"}])
     with pytest.raises(BadConfig, match=r"^instance group g of model m has kind KIND_GPU but specifies no GPUs$"):
