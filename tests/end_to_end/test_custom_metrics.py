@@ -126,7 +126,7 @@ def test_metrics_of_a_model_go_with_it(write_model: WriteModel) -> None:
     flags = ("--model-control-mode=explicit", "--load-model=*")
     with ServerProcess(repository, *flags) as server:
         wait_for(lambda: samples(server).get("zebra") == 7)
-        assert "# TYPE app_requests counter" in page(server)
+        wait_for(lambda: "# TYPE app_requests counter" in page(server))
         assert post(server, "/v2/repository/models/counting/unload") == 200
         wait_for(lambda: "# TYPE app_requests gauge" in page(server))
         assert samples(server) == {"app_requests": 0, "zebra": 7}
