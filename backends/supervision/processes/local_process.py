@@ -89,7 +89,8 @@ class LocalProcess:
     def write_stacks(self) -> None:
         """Let the process write its stacks to standard error: to the process alone, its children may not be ready."""
         if not self._ended.is_set():
-            signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
 
     def terminate(self) -> None:
         """Send SIGTERM to the process and all processes of its group, after the process has written its stacks.
