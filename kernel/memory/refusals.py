@@ -42,8 +42,8 @@ class MemoryRefusals:
 
     def _report(self, error: ArenaFull | MemoryFull) -> None:
         self.count += 1
-        used = ""
-        if self._budget is not None:
-            used, limit = str(self._budget.used_byte_size), self._budget.limit_byte_size
-            used = f"; all requests together use {used} of {limit} bytes (--memory-byte-size)"
-        self._log.log("requests without memory", "a request is refused: %s%s", error.message, used)
+        use, budget = "", self._budget
+        if budget is not None:
+            bytes_used = f"{budget.used_byte_size} of {budget.limit_byte_size} bytes"
+            use = f"; all requests together use {bytes_used} (--memory-byte-size)"
+        self._log.log("requests without memory", "a request is refused: %s%s", error.message, use)
