@@ -115,15 +115,17 @@ class AgainstReport(msgspec.Struct, frozen=True):
     skipped: dict[str, str] = {}
 
     @property
-    def beyond_limit(self) -> list[str]:
-        """What is worse than its limit allows, with confidence: rows by name and quantity."""
+    def beyond_limit(self) -> dict[str, list[str]]:
+        """What is worse than its limit allows, with confidence: quantities and ratios, by the name of the row."""
         every = [*((each.row, each.compared) for each in (*self.rows, *self.inside)), (_MEAN, self.mean)]
-        return [
-            f"{name} ({title} {each.ratio.median:.3f}, {each.ratio.low:.3f} to {each.ratio.high:.3f})"
-            for name, compared in every
-            for title, each in compared.items()
-            if each.verdict.beyond_limit
-        ]
+        found: dict[str, list[str]] = {}
+        for name, compared in every:
+            for title, each in compared.items():
+                if each.verdict.beyond_limit:
+                    ratio = each.ratio
+                    text = f"{title} {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+                    found.setdefault(name, []).append(text)
+        return found
 
     @property
     def failed(self) -> bool:
@@ -198,17 +200,21 @@ def print_report(report: AgainstReport, kept: Kept) -> None:
     if confidence < CONFIDENCE and not any(row.stopped for row in report.rows):
         print(f"no verdicts: {CONFIDENCE:.0%} confidence needs six rounds, this run has {confidence:.0%}")
         return
-    _print_verdicts(lines)
+    settled = {row.row for row in (*report.rows, *report.inside) if row.stopped and row.compared}
+    _print_verdicts([(name, compared) for name, compared in lines if name not in settled])
+    if settled:
+        print(f"{len(settled)} of {len(lines)} lines were settled before the last round: not beyond their limits")
     beyond = report.beyond_limit
-    print(f"beyond the limit with confidence: {'; '.join(beyond)}" if beyond else "nothing is beyond its limit")
+    print("beyond the limit with confidence:" if beyond else "nothing is beyond its limit with confidence")
+    for name, found in beyond.items():
+        print(f"  {name}: {', '.join(found)}")
 
 
 def _print_verdicts(lines: Iterable[tuple[str, dict[str, Compared]]]) -> None:
-    """Print verdicts that need words: a row that was settled early and no slower is only in the table."""
     for name, compared in lines:
-        found = [(title, each.verdict) for title, each in compared.items()]
-        if any(each.confident for _, each in found):
-            print(f"{name}: " + "; ".join(f"{title} {each.text}" for title, each in found))
+        found = {title: each.verdict for title, each in compared.items() if each.verdict.confident}
+        if found:
+            print(f"{name}: " + "; ".join(f"{title} {each.text}" for title, each in found.items()))
 
 
 def _print_figures(lines: list[tuple[str, dict[str, Compared]]], report: AgainstReport, kept: Kept) -> None:
