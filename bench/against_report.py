@@ -74,6 +74,10 @@ class PairedRow(msgspec.Struct):
         """Add a round without figures."""
         self.failures.setdefault(server, []).append(failure)
 
+    def median(self, quantity: Quantity) -> float:
+        """Return the median of a quantity of this tree, which has one."""
+        return statistics.median(self.now[quantity.title])
+
     def ratios(self, quantity: Quantity) -> list[float]:
         """Return now/before of each round."""
         rounds = zip(self.before[quantity.title], self.now[quantity.title], strict=True)
@@ -139,8 +143,7 @@ class AgainstReport(msgspec.Struct, frozen=True):
         """Return what is kept of each row that this tree has figures of."""
         return {
             row.row: KeptFigures(
-                *(statistics.median(row.now[quantity.title]) for quantity in Quantity),
-                rounds=row.rounds,
+                row.median(Quantity.RATE), row.median(Quantity.P99), row.median(Quantity.CPU), row.rounds
             )
             for row in self.rows
             if row.now
@@ -223,7 +226,7 @@ def _print_figures(lines: list[tuple[str, dict[str, Compared]]], report: Against
     ratios = {
         row.row: ratio
         for row in report.rows
-        if row.now and (ratio := kept.ratio(row.row, statistics.median(row.now[Quantity.RATE.title]), report.machine))
+        if row.now and (ratio := kept.ratio(row.row, row.median(Quantity.RATE), report.machine))
     }
     most = max(lines, key=lambda line: max(each.ratio.confidence for each in line[1].values()))[1]
     confidence = max(each.ratio.confidence for each in most.values())

@@ -228,9 +228,8 @@ def _print_table(report: list[dict[str, Any]], kept: Kept, machine: Machine) -> 
         )
         if failure:
             print(f"{'':{width}} Triton has no figures: {failure}")
-    for line in (*mean_lines(report), kept_line(ratios)):
-        if line:
-            print(line)
+    for text in filter(None, (*mean_lines(report), kept_line(ratios))):
+        print(text)
 
 
 def mean_lines(report: list[dict[str, Any]]) -> list[str]:
