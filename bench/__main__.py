@@ -86,9 +86,9 @@ def rows(
     """
     _warn_if_busy()
     if against:
-        plan = against_commit.Plan(rounds or 9, seconds or 0.5, full, output, keep)
+        plan = against_commit.PairedPlan(rounds or 9, seconds or 0.5, full, output, keep)
         raise typer.Exit(against_commit.run(against, only, plan, random.Random(0)))  # equal orders in every run
-    plan_beside_triton = compare.Plan(rounds or 3, seconds or 1.0, not without_triton, output, keep)
+    plan_beside_triton = compare.RowsPlan(rounds or 3, seconds or 1.0, not without_triton, output, keep)
     raise typer.Exit(compare.run(only, plan_beside_triton))
 
 
