@@ -77,12 +77,11 @@ def rows(
     full: Full = False,
     keep: Keep = False,
 ) -> None:
-    """Load in 102 rows: requests/s, p99, CPU time of a request, and the ratios. 35 minutes, with --against 20.
+    """Load in 101 rows: requests/s, p99, CPU time of a request, and the ratios. 25 minutes, with --against 15 to 20.
 
-    Rows are loaded by perf_analyzer, or, where their names begin with `light` or `onnx_cpp`, by wrk and h2load
-    (Debian: wrk, nghttp2-client). With --against both commits are measured in paired rounds. A row has no further
-    rounds when they could not change its verdict. The exit code is 1 where a row's rate is below 0.95 of the one
-    before with confidence, or a row fails.
+    Names that begin with `light` or `onnx_cpp` are loaded by wrk and h2load (Debian: wrk, nghttp2-client), the others
+    by perf_analyzer. With --against both commits are measured in paired rounds, and a row ends when no round to come
+    could change its verdict. The exit code is 1 where a rate is below 0.95 of the one before with confidence.
     """
     _warn_if_busy()
     if against:
