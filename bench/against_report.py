@@ -206,7 +206,8 @@ def print_report(report: AgainstReport, kept: Kept) -> None:
     settled = {row.row for row in (*report.rows, *report.inside) if row.stopped and row.compared}
     _print_verdicts([(name, compared) for name, compared in lines if name not in settled])
     if settled:
-        print(f"{len(settled)} of {len(lines)} lines were settled before the last round: not beyond their limits")
+        count = sum(bool(row.compared) for row in (*report.rows, *report.inside))
+        print(f"{len(settled)} of {count} rows were settled before the last round: not beyond their limits")
     beyond = report.beyond_limit
     print("beyond the limit with confidence:" if beyond else "nothing is beyond its limit with confidence")
     for name, found in beyond.items():

@@ -203,7 +203,7 @@ def test_settled_rows_are_only_counted_in_the_verdicts(
     print_report(servers.report(rounds=9, full=False), Kept())
     printed = capsys.readouterr().out.splitlines()
     assert printed[-2:] == [
-        "2 of 3 lines were settled before the last round: not beyond their limits",
+        "2 of 2 rows were settled before the last round: not beyond their limits",
         "nothing is beyond its limit with confidence",
     ]
 
