@@ -53,7 +53,7 @@ TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and
 Seconds = Annotated[
     float | None,
     typer.Option(
-        min=0.1, help="length of a window of perf_analyzer; a round has three", show_default="1.0, with --against 0.5"
+        min=0.1, help="length of a window of perf_analyzer; a round has three", show_default="1.0, with --against 0.4"
     ),
 ]
 Against = Annotated[
@@ -85,7 +85,7 @@ def rows(
     """
     _warn_if_busy()
     if against:
-        plan = against_commit.PairedPlan(rounds or 9, seconds or 0.5, full, output, keep)
+        plan = against_commit.PairedPlan(rounds or 9, seconds or 0.4, full, output, keep)
         raise typer.Exit(against_commit.run(against, only, plan, random.Random(0)))  # equal orders in every run
     plan_beside_triton = compare.RowsPlan(rounds or 3, seconds or 1.0, not without_triton, output, keep)
     raise typer.Exit(compare.run(only, plan_beside_triton))

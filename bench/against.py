@@ -55,7 +55,7 @@ class PairedPlan(msgspec.Struct, frozen=True):
     """How a comparison is made: how often, how long a window of perf_analyzer is, and what happens at its end."""
 
     rounds: int = 9
-    window_s: float = 0.5
+    window_s: float = 0.4
     #: Whether every row has all rounds, also those whose verdict is settled.
     full: bool = False
     #: Where all figures go, if anywhere.

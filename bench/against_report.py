@@ -65,6 +65,12 @@ class PairedRow(msgspec.Struct):
     def rounds(self) -> int:
         return max((len(each) for each in self.now.values()), default=0)
 
+    @property
+    def failed(self) -> bool:
+        """Whether this tree has no figures, or has failed more than once."""
+        failures = len(self.failures.get(NOW, ()))
+        return failures >= FAILURE_LIMIT or (failures > 0 and not self.rounds)
+
     def add(self, quantity: Quantity, before: float, now: float) -> None:
         """Add a round of a quantity."""
         self.before.setdefault(quantity.title, []).append(before)
@@ -135,9 +141,10 @@ class AgainstReport(msgspec.Struct, frozen=True):
     def failed(self) -> bool:
         """Whether this tree fails in a row, or a row or the mean is beyond its limit with confidence.
 
-        A row that only the other commit fails in is one that it did not have.
+        A row that only the other commit fails in is one that it did not have. A single failure beside rounds with
+        figures is one of a busy machine: perf_analyzer has seen no request in a window.
         """
-        return any(NOW in row.failures for row in self.rows) or bool(self.beyond_limit)
+        return any(row.failed for row in self.rows) or bool(self.beyond_limit)
 
     def kept_figures(self) -> dict[str, KeptFigures]:
         """Return what is kept of each row that this tree has figures of."""

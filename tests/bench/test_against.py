@@ -184,6 +184,16 @@ def test_a_row_that_only_the_other_commit_fails_in_does_not_fail_the_comparison(
     assert report.rows[0].failures == {BEFORE: ["round 1: unknown model", "round 2: unknown model"]}
 
 
+def test_a_single_failure_of_this_tree_beside_rounds_with_figures_does_not_fail_the_comparison() -> None:
+    row = PairedRow("small")
+    row.fail(NOW, "round 1: no request in a window")
+    assert row.failed
+    row.add(Quantity.RATE, 1.0, 1.0)
+    assert not row.failed
+    row.fail(NOW, "round 3: no request in a window")
+    assert row.failed
+
+
 def test_a_row_has_no_further_rounds_when_they_could_not_change_its_verdict(servers: FakeServers) -> None:
     servers.figures[NOW] = servers.figures[BEFORE]
     slow, fast = ROWS[0].name, ROWS[1].name
