@@ -142,16 +142,12 @@ class InferenceRequest:
                 "__init__", _SIGNATURE, request_id, correlation_id, inputs, requested_output_names, model_name,
                 model_version, flags, timeout, preferred_memory, trace, parameters,
             )  # fmt: skip
-        if not isinstance(correlation_id, (int, str)):
-            raise TritonModelException("Correlation ID must be integer or string")
-        if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
-            raise RuntimeError(NO_CAST)
-        if None in inputs:
-            title = f"request with id '{id}' and model name '{name}'"
-            raise TritonModelException(f"Input tensor for {title} should not be empty.")
-        if "" in names:
-            title = f"request with id '{id}' and model name '{name}'"
-            raise TritonModelException(f"Requested output name for {title} should not be empty.")
+        _check_correlation_id(correlation_id)
+        if None in inputs or "" in names:
+            empty = "Input tensor" if None in inputs else "Requested output name"
+            raise TritonModelException(
+                f"{empty} for request with id '{id}' and model name '{name}' should not be empty."
+            )
         self._model_name = name
         self._model_version = version
         self._request_id = id
@@ -389,6 +385,13 @@ class InferenceRequest:
             trace_parent=0 if trace is None else trace.request_number,
             on_device=preferred is None or preferred.device_id is not None,
         )
+
+
+def _check_correlation_id(given: object) -> None:
+    if not isinstance(given, (int, str)):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if isinstance(given, int) and not 0 <= given < 1 << 64:
+        raise RuntimeError(NO_CAST)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
