@@ -257,6 +257,19 @@ class Catalog:
             return [IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier])]
         return [IndexItem(name)]
 
+    def wanted(self) -> list[IndexItem]:
+        """Return the lines of the index about versions that serve, or that should and do not.
+
+        Models that nobody has loaded, and versions that were unloaded on request, are not among them.
+        """
+        stated = sorted({*self._models, *self._broken, *self._duplicates})
+        return [
+            item
+            for identifier in stated
+            for item in self.index_of(identifier)
+            if item.state and item.reason != UNLOADED
+        ]
+
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance.
 
