@@ -16,7 +16,7 @@ import msgspec
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kernel.serving.model import Model
 
@@ -213,6 +213,10 @@ class Catalog:
             for _, entry in sorted(versions.items())
             if entry.state is ModelState.READY and entry.model is not None
         ]
+
+    def ready_names(self) -> Collection[str]:
+        """Return the names of the models that clients reach without a version, in no order."""
+        return self._newest.keys()
 
     def executing_models(self) -> list[Model]:
         """Return all versions that can have requests: the READY ones, and those that finish their last requests."""
