@@ -41,6 +41,10 @@ BUILT_IN = {
     "tensorrt": "backends.tensorrt.backend:TensorRtBackend",
 }
 
+#: Those of them that are there to be copied. A shop may have a backend of its own with such a name in
+#: --backend-directory, which then is the one that is meant.
+EXAMPLES = frozenset({"add_sub", "identity", "repeat", "square"})
+
 #: What makes the class of a Python-based backend from its file.
 PYTHON_BASED = "backends.python.python_based:python_based"
 
@@ -51,7 +55,9 @@ def known_backends(directory: Path | None = None) -> dict[str, str]:
     `directory` is that of --backend-directory. Files beside models are not among them.
     """
     found = {entry_point.name: entry_point.value for entry_point in entry_points_of(ENTRY_POINT_GROUP)}
-    return {**found, **folder_backends(directory), **BUILT_IN}
+    of_folder = folder_backends(directory)
+    ours = {name: target for name, target in BUILT_IN.items() if name not in EXAMPLES or name not in of_folder}
+    return {**found, **of_folder, **ours}
 
 
 def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
@@ -61,7 +67,9 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
     with Triton's text for an unknown name; the log of the kernel has a hint beside it.
     """
     target = BUILT_IN.get(name)
-    if target is not None:
+    directory = arguments.backend_config.get(DIRECTORY_SETTING, "")
+    replaced = name in EXAMPLES and bool(directory) and name in folder_backends(Path(directory))
+    if target is not None and not replaced:
         module, _, attribute = target.partition(":")
         return as_backend(getattr(importlib.import_module(module), attribute), f"backend '{name}'")
     file = find_backend_file(name, arguments)
@@ -74,7 +82,6 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
     for entry_point in entry_points_of(ENTRY_POINT_GROUP):
         if entry_point.name == name:
             return as_backend(entry_point.load(), f"'{entry_point.value}'")
-    directory = arguments.backend_config.get(DIRECTORY_SETTING, "")
     if directory and (Path(directory) / name / f"libtriton_{name}.so").is_file():
         logger.error(
             "'%s' has a shared library for the backend '%s': this server runs backends that are written in Python, see "

@@ -191,11 +191,6 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     #: Values of --host-policy, not parsed: "name,key=value".
     host_policy: tuple[str, ...] = ()
 
-    @property
-    def onnx_files(self) -> list[Path]:
-        """The ONNX files that are given in place of repositories."""
-        return [path for path in self.paths if isinstance(path, Path) and path.suffix == ".onnx" and path.is_file()]
-
 
 class ServerOptions(msgspec.Struct, frozen=True):
     """All options of the command line. Names and defaults are tritonserver's."""

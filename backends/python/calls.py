@@ -71,7 +71,11 @@ def execute(request: CallRequest, preferred: PreferredMemory | None = None) -> I
 async def execute_async(
     request: CallRequest, preferred: PreferredMemory | None = None
 ) -> InferenceResponse | ResponseIterator:
-    """As `execute`, while other tasks of the event loop run. A cancelled task cancels the call."""
+    """As `execute`, while other tasks of the event loop run. A cancelled task cancels the call.
+
+    A stream is returned when its first response has come (Triton): a `for` over a stream of one response, which is the
+    usual way, then does not hold up the event loop.
+    """
     instance = calling_instance()
     _add_context(request)
     calls = instance.host.calls
@@ -79,21 +83,21 @@ async def execute_async(
         call = calls.start(request)
     except ServingError as error:
         return _failed(error, request)
-    if request.streaming:
-        return ResponseIterator(instance, call, None, preferred)
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop, come = asyncio.get_running_loop(), asyncio.Event()
 
     def on_response() -> None:
-        if call.ended:
-            _wake(loop, ended)
+        if call.ended or (request.streaming and call.responses):
+            _wake(loop, come)
 
     calls.notify(call, on_response)
     try:
-        await ended.wait()
+        await come.wait()
     except asyncio.CancelledError:
         calls.cancel(call)
         calls.discard(call)
         raise
+    if request.streaming:
+        return ResponseIterator(instance, call, None, preferred)
     response = calls.take(call)
     assert response is not None
     return _response(response, instance, preferred)

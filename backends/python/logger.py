@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+from backends.python.conversions import as_text
 from backends.python.failures import incompatible_arguments
 from backends.python.instance import current_instance
 
@@ -37,10 +38,11 @@ class Logger:
     @staticmethod
     def log(message: str, level: _LogLevel = _LogLevel.INFO) -> None:
         """Log `message` at `level`. VERBOSE lines appear only if the server logs verbosely."""
-        if not isinstance(message, str) or not isinstance(level, _LogLevel):
+        text = as_text(message)
+        if text is None or not isinstance(level, _LogLevel):
             signature = "(message: str, level: Logger.LogLevel = <LogLevel.INFO: 0>) -> None"
             raise incompatible_arguments("log", signature, message, level)
-        current_instance().host.log(level.name, message)
+        current_instance().host.log(level.name, text)
 
     @staticmethod
     def log_info(message: str) -> None:

@@ -10,6 +10,7 @@ import enum
 import json
 from typing import TYPE_CHECKING, Any
 
+from backends.python.conversions import as_text
 from backends.python.failures import NO_CAST, TritonModelException, incompatible_arguments
 from backends.python.instance import current_instance
 from kernel.errors import InvalidArgument, ServingError
@@ -102,13 +103,14 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: TritonMetricKind) -> None:
         #: Labels → metric. A model may request the same metric in each request.
         self._metrics: dict[metric_rules.Labels, Metric] = {}
-        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, TritonMetricKind):
+        title, text = as_text(name), as_text(description)
+        if title is None or text is None or not isinstance(kind, TritonMetricKind):
             signature = "MetricFamily(name: str, description: str, kind: MetricKind)"
             raise incompatible_arguments("__init__", signature, name, description, kind)
         self._registry = current_instance().host.metrics
         self._kind = kind
         try:
-            self._family = self._registry.define(name, description, metric_rules.MetricKind[kind.name])
+            self._family = self._registry.define(title, text, metric_rules.MetricKind[kind.name])
         except ServingError as error:
             raise _refused("Error when creating MetricFamily", error) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+from backends.python.conversions import as_int64
 from backends.python.failures import incompatible_arguments
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
@@ -32,14 +33,15 @@ class PreferredMemory:
     __slots__ = ("_device_id", "_memory_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType) or not isinstance(preferred_device_id, int):
+        device_id = as_int64(preferred_device_id)
+        if device_id is None or not isinstance(preferred_memory_type, MemoryType):
             signature = (
                 "PreferredMemory(preferred_memory_type: triton::backend::python::PreferredMemory::MemoryType, "
                 "preferred_device_id: int = 0)"
             )
             raise incompatible_arguments("__init__", signature, preferred_memory_type, preferred_device_id)
         self._memory_type = preferred_memory_type
-        self._device_id = preferred_device_id
+        self._device_id = device_id
 
     @property
     def device_id(self) -> int | None:

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from backends.python.calls import execute, execute_async
+from backends.python.conversions import as_int64, as_text, as_texts, as_uint32, as_uint64
 from backends.python.failures import NO_CAST, TritonModelException, check_parameters, incompatible_arguments, is_truth
 from backends.python.request_arguments import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -122,41 +123,39 @@ class InferenceRequest:
         wrong types, and `TritonModelException` for None among the inputs and for a correlation id of another type
         (Triton).
         """
-        if not (
-            isinstance(request_id, str)
-            and isinstance(model_name, str)
-            and isinstance(model_version, int)
-            and isinstance(flags, int)
-            and isinstance(timeout, int)
-            and timeout >= 0
-            and is_list_of((Tensor, NoneType), inputs)
-            and is_list_of((str,), requested_output_names)
-            and correlation_id is not None
-            and isinstance(trace, InferenceTrace)
-            and isinstance(preferred_memory, PreferredMemory)
+        id, name = as_text(request_id), as_text(model_name)
+        version, flag_bits, timeout_us = as_int64(model_version), as_uint32(flags), as_uint64(timeout)
+        names = as_texts(requested_output_names)
+        if (
+            id is None
+            or name is None
+            or version is None
+            or flag_bits is None
+            or timeout_us is None
+            or names is None
+            or not is_list_of((Tensor, NoneType), inputs)
+            or correlation_id is None
+            or not isinstance(trace, InferenceTrace)
+            or not isinstance(preferred_memory, PreferredMemory)
         ):
             raise incompatible_arguments(
                 "__init__", _SIGNATURE, request_id, correlation_id, inputs, requested_output_names, model_name,
                 model_version, flags, timeout, preferred_memory, trace, parameters,
             )  # fmt: skip
-        if not isinstance(correlation_id, (int, str)):
-            raise TritonModelException("Correlation ID must be integer or string")
-        if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
-            raise RuntimeError(NO_CAST)
-        if None in inputs:
-            title = f"request with id '{request_id}' and model name '{model_name}'"
-            raise TritonModelException(f"Input tensor for {title} should not be empty.")
-        if "" in requested_output_names:
-            title = f"request with id '{request_id}' and model name '{model_name}'"
-            raise TritonModelException(f"Requested output name for {title} should not be empty.")
-        self._model_name = model_name
-        self._model_version = model_version
-        self._request_id = request_id
+        _check_correlation_id(correlation_id)
+        if None in inputs or "" in names:
+            empty = "Input tensor" if None in inputs else "Requested output name"
+            raise TritonModelException(
+                f"{empty} for request with id '{id}' and model name '{name}' should not be empty."
+            )
+        self._model_name = name
+        self._model_version = version
+        self._request_id = id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
-        self._requested_output_names = frozenset(requested_output_names)
-        self._flags = flags
-        self._timeout_us = timeout
+        self._requested_output_names = frozenset(names)
+        self._flags = flag_bits
+        self._timeout_us = timeout_us
         self._preferred_memory = None if preferred_memory is _ANY_MEMORY else preferred_memory
         self._trace = None if trace is _NO_TRACE else trace
         self._parameters = check_parameters(parameters)
@@ -208,10 +207,11 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Set the TRITONSERVER_REQUEST_FLAG_SEQUENCE_* bits of a request that the model creates."""
-        if not isinstance(flags, int):
+        bits = as_uint32(flags)
+        if bits is None:
             signature = "(self: InferenceRequest, arg0: int) -> None"
             raise incompatible_arguments("set_flags", signature, self, flags)
-        self._flags = flags
+        self._flags = bits
 
     def timeout(self) -> int:
         """Return the request's timeout in microseconds; 0 for none."""
@@ -275,10 +275,11 @@ class InferenceRequest:
         With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE it is executed again, if the model has iterative sequences; then
         `execute` returns None for it.
         """
-        if not isinstance(flags, int):
+        bits = as_uint32(flags)
+        if bits is None:
             signature = "(self: InferenceRequest, arg0: int) -> None"
             raise incompatible_arguments("set_release_flags", signature, self, flags)
-        self.reschedules = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+        self.reschedules = bits == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def reschedule(self) -> None:
         """Give the request back to the server, which executes it again."""
@@ -384,6 +385,13 @@ class InferenceRequest:
             trace_parent=0 if trace is None else trace.request_number,
             on_device=preferred is None or preferred.device_id is not None,
         )
+
+
+def _check_correlation_id(given: object) -> None:
+    if not isinstance(given, (int, str)):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if isinstance(given, int) and not 0 <= given < 1 << 64:
+        raise RuntimeError(NO_CAST)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -11,6 +11,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Final, cast
 
+from backends.python.conversions import as_text
 from backends.python.failures import TritonModelException, check_parameters, incompatible_arguments
 from backends.python.tensors import Tensor, select_outputs
 from kernel.errors import ErrorCode, InternalError, ServingError, error_of
@@ -57,10 +58,11 @@ class TritonError:
     CANCELLED = TritonErrorCode.CANCELLED
 
     def __init__(self, message: str, code: TritonErrorCode = TritonErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str) or not isinstance(code, TritonErrorCode):
+        text = as_text(message)
+        if text is None or not isinstance(code, TritonErrorCode):
             signature = "TritonError(message: str, code: TritonError.__ErrorCode = <__ErrorCode.INTERNAL: 1>)"
             raise incompatible_arguments("__init__", signature, message, code)
-        self._message = message
+        self._message = text
         self._code = code
 
     def message(self) -> str:

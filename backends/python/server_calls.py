@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from backends.python.conversions import as_text
 from backends.python.failures import TritonModelException, incompatible_arguments, is_truth
 from backends.python.instance import current_instance
 from kernel.errors import ServingError
@@ -32,7 +33,8 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
     `config` is a configuration in JSON that replaces the one in the repository. `files` (`file:<path>` → bytes) replace
     the model's folder. The server must have explicit model control. Raises `TritonModelException` if the load fails.
     """
-    if not isinstance(model_name, str) or not isinstance(config, str):
+    name, text = as_text(model_name), as_text(config)
+    if name is None or text is None:
         raise incompatible_arguments("load_model", _LOAD, model_name, config, files)
     if files is not None:
         if not isinstance(files, dict):
@@ -40,7 +42,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
         for path, data in files.items():
             if not isinstance(path, str) or not isinstance(data, bytes):
                 raise incompatible_arguments("load_model", _LOAD, model_name, config, files)
-    _control("load", model_name, config=config or None, files=files)
+    _control("load", name, config=text or None, files=files)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
@@ -48,16 +50,18 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
     Raises `TritonModelException` if the server does not allow it.
     """
-    if not isinstance(model_name, str) or not is_truth(unload_dependents):
+    name = as_text(model_name)
+    if name is None or not is_truth(unload_dependents):
         raise incompatible_arguments("unload_model", _UNLOAD, model_name, unload_dependents)
-    _control("unload", model_name, unload_dependents=bool(unload_dependents))
+    _control("unload", name, unload_dependents=bool(unload_dependents))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Return whether a model can execute requests; without a version, whether any version can."""
-    if not isinstance(model_name, str) or not isinstance(model_version, str):
+    name, version = as_text(model_name), as_text(model_version)
+    if name is None or version is None:
         raise incompatible_arguments("is_model_ready", _READY, model_name, model_version)
-    return _control("ready", model_name, version=model_version)
+    return _control("ready", name, version=version)
 
 
 def _control(

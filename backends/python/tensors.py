@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.python import datatypes, dlpack
+from backends.python.conversions import as_text
 from backends.python.failures import TritonModelException, incompatible_arguments
 from backends.worker.request import OutputValue, in_memory_of_client
 from shm.arrays import to_array, to_new_array
@@ -40,15 +41,16 @@ class Tensor:
 
     def __init__(self, name: str, array: Array, /) -> None:
         """The tensor refers to `array`. It copies an array that is not in C order."""
-        if not isinstance(name, str) or not isinstance(array, np.ndarray):
+        text = name if type(name) is str else as_text(name)
+        if text is None or not isinstance(array, np.ndarray):
             raise incompatible_arguments("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, array)
         # Most types are in the table, which saves a function call.
         datatype = datatypes.NAMES.get(array.dtype) or datatypes.name_of(array)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
-        if not name:
+        if not text:
             raise TritonModelException(_NO_NAME)
-        self._name = name
+        self._name = text
         self._datatype = datatype
         self._array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         self._view = None
@@ -71,6 +73,10 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, source: Any, /) -> Tensor:
         """Return a tensor that uses the memory of `source`, a DLPack capsule or an object with `__dlpack__`."""
+        text = as_text(name)
+        if text is None:
+            raise incompatible_arguments("from_dlpack", "(arg0: str, arg1: object) -> Tensor", name, source)
+        name = text
         for make in dlpack.from_gpu:
             found: Tensor | None = make(name, source)
             if found is not None:

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from protocols.http.route_hints import HINT
+
 if TYPE_CHECKING:
     from bench.oracle.steps import Difference
 
@@ -66,10 +68,12 @@ def _time(value: Any) -> str:
 
 
 def cleaned(response: StepResponse, ignore: tuple[str, ...], repository: str) -> StepResponse:
-    """Return `response` as it is recorded: without times and without the path of the models on this machine."""
-    return StepResponse(
-        response.status, plain(response.body, ignore, repository), plain(response.error, (), repository)
-    )
+    """Return `response` as it is recorded: without times, hints and the path of the models on this machine.
+
+    A hint is what our error for an unknown path has behind Triton's text.
+    """
+    error = None if response.error is None else response.error.partition(HINT)[0]
+    return StepResponse(response.status, plain(response.body, ignore, repository), plain(error, (), repository))
 
 
 def expected(theirs: StepResponse, difference: Difference | None) -> StepResponse:

@@ -9,6 +9,7 @@ import msgspec
 from kernel.options import BadOption
 from kernel.repository.composition import parts_by_name
 from kernel.repository.layout import CONFIG_FILENAME, RepositoryContents
+from kernel.repository.local import is_model_folder
 from kernel.repository.source import scan
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def find_target(path: Path) -> Target:
     """Return what is at `path`. Raises `BadOption` if that is not a folder."""
     if not path.is_dir():
         raise BadOption(f"'{path}' is not a folder. Give the folder of a model, or a folder of models")
-    if is_model(path):
+    if is_model_folder(path):
         resolved = path.resolve()
         return Target(resolved.parent, resolved.name)
     return Target(path)
@@ -52,16 +53,7 @@ def model_target(path: Path) -> Target:
     """Return the model at `path`. Raises `BadOption` if that is not a model's folder."""
     found = find_target(path)
     if not found.name:
-        inside = sorted(each.name for each in path.iterdir() if each.is_dir() and is_model(each))
+        inside = sorted(each.name for each in path.iterdir() if each.is_dir() and is_model_folder(each))
         hint = f"; it has models: give one of them, such as {path / inside[0]}" if inside else ""
         raise BadOption(f"'{path}' is not the folder of a model: there is no {CONFIG_FILENAME} and no version{hint}")
     return found
-
-
-def is_model(path: Path) -> bool:
-    """Whether a folder is that of a model: it has a configuration, or versions and nothing that could be a model."""
-    if (path / CONFIG_FILENAME).is_file():
-        return True
-    folders = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith((".", "__"))]
-    versions = [each for each in folders if each.name.isascii() and each.name.isdigit()]
-    return bool(versions) and not any(is_model(each) for each in folders)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Verdict → what the table says.
 _VERDICTS = {
     "ok": "ok",
+    "breaks": "BREAKS CONFIGURATION",
     "differs": "OUTPUTS DIFFER",
     "varies": "varies from run to run",
     "refused": "not tried",
@@ -39,7 +40,8 @@ def check_models(
 ) -> int:
     """Check the models at `path`, a repository or the folder of one model, and print what was found.
 
-    Returns 1 if a model does not load, crashes, or gives other outputs in a batch than alone; else 0. Raises
+    Returns 1 if a model does not load, crashes, sends outputs that its configuration does not have, or gives other
+    outputs in a batch than alone; else 0. Raises
     `BadOption`.
     """
     target = find_target(path)

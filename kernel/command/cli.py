@@ -60,8 +60,8 @@ def models(
     model_repository: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Folders of models, addresses in clouds (s3://...), the folder of one model, or ONNX files; default: "
-            "the demo models.",
+            help="Folders of models, addresses in clouds (s3://...), the folder of one model, or files of models "
+            "(.onnx, .py, .plan); default: the demo models.",
             show_default=False,
         ),
     ] = None,
@@ -79,10 +79,10 @@ def models(
     """List the models of a repository, and check whether a server could load each of them, without loading it."""
     from kernel.authoring.cloud_folders import local_folders
     from kernel.command.models import print_models
-    from kernel.command.single_files import folders_of_files
+    from kernel.command.single_models import folders_of
 
     cloud_folders = local_folders(model_repository or [str(DEMO_REPOSITORY)], configs_only=quick)
-    with cloud_folders as given, folders_of_files(given) as paths:
+    with cloud_folders as given, folders_of(given) as paths:
         raise typer.Exit(print_models(paths, quick=quick, as_json=as_json, show=show, verbose=verbose))
 
 
@@ -135,10 +135,10 @@ def check(
     from kernel.authoring.cloud_folders import local_folders
     from kernel.authoring.trial.trial import TrialSettings
     from kernel.command.check import check_models
-    from kernel.command.single_files import folders_of_files
+    from kernel.command.single_models import folders_of
 
     settings = TrialSettings(requests, seed, timeout)
-    with local_folders([model_dir]) as given, folders_of_files(given) as [path]:
+    with local_folders([model_dir]) as given, folders_of(given) as [path]:
         raise typer.Exit(check_models(path, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
 
 
@@ -164,7 +164,7 @@ def infer(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", show_default=False,
                        help="Inputs: a JSON value such as 3, [1,2] or \"text\", a plain text, or a NumPy file, "
-                       "NAME=@FILE.npy. Put brackets into quotes: 'NAME=[1,2]'."),
+                       "NAME=@FILE.npy; NAME=@random for random values. Put brackets into quotes: 'NAME=[1,2]'."),
     ] = None,
     url: Annotated[
         str,

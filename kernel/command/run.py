@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from kernel.command.single_models import options_with_repositories
 from kernel.options import check_options
 
 if TYPE_CHECKING:
@@ -21,12 +22,8 @@ def run_server(arguments: list[str]) -> int:
     from kernel.command.flags.read import read_flags
 
     options, notes = read_flags(arguments, os.environ, variables=True)
-    if options.repository.onnx_files:
-        from kernel.command.single_files import repositories_of_files  # most servers have folders
-
-        with repositories_of_files(options) as options_with_folders:
-            return _start(options_with_folders, notes)
-    return _start(options, notes)
+    with options_with_repositories(options) as options_with_folders:
+        return _start(options_with_folders, notes)
 
 
 def _start(options: ServerOptions, notes: list[str]) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel.command.first_requests import first_requests
 from kernel.command.load_display import LoadDisplay
 from kernel.command.start_messages import backends_table, demo_hint, models_table, options_table, server_url
 from kernel.machine import give_memory_back
@@ -106,15 +107,24 @@ class Terminal:
         if self._display is not None:
             self._display.close()
         if self._prints_tables:
-            if not self._options.demo:  # the demo's first output stays short
+            if not self._is_short:
                 self._print(backends_table(self._backends()))
             self._print(models_table(catalog))
-            if not self._options.demo:
+            if not self._is_short:
                 self._print(options_table(self._options))
             return
         for item in catalog.index():
             state = f"{item.state}: {item.reason.strip()}" if item.reason else item.state or "not loaded"
             logger.info("model '%s': %s", item.name, state, extra={"model": item.name, "version": item.version})
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether a person looks at the start, who wants to know about the models: the tables of backends and options
+        are then left out, unless --log-verbose asks for more."""
+        if self._options.demo:
+            return True
+        at_terminal = not self._options.log.file and sys.stdout is not None and sys.stdout.isatty()
+        return at_terminal and not self._options.log.verbose
 
     def model_retired(self) -> None:
         """Collect the objects of unloaded models soon, once for all that end together.
@@ -138,11 +148,11 @@ class Terminal:
         gc.collect()
         give_memory_back()
         gc.freeze()
-        if self._options.demo and "http" in ports and self._prints_tables:
+        if "http" in ports and self._prints_tables:
             options = self._options
-            self._print(
-                demo_hint(server_url(options.http_listener.address, ports["http"], tls=options.http.tls is not None))
-            )
+            url = server_url(options.http_listener.address, ports["http"], tls=options.http.tls is not None)
+            specs = [model.spec for model in kernel.catalog.ready_models()]
+            self._print(demo_hint(url) if options.demo else first_requests(specs, url))
 
     def _print(self, text: str) -> None:
         assert self._log is not None, "printed before `begin`"

@@ -16,7 +16,7 @@ import msgspec
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kernel.serving.model import Model
 
@@ -214,6 +214,10 @@ class Catalog:
             if entry.state is ModelState.READY and entry.model is not None
         ]
 
+    def ready_names(self) -> Collection[str]:
+        """Return the names of the models that clients reach without a version, in no order."""
+        return self._newest.keys()
+
     def executing_models(self) -> list[Model]:
         """Return all versions that can have requests: the READY ones, and those that finish their last requests."""
         return [*self.ready_models(), *self.retiring]
@@ -256,6 +260,19 @@ class Catalog:
         if identifier in self._broken:
             return [IndexItem(name, "", ModelState.UNAVAILABLE.value, self._broken[identifier])]
         return [IndexItem(name)]
+
+    def wanted(self) -> list[IndexItem]:
+        """Return the lines of the index about versions that serve, or that should and do not.
+
+        Models that nobody has loaded, and versions that were unloaded on request, are not among them.
+        """
+        stated = sorted({*self._models, *self._broken, *self._duplicates})
+        return [
+            item
+            for identifier in stated
+            for item in self.index_of(identifier)
+            if item.state and item.reason != UNLOADED
+        ]
 
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance.

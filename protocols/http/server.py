@@ -8,6 +8,7 @@ from aiohttp import HttpVersion10, HttpVersion11
 
 from kernel.errors import ServingError
 from kernel.options import AdminOptions, HttpOptions
+from protocols.access.restricted import Category
 from protocols.frontend import is_local
 from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
@@ -21,6 +22,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
+from protocols.http.route_hints import route_hint
 from protocols.http.routes import find_endpoint, request_path
 from protocols.internal_errors import unexpected_error
 from protocols.listening import local_url
@@ -28,6 +30,7 @@ from protocols.status import HTTP_STATUS, http_status
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Collection
 
     from kernel.serving.kernel import Kernel
     from protocols.access.keys import KeyReader
@@ -117,7 +120,7 @@ class HttpServer:
         path = request_path(http.raw_path)
         found = find_endpoint(path)
         if found is None or (found[0].dashboard and not (self._has_dashboard and asks_for_page(path, http))):
-            return error_response(404, "Not Found", plain=True)
+            return self._not_found(http, path)
         endpoint, names = found
         administers = endpoint.administers and http.method == "POST"
         refusal = self._rules.refusal(
@@ -146,6 +149,16 @@ class HttpServer:
             refused = unexpected_error(f"{http.method} {http.raw_path}", error)
             check_not_begun(http)
             return error_response(HTTP_STATUS[refused.code], refused.text)
+
+    def _not_found(self, http: web.BaseRequest, path: str) -> web.Response:
+        """Return the response for a path that no route has, with a hint that names models only if the client may."""
+
+        def models() -> Collection[str]:
+            if self._rules.refusal("POST", Category.MODEL_REPOSITORY, http.headers.get, peer_of(http)) is not None:
+                return ()
+            return self._kernel.catalog.ready_names()
+
+        return error_response(404, f"Not Found{route_hint(path, models)}", plain=True)
 
     def _preflight(self, http: web.BaseRequest) -> web.Response | None:
         """Return the response to a browser that asks whether it may send a request; None if it does not."""

@@ -88,6 +88,19 @@ def test_a_built_in_backend_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     assert backend_class("identity", arguments(tmp_path)).__module__ == "backends.builtin.identity"
 
 
+def test_a_backend_in_the_directory_replaces_an_example_of_its_name(lab: Lab, tmp_path: Path) -> None:
+    own = write(tmp_path / "backends/identity/backend.py", BACKEND.format(value=5))
+    assert answer(lab, arguments(tmp_path), "identity") == 5
+    assert known_backends(tmp_path / "backends")["identity"] == str(own)
+    assert "builtin" in known_backends(tmp_path / "backends")["add_sub"]
+
+
+def test_a_backend_in_the_directory_does_not_replace_a_real_one(tmp_path: Path) -> None:
+    write(tmp_path / "backends/onnxruntime/backend.py", BACKEND.format(value=5))
+    assert backend_class("onnxruntime", arguments(tmp_path)).__module__ == "backends.onnxruntime.backend"
+    assert "onnxruntime.backend" in known_backends(tmp_path / "backends")["onnxruntime"]
+
+
 @pytest.mark.parametrize("name", ["..", "../backends/constant", "", "a\0b"])
 def test_a_name_leads_to_no_file_outside_of_the_directory(tmp_path: Path, name: str) -> None:
     write(tmp_path / "backend.py", BACKEND.format(value=1))

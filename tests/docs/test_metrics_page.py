@@ -17,6 +17,7 @@ from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.families import render_models
 from protocols.http.metrics.gpu_families import render_gpus
 from protocols.http.metrics.memory_families import render_memory
+from protocols.http.metrics.readiness import render_readiness
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.testing import FrontDoorLab
 from tests.docs.documents import code_blocks, code_spans, document, section, table
@@ -42,7 +43,8 @@ def shown_page(*, cache: bool) -> str:
     server = ServerMetrics(kernel, MetricsOptions(), 0).render(0)
     gpus = GpuFigureReader(None, PinnedPool(1), 1)  # type: ignore[arg-type]  # nobody reads
     gpus.take([GpuFigures("GPU-1")])
-    return "\n".join([*render_models([], ALL, 0), *render_memory([], {}), *render_gpus(gpus), server])
+    ours = [*render_readiness([]), *render_memory([], {}), *render_gpus(gpus)]
+    return "\n".join([*render_models([], ALL, 0), *ours, server])
 
 
 def stated(text: str) -> dict[str, str]:

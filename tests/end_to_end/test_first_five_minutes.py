@@ -178,17 +178,41 @@ def test_a_terminal_shows_a_bar_as_long_as_models_load(open_terminal: Callable[[
     terminal.read_until(PROMPT)
 
 
+SERVICE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [3]})
+        config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [3]})
+        return config
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", each * 2)]) for each in inputs]
+"""
+
+
 def test_models_of_ones_own(open_terminal: Callable[[], Terminal], tmp_path: Path) -> None:
-    folder, file, listing, check, usage, *_ = commands("Your own models", "naiad")
+    folder, file, code, listing, check, usage, *_ = commands("Your own models", "naiad")
     shutil.copytree(DEMO_REPOSITORY / "add_sub", tmp_path / "checkout/models/add_sub")
     shutil.copy(DEMO_REPOSITORY / "digits/1/model.onnx", tmp_path / "checkout/resnet.onnx")
-    terminal = open_terminal()
+    (tmp_path / "checkout/service.py").write_text(SERVICE)
+    terminal, client = open_terminal(), open_terminal()
     assert "add_sub" in terminal.run(listing)
     assert "add_sub" in terminal.run(check)
     assert "--model-repository" in terminal.run(usage)
-    for command, model in ((folder, "add_sub"), (file, "resnet")):
+    for command, model in ((folder, "add_sub"), (file, "resnet"), (code, "service")):
         terminal.type(command)
-        shown = terminal.read_until("Started Metrics Service")
+        shown = terminal.read_until("Ctrl-C stops the server.")
         assert re.search(rf"\| {model} +\| 1 +\| READY", shown), shown
+        # What is shown at the end of the start is typed as it stands.
+        [hint] = re.findall(rf"^    (\S+(?: -m kernel)? infer {model} .*)$", shown, re.MULTILINE)
+        assert re.search(r"^\w+  FP32 ", client.run(hint))
+        for hint in re.findall(r"^    (curl .*/infer -d .*)$", shown, re.MULTILINE):
+            assert f'"model_name":"{model}"' in client.run(hint)
         terminal.press_control_c()
         terminal.read_until(PROMPT)

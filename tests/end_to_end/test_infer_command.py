@@ -103,7 +103,7 @@ def test_a_numpy_file_keeps_its_shape(server: ServerProcess, tmp_path: Path) -> 
     ("model", "arguments", "said"),
     [
         ("nobody", ["X=1"], "'nobody' is not found; the server has bf16, bool, fp16, fp32, int8, no_dims, raising, "),
-        ("int8", [], "model 'int8' takes INPUT (INT8 [-1]): give each as NAME=VALUE or NAME=@FILE.npy"),
+        ("int8", [], "model 'int8' takes INPUT (INT8 [-1]): give each as NAME=VALUE, NAME=@FILE.npy or NAME=@random"),
         ("int8", ["INPUT=128"], "input 'INPUT' is INT8: 128 is not between -128 and 127"),
         ("int8", ["INPUT=x"], "input 'INPUT' is INT8: \"x\" is not a whole number"),
         ("two_dims", ["INPUT=[[1,2],[3]]"], "input 'INPUT' is no tensor: its lists have different lengths"),

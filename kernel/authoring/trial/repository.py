@@ -27,7 +27,7 @@ class Checked(msgspec.Struct):
     """What was found out about a model."""
 
     name: str
-    #: ok, differs, varies, refused (see `TrialResult`), crashed (a worker died), or failed (it does not load).
+    #: ok, breaks, differs, varies, refused (see `TrialResult`), crashed (a worker died), or failed (it does not load).
     verdict: str = "ok"
     load_s: float = 0.0
     #: The memory of the model's workers alone, when it was loaded and after the trial.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.authoring.trial.configured_outputs import SentOutput
 from kernel.embedding.arrays import input_tensor, output_array
 from kernel.errors import ServingError
 from kernel.serving.request import Request
@@ -29,6 +30,8 @@ class Responses(msgspec.Struct):
     """What a request got."""
 
     outputs: list[Arrays] = []
+    #: The same as clients would get them.
+    sent: list[list[SentOutput]] = []
     #: The error of the last response; empty for none.
     error: str = ""
     #: Whether the request was cancelled, because it did not end.
@@ -53,6 +56,9 @@ class _Collector:
             self.responses.error = response.error.message.strip()
         elif response.outputs is not None:
             self.responses.outputs.append({output.name: output_array(output) for output in response.outputs})
+            self.responses.sent.append(
+                [SentOutput(output.name, output.datatype, list(output.shape)) for output in response.outputs]
+            )
         response.release()
         if len(self.responses.outputs) > MAX_RESPONSES and not self.done.done():
             self.responses.error, self.responses.endless = f"more than {MAX_RESPONSES} responses", True

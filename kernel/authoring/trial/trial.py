@@ -18,6 +18,7 @@ from kernel.authoring.trial.arrays import (
     row_of,
     stacked,
 )
+from kernel.authoring.trial.configured_outputs import departures
 from kernel.authoring.trial.responses import Responses, respond
 from kernel.embedding.arrays import output_array
 from kernel.repository.warmup import warmup_samples
@@ -42,7 +43,8 @@ class TrialSettings(msgspec.Struct, frozen=True):
 class TrialResult(msgspec.Struct):
     """What a trial has found."""
 
-    #: ok, differs, varies (from run to run, also alone), or refused (the model takes none of the inputs).
+    #: ok, breaks (its configuration), differs, varies (from run to run, also alone), or refused (the model takes none
+    #: of the inputs).
     verdict: str = "ok"
     #: Where the inputs came from: warm-up, or random with the size of variable dimensions.
     inputs: str = ""
@@ -93,6 +95,11 @@ class Trial:
                 else "; if random inputs do not suit the model, add a model_warmup"
             )
             result.findings.append(f"no request of the trial succeeds: {_first_line(why)}{advice}")
+            return
+        broken = departures(self._spec, (outputs for each in alone for outputs in each.sent))
+        if broken:
+            result.verdict = "breaks"
+            result.findings += broken
             return
         if not self._same(alone, await self._alone(requests), "a second time alone", verdict="varies"):
             return

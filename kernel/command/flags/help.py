@@ -29,13 +29,14 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _INTRODUCTION = """\
 Serve a model repository until Ctrl-C or SIGTERM.
 
-Usage: naiad run [FOLDER | FILE.onnx]... [--FLAG VALUE | --FLAG=VALUE]...
+Usage: naiad run [FOLDER | FILE]... [--FLAG VALUE | --FLAG=VALUE]...
 
   naiad run                              demo models
   naiad run models                       a folder of models
-  naiad run resnet.onnx                  one ONNX file, as model resnet
+  naiad run resnet.onnx service.py       files of models, as models resnet and service
+  naiad run models/resnet                one model of a folder
   naiad run models --model-control-mode explicit --load-model resnet
-                                         one model of a folder
+                                         the same; more can be loaded later
 
 Flags have tritonserver's names, meanings and [defaults]. A + marks a flag that
 tritonserver does not have, or for which it has another default. Each flag is an

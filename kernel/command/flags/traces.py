@@ -31,9 +31,10 @@ _LEVEL_WORDS = {
 }
 
 #: Settings of OpenTelemetry's batch processor that clients always see: setting, environment variable, default.
+_DELAY = "bsp_schedule_delay"
 _EXPORTER_DEFAULTS = (
     ("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "512"),
-    ("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", "5000"),
+    (_DELAY, "OTEL_BSP_SCHEDULE_DELAY", "5000"),
     ("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", "2048"),
 )
 
@@ -83,7 +84,7 @@ def trace_values(
     if values.trace_mode == "opentelemetry":
         for key, variable, default in _EXPORTER_DEFAULTS:
             exporter.setdefault(key, [environment.get(variable, default)])
-            _check_positive(key, exporter[key][-1])
+            _check_size(key, exporter[key][-1])
         values = msgspec.structs.replace(values, exporter=tuple((key, tuple(texts)) for key, texts in exporter.items()))
     return values, notes
 
@@ -99,14 +100,15 @@ def _exporter_value(key: str, text: str) -> str:
     return text
 
 
-def _check_positive(key: str, text: str) -> None:
-    """Raise `BadOption` unless a setting of OpenTelemetry's batches is a number above 0."""
+def _check_size(key: str, text: str) -> None:
+    """Raise `BadOption` unless a setting of OpenTelemetry's batches is a number above 0, or a delay of 0."""
     try:
         number = _int(text)
     except BadValue as error:
         raise BadOption(f"--trace-config opentelemetry,{key}: {error}") from None
-    if number <= 0:
-        raise BadOption(f"--trace-config opentelemetry,{key}: expected a number above 0, got {text}")
+    least = 0 if key == _DELAY else 1
+    if number < least:
+        raise BadOption(f"--trace-config opentelemetry,{key}: expected a number from {least} on, got {text}")
 
 
 def _lacking(values: TraceValues) -> str:

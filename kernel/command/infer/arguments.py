@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernel.command.infer.connection import ClientError
@@ -11,6 +12,10 @@ from kernel.command.infer.elements import BadElement, encode_elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+
+#: A value that stands for random elements, in a shape in which dimensions of any size are 1.
+RANDOM = "@random"
 
 
 class GivenInput(NamedTuple):
@@ -31,7 +36,7 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
     for given in arguments:
         name, equals, text = given.partition("=")
         if not equals:
-            raise ClientError(f"'{given}' is not of the form NAME=VALUE or NAME=@FILE.npy")
+            raise ClientError(f"'{given}' is not of the form NAME=VALUE, NAME=@FILE.npy or NAME=@random")
         if name in texts:
             raise ClientError(f"input '{name}' is given twice: several values are one list, '{name}=[1,2]'")
         texts[name] = text
@@ -49,14 +54,17 @@ def build_inputs(metadata: dict[str, Any], config: dict[str, Any], texts: Mappin
     if missing := [name for name in known if name not in texts and name not in optional]:
         others = f"; {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing" if texts else ""
         raise ClientError(
-            f"model '{metadata['name']}' takes {takes}: give each as NAME=VALUE or NAME=@FILE.npy{others}"
+            f"model '{metadata['name']}' takes {takes}: give each as NAME=VALUE, NAME=@FILE.npy or NAME=@random{others}"
         )
     return [_build_input(known[name], text) for name, text in texts.items()]
 
 
 def _build_input(tensor: dict[str, Any], text: str) -> GivenInput:
     name, datatype, dims = tensor["name"], tensor["datatype"], tensor["shape"]
-    if text.startswith("@"):
+    if text == RANDOM:
+        own = [1 if dim == -1 else dim for dim in dims]
+        elements = _random_elements(datatype, math.prod(own))
+    elif text.startswith("@"):
         own, elements = _read_npy(text[1:])
     else:
         value = read_value(text, datatype)
@@ -70,6 +78,17 @@ def _build_input(tensor: dict[str, Any], text: str) -> GivenInput:
         return GivenInput(name, datatype, shape, elements, encode_elements(datatype, elements))
     except BadElement as error:
         raise ClientError(f"input '{name}' is {datatype}: {error}") from None
+
+
+def _random_elements(datatype: str, count: int) -> list[Any]:
+    """Return floats between 0 and 1, integers below 10, or words."""
+    if datatype == "BYTES":
+        return ["text"] * count
+    if datatype == "BOOL":
+        return [random.random() < 0.5 for _ in range(count)]
+    if datatype in ("FP16", "BF16", "FP32", "FP64"):
+        return [round(random.random(), 3) for _ in range(count)]
+    return [random.randrange(10) for _ in range(count)]
 
 
 def read_value(text: str, datatype: str) -> Any:

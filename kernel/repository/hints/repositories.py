@@ -40,12 +40,10 @@ def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> st
         folder = posixpath.dirname(path) or "."
         if posixpath.basename(path) == CONFIG:
             return f"it is the configuration of a model: give the repository, the folder above '{folder}'"
-        if path.endswith(".py"):
-            return "it is a file; give a folder of models, in which a Python model is at NAME/1/model.py"
         ending = posixpath.splitext(path)[1]
-        if ending in MODEL_ENDINGS and ending != ".onnx":
+        if ending in MODEL_ENDINGS:
             return f"it is a file; give a folder of models, in which this one is at NAME/1/model{ending}"
-        return "it is a file; give a folder of models, or an ONNX file whose name ends with .onnx"
+        return "it is a file; give a folder of models, or a model whose name ends with .onnx, .py or .plan"
     import difflib  # imported late: few repositories need a hint
 
     close = difflib.get_close_matches(posixpath.basename(path), siblings, n=1)

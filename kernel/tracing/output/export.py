@@ -32,6 +32,10 @@ def missing_packages() -> str:
     )
 
 
+#: With a delay of 0, spans are exported as soon as they are there, but those of one event-loop iteration together.
+_MIN_DELAY_S = 0.001
+
+
 class CollectorDestination:
     """A collector. Implements `kernel.tracing.output.destinations.Destination`."""
 
@@ -45,7 +49,7 @@ class CollectorDestination:
         def number(name: str, default: int) -> int:
             return int(settings[name][-1]) if name in settings else default
 
-        self.delay_s = number("bsp_schedule_delay", 5000) / 1000
+        self.delay_s = max(number("bsp_schedule_delay", 5000) / 1000, _MIN_DELAY_S)
         # OpenTelemetry counts spans.
         self.batch = max(1, number("bsp_max_export_batch_size", 512) // _SPANS_OF_TRACE)
         self.max_waiting = max(1, number("bsp_max_queue_size", 2048) // _SPANS_OF_TRACE)

@@ -19,6 +19,7 @@ from protocols.http.metrics.families import render_models
 from protocols.http.metrics.gpu_families import render_gpus
 from protocols.http.metrics.memory_families import WorkerMemoryReader, render_memory
 from protocols.http.metrics.openmetrics import OPENMETRICS, prefers_openmetrics, to_openmetrics
+from protocols.http.metrics.readiness import render_readiness
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
@@ -100,6 +101,7 @@ class MetricsServer:
         now_ns = self._now_ns()
         models = self._kernel.catalog.ready_models()
         lines = render_models(models, self._config, now_ns, time.time_ns() - now_ns if openmetrics else None)
+        lines += render_readiness(self._kernel.catalog.wanted())
         lines += render_memory(models, self._memory.byte_sizes)
         if self._kernel.cache_figures is not None:
             lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)

@@ -335,6 +335,55 @@ def test_a_coroutine_iterates_a_stream(lab: Lab) -> None:
     assert lab.text() == "[[1, 1, 0], [1, 1, 0]]"
 
 
+def test_a_coroutine_gets_a_stream_with_its_first_response(lab: Lab) -> None:
+    def respond(request: CallRequest) -> list[CallResponse]:
+        if request.id == "second":
+            lab.recorded_calls.deliver(lab.recorded_calls.open[0], responses(1, 2)[0])
+            lab.recorded_calls.deliver(lab.recorded_calls.open[0], responses(2)[0])
+        return []
+
+    lab.recorded_calls.respond = respond
+    lab.load(
+        model(
+            """
+            first = asyncio.ensure_future(call().async_exec(decoupled=True))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            came_early = first.done()
+            second = asyncio.ensure_future(call(request_id="second").async_exec(decoupled=True))
+            numbers = [each.output_tensors()[0].as_numpy().tolist() for each in await first]
+            second.cancel()
+            return [text([came_early, numbers])]
+            """,
+            before="    import asyncio\n",
+            kind="async def",
+        )
+    )
+    assert lab.text() == "[False, [[1], [2]]]"
+
+
+def test_a_task_that_is_cancelled_before_the_stream_began_cancels_its_call(lab: Lab) -> None:
+    lab.recorded_calls.respond = lambda _: []
+    lab.load(
+        model(
+            """
+            task = asyncio.ensure_future(call().async_exec(decoupled=True))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+            except asyncio.CancelledError:
+                return [text("cancelled")]
+            """,
+            before="    import asyncio\n",
+            kind="async def",
+        )
+    )
+    assert lab.text() == "cancelled"
+    assert lab.recorded_calls.cancelled == lab.recorded_calls.discarded == [1]
+
+
 def test_a_task_that_is_cancelled_cancels_its_call(lab: Lab) -> None:
     lab.recorded_calls.respond = lambda _: []
     lab.load(

@@ -20,6 +20,7 @@ def test_each_method_logs_at_its_level(lab: Lab) -> None:
             logger.log_verbose("d")
             logger.log("e")
             logger.log("f", logger.WARNING)
+            logger.log_info(np.array([b"g"])[0])
             return [text(1)]
     """)
     lab.text()
@@ -30,6 +31,7 @@ def test_each_method_logs_at_its_level(lab: Lab) -> None:
         ("VERBOSE", "d"),
         ("INFO", "e"),
         ("WARNING", "f"),
+        ("INFO", "g"),
     ]
 
 

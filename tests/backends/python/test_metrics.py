@@ -61,6 +61,13 @@ def test_values_may_have_any_number_type() -> None:
     histogram.Metric(buckets=[1, 2.5]).observe(2)
 
 
+def test_a_family_may_have_a_name_and_a_description_in_bytes() -> None:
+    family = MetricFamily(b"requests", b"So many.", MetricFamily.COUNTER)  # type: ignore[arg-type]
+    family.Metric().increment(1)
+    again = MetricFamily("requests", "So many.", MetricFamily.COUNTER)
+    assert again.Metric().value() == 1
+
+
 def test_the_same_labels_are_the_same_metric() -> None:
     first, second = MetricFamily("x", "first", COUNTER), MetricFamily("x", "second", COUNTER)
     metric = first.Metric(labels={"a": "1", "b": "2"})

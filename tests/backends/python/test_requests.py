@@ -168,6 +168,31 @@ def test_a_request_of_a_model_returns_its_constructor_arguments() -> None:
     assert not request.is_cancelled()
 
 
+def test_a_request_takes_what_the_binding_of_triton_converts() -> None:
+    names = np.array([b"callee", "B", 7], np.object_)
+    request = InferenceRequest(
+        request_id=bytearray(b"id"),  # type: ignore[arg-type]
+        inputs=[Tensor(b"IN", np.zeros(1))],  # type: ignore[arg-type]
+        requested_output_names=[names[1], b"A", np.str_("C"), np.bytes_(b"D")],  # type: ignore[list-item]
+        model_name=names[0],
+        model_version=np.int32(2),  # type: ignore[arg-type]
+        flags=np.uint8(3),  # type: ignore[arg-type]
+        timeout=np.int64(5),  # type: ignore[arg-type]
+    )
+    assert (request.request_id(), request.inputs()[0].name()) == ("id", "IN")
+    assert request.requested_output_names() == {"A", "B", "C", "D"}
+    sent = request._call_request(False, "exec")
+    assert (sent.model_name, sent.model_version, sent.flags, sent.timeout_us) == ("callee", "2", 3, 5)
+    assert {type(each) for each in (sent.model_name, *sent.outputs, sent.id)} == {str}
+    assert (type(sent.flags), type(sent.timeout_us)) == (int, int)
+
+
+@pytest.mark.parametrize("wrong", [{"model_version": 1.0}, {"flags": -1}, {"flags": 1 << 32}, {"timeout": 1 << 64}])
+def test_numbers_that_do_not_fit_are_type_errors(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        InferenceRequest(inputs=[], requested_output_names=[], model_name="m", **wrong)
+
+
 def test_a_correlation_id_must_be_an_integer_or_a_string() -> None:
     with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
         InferenceRequest("", 1.5, [], [], "m")  # type: ignore[arg-type]

@@ -45,6 +45,11 @@ def test_an_error_has_a_message_and_a_code() -> None:
     assert response.error() is error
 
 
+def test_the_message_of_an_error_may_be_bytes() -> None:
+    error = TritonError(b"gr\xc3\xbcn \xff")  # type: ignore[arg-type]
+    assert error.message() == "grün \ufffd"
+
+
 @pytest.mark.parametrize("arguments", [(5,), ([5],), ([], "error"), (None,)])
 def test_a_response_with_wrong_arguments_is_refused(arguments: tuple[object, ...]) -> None:
     with pytest.raises(TypeError, match=r"^__init__\(\): incompatible constructor arguments"):

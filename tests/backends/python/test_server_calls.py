@@ -34,6 +34,9 @@ MODEL = """
         ("unload_model('m', unload_dependents=True)", {"action": "unload", "unload_dependents": True}),
         ("unload_model('m', 5)", {"action": "unload", "unload_dependents": True}),
         ("is_model_ready('m')", {"action": "ready", "version": ""}),
+        ("load_model(b'm', b'{}')", {"action": "load", "config": "{}"}),
+        ("unload_model(b'm')", {"action": "unload", "unload_dependents": False}),
+        ("is_model_ready(b'm', b'3')", {"action": "ready", "version": "3"}),
         ("is_model_ready('m', '3')", {"action": "ready", "version": "3"}),
     ],
 )

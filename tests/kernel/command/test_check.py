@@ -83,6 +83,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     write(folder, "steps", RIGHT, ENSEMBLE)
     write(folder, "swaps_rows", "made = [each[::-1] for each in given]")
     write(folder, "mixes_requests", "made = [each + len(given) for each in given]")
+    output = 'name: "OUT" data_type: TYPE_FP32 dims: [ -1 ]'
+    write(folder, "datatype", RIGHT, CONFIG.replace(output, output.replace("FP32", "INT32")))
+    write(folder, "name", RIGHT, CONFIG.replace(output, output.replace("OUT", "RESULT")))
+    write(folder, "shape", RIGHT, CONFIG.replace(output, output.replace("-1", "-1, 3")))
     write(folder, "rounds", "made = [each * np.float32(2 + 1e-6 * (len(each) > 1)) for each in given]")
     write(folder, "varies", "made = [each + np.random.rand() for each in given]")
     write(folder, "refuses", "raise ValueError('not a token')")
@@ -106,6 +110,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         ("steps", "ok", ""),
         ("swaps_rows", "differs", "as rows of one request: output 'OUT' differs by up to"),
         ("mixes_requests", "differs", "together with others: output 'OUT' differs by up to"),
+        ("datatype", "breaks", "output 'OUT' is FP32, but the configuration says INT32"),
+        ("name", "breaks", "output 'RESULT' is in the configuration, but no response has it"),
+        ("shape", "breaks", "output 'OUT' has shape [1, 4], but the configuration says [-1, -1, 3]"),
         ("rounds", "ok", "rounding only: "),
         ("varies", "varies", "a second time alone: output 'OUT' differs by up to"),
         ("refuses", "refused", "no request of the trial succeeds: Failed to process the request(s) for model"),

@@ -131,6 +131,18 @@ def test_an_ensemble_is_unavailable_while_a_model_of_its_steps_is(catalog: Catal
     assert not catalog.can_execute(outer)
 
 
+def test_wanted_are_the_versions_that_serve_or_should(catalog: Catalog) -> None:
+    catalog.set_known({"a", "b", "never_loaded"})
+    catalog.set_state("a", 1, ModelState.UNAVAILABLE, "unloaded")
+    catalog.set_state("b", 1, ModelState.UNAVAILABLE, "it failed")
+    catalog.set_broken("odd", "no configuration", is_model=False)
+    assert [(item.name, item.version, item.state) for item in catalog.wanted() if item.name != "a"] == [
+        ("b", "1", "UNAVAILABLE"),
+        ("odd", "", "UNAVAILABLE"),
+    ]
+    assert [item.version for item in catalog.wanted() if item.name == "a"] == ["3"]
+
+
 def test_strict_readiness_wants_every_model_alive_but_not_those_unloaded_on_request(catalog: Catalog) -> None:
     assert catalog.all_ready()
     catalog.set_state("a", 1, ModelState.UNAVAILABLE, "unloaded")

@@ -63,6 +63,16 @@ def test_wrong_paths_and_methods(
     exchange(test)
 
 
+def test_a_path_that_is_nearly_right_gets_a_hint_behind_the_error(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        async with session.post("/v2/models/echo/predict") as response:
+            assert response.status == 404
+            body = await response.json(content_type=None)
+            assert body == {"error": "Not Found. Did you mean POST /v2/models/echo/infer?"}
+
+    exchange(test)
+
+
 def test_the_error_for_a_wrong_method_lists_the_right_ones(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         for path, allowed in (("/v2/models/echo/infer", "POST"), ("/v2/logging", "GET, POST")):

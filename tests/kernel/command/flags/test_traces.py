@@ -53,6 +53,11 @@ def test_opentelemetry_settings_keep_their_order_and_include_the_batch_processor
     )
 
 
+def test_spans_may_be_exported_without_a_delay() -> None:
+    found = values("mode=opentelemetry", "opentelemetry,bsp_schedule_delay=0")
+    assert ("bsp_schedule_delay", ("0",)) in found.exporter
+
+
 def test_settings_of_an_inactive_mode_are_dropped() -> None:
     assert values("opentelemetry,url=u").exporter == ()
 

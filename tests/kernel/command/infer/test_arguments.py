@@ -76,7 +76,7 @@ def test_the_shape_is_that_of_the_value_or_is_derived_from_the_model(
 def test_the_error_of_a_wrong_input_lists_the_inputs_of_the_model() -> None:
     with pytest.raises(ClientError, match=r"has no input 'X'; it takes IN \(FP32 \[-1, 4\]\)"):
         build_inputs(METADATA, {}, {"X": "1"})
-    with pytest.raises(ClientError, match=r"takes IN .* give each as NAME=VALUE or NAME=@FILE.npy$"):
+    with pytest.raises(ClientError, match=r"takes IN .* give each as NAME=VALUE, NAME=@FILE.npy or NAME=@random$"):
         build_inputs(METADATA, {}, {})
     with pytest.raises(ClientError, match=r"the value given has shape \[3\]"):
         build_inputs(METADATA, {}, {"IN": "[1, 2, 3]"})
@@ -95,7 +95,7 @@ def test_an_input_may_be_missing_only_if_it_is_optional() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["IN"], "'IN' is not of the form NAME=VALUE or NAME=@FILE.npy"),
+        (["IN"], "'IN' is not of the form NAME=VALUE, NAME=@FILE.npy or NAME=@random"),
         (["IN=1", "IN=2"], "input 'IN' is given twice: several values are one list, 'IN=[1,2]'"),
     ],
 )

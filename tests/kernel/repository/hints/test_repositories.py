@@ -37,9 +37,9 @@ def test_a_path_that_is_no_folder(path: str, hint: str) -> None:
     ("path", "hint"),
     [
         ("models/plus/config.pbtxt", "the folder above 'models/plus'"),
-        ("model.py", "a Python model is at NAME/1/model.py"),
+        ("model.py", "in which this one is at NAME/1/model.py"),
         ("net.pt", "in which this one is at NAME/1/model.pt"),
-        ("net.bin", "or an ONNX file"),
+        ("net.bin", "or a model whose name ends with .onnx, .py or .plan"),
     ],
 )
 def test_a_path_that_is_a_file(path: str, hint: str) -> None:

@@ -130,6 +130,8 @@ def test_the_settings_of_batches_count_spans() -> None:
     ))  # fmt: skip
     found = CollectorDestination(values)
     assert (found.delay_s, found.max_waiting, found.batch) == (0.25, 10, 1)
+    no_delay = TraceValues(trace_mode="opentelemetry", exporter=(("bsp_schedule_delay", ("0",)),))
+    assert CollectorDestination(no_delay).delay_s == 0.001
     usual = CollectorDestination(TraceValues(trace_mode="opentelemetry"))
     assert (usual.delay_s, usual.max_waiting, usual.batch) == (5, 682, 170)
 

@@ -1,0 +1,78 @@
+"""First requests for the models of a server, ready to be typed: printed at the end of a start with few models. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from kernel.command.start_messages import DEFAULT_URL, program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel.config.spec import ModelSpec, TensorSpec
+
+#: With more models no requests are printed.
+MAX_MODELS = 3
+
+#: An input with more elements is too long to be typed: it gets random numbers.
+_MAX_ELEMENTS = 16
+
+#: Datatypes that JSON does not carry (Triton).
+_NOT_IN_JSON = frozenset({"FP16", "BF16"})
+
+
+def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
+    """Return requests to each model at `url`, as commands for any shell; empty for too many models.
+
+    Models with sequences are left out: their requests belong together.
+    """
+    shown = [spec for spec in specs if spec.sequence_batching is None]
+    if not shown or len(specs) > MAX_MODELS:
+        return ""
+    elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
+    lines: list[str] = []
+    for spec in shown:
+        inputs = [tensor for tensor in spec.inputs.values() if not tensor.optional]
+        lines.append(" ".join([f"    {program()} infer", shlex.quote(spec.name), *map(_argument, inputs)]) + elsewhere)
+        body = _json_body(inputs)
+        if body is not None and not spec.decoupled:
+            target = shlex.quote(f"{url}/v2/models/{spec.name}/infer")
+            lines.append(f"    curl -s {target} -d {shlex.quote(body)}")
+    return "\nIn another terminal, send a first request:\n\n" + "\n".join(lines) + "\n\nCtrl-C stops the server.\n\n"
+
+
+def _argument(tensor: TensorSpec) -> str:
+    """Return `NAME=VALUE` for `naiad infer`."""
+    shape = _shape(tensor)
+    if math.prod(shape) > _MAX_ELEMENTS:
+        return shlex.quote(f"{tensor.name}=@random")
+    return shlex.quote(f"{tensor.name}={json.dumps(_elements(tensor, shape), separators=(',', ':'))}")
+
+
+def _json_body(inputs: Sequence[TensorSpec]) -> str | None:
+    """Return the JSON of a request; None if it would be too long, or JSON cannot carry it."""
+    given: list[dict[str, Any]] = []
+    for tensor in inputs:
+        shape = _shape(tensor)
+        if math.prod(shape) > _MAX_ELEMENTS or tensor.datatype in _NOT_IN_JSON:
+            return None
+        data = _elements(tensor, shape)
+        given.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data})
+    return json.dumps({"inputs": given}, separators=(",", ":"))
+
+
+def _shape(tensor: TensorSpec) -> list[int]:
+    """Return a small shape that the model accepts: a dimension of any size is 1."""
+    return [1 if dim == -1 else dim for dim in tensor.shape]
+
+
+def _elements(tensor: TensorSpec, shape: list[int]) -> list[Any]:
+    count = math.prod(shape)
+    if tensor.datatype == "BYTES":
+        return ["text"] * count
+    if tensor.datatype == "BOOL":
+        return [True] * count
+    return list(range(1, count + 1))
