@@ -30,6 +30,7 @@ from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
 from backends.transport.texts import MAX_TEXT_BYTES
 from kernel.errors import ErrorCode, RequestCancelled, ServingError, WorkerLost, file_error, worker_error
+from kernel.loop.iteration_end import IterationEnd
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.instances import BatchRecord
 from kernel.serving.response import Response
@@ -78,6 +79,7 @@ class WorkerHandle:
         self._poller = poller
         self._session = session
         self._send = session.send
+        self._iteration_end = IterationEnd.current()
         self._model = model
         #: The number of the next request in messages to the worker.
         self._next_number = 1
@@ -324,6 +326,8 @@ class WorkerHandle:
             numbers = batch.request_numbers()
             if len(message.responses) != len(numbers):
                 raise ValueError(f"{len(message.responses)} responses for a batch of {len(numbers)} requests")
+            if len(numbers) > 1:
+                self._iteration_end.joins_writes = True
             for number, response in zip(numbers, message.responses, strict=True):
                 self._respond(number, response, True)
         self.has_executed = True

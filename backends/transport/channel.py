@@ -236,16 +236,16 @@ class LoopChannel:
 
     def take_unsent(self) -> None:
         """Handle the messages in the peer's outbox: the peer is busy, or dead. Works also after `close`."""
-        if self._dropped or self._peer_outbox is None:
-            return
-        if data := self._peer_outbox.unsent(self._handled):
+        if not self._dropped and self._peer_outbox is not None and (data := self._peer_outbox.unsent(self._handled)):
             self._handle(data)
 
     def _handle(self, data: bytes) -> bool:
         """Handle the next bytes of the stream. Returns False if they contain a message that cannot be handled."""
         self._handled += len(data)
         try:
-            self._on_messages(self._reader.feed(data))
+            messages = self._reader.feed(data)
+            self._iteration_end.joins_writes = len(messages) > 1
+            self._on_messages(messages)
             if self._fds and len(self._fds) > _MAX_FDS:
                 raise ValueError(f"{len(self._fds)} file descriptors without their messages")
         except (ValueError, msgspec.DecodeError) as error:
@@ -255,6 +255,8 @@ class LoopChannel:
             logger.exception("a message of a worker could not be handled")
             self.drop(f"a message of it could not be handled: {type(error).__name__}: {str(error)[:_MAX_PROBLEM]}")
             return False
+        finally:
+            self._iteration_end.joins_writes = False
         return True
 
     def drop(self, problem: str) -> None:

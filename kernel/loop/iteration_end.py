@@ -1,7 +1,8 @@
 """Callbacks at the end of an event-loop iteration, after all its input was handled.
 
 Requests that are read in one iteration can share a batch, and the messages of one iteration share a send. So a
-scheduler that makes batches decides at the end of the iteration, and the messages are sent after the decisions.
+scheduler that makes batches decides at the end of the iteration, and the messages are sent after the decisions. What is
+written to clients comes last: workers have to compute.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ class IterationEnd:
         self.loop = loop
         self._decisions: list[Callable[[], None]] = []
         self._sends: list[Callable[[], None]] = []
+        self._writes: list[Callable[[], None]] = []
         self._scheduled = False
+        #: Whether several messages of a worker, which have come together, are being handled now. A write wakes a
+        #: client, which takes the caches of the processor or the processor itself: so all their responses are made
+        #: before the first one is written. The response to a message that has come alone is written at once.
+        self.joins_writes = False
 
     @staticmethod
     def current() -> IterationEnd:
@@ -46,6 +52,13 @@ class IterationEnd:
             self._scheduled = True
             self.loop.call_soon(self._end)
 
+    def add_write(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, after all sends of this iteration, to write to a client."""
+        self._writes.append(callback)
+        if not self._scheduled:  # repeats `_schedule`, as above
+            self._scheduled = True
+            self.loop.call_soon(self._end)
+
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -57,9 +70,11 @@ class IterationEnd:
             self._call(decisions)
             sends, self._sends = self._sends, []
             self._call(sends)
+            writes, self._writes = self._writes, []
+            self._call(writes)
         finally:  # also after KeyboardInterrupt: the loop may run again
             self._scheduled = False
-            if self._decisions or self._sends:
+            if self._decisions or self._sends or self._writes:
                 self._schedule()
 
     def _call(self, callbacks: list[Callable[[], None]]) -> None:

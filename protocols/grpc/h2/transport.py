@@ -11,6 +11,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
+from kernel.loop.iteration_end import IterationEnd
 from protocols.access.peer_identity import Peer
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import PING_REQUEST, H2ErrorCode
@@ -96,6 +97,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._rules = rules
         self._timer: LifetimeTimer | None = None
         self._loop = asyncio.get_running_loop()
+        self._iteration_end = IterationEnd.current()
         self._memory = memoryview(bytearray(RECEIVE_BYTE_SIZE))
         #: The part of the memory that was received and not taken.
         self._start = 0
@@ -254,7 +256,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Have the output written at the end of this event-loop iteration."""
         if not self._write_scheduled:
             self._write_scheduled = True
-            self._loop.call_soon(self._write_output)
+            self._iteration_end.add_write(self._write_output)
+
+    def write_soon(self) -> None:
+        """Have a response written: at the end of this event-loop iteration if others come with it, else at once."""
+        if self._write_scheduled:
+            return
+        if self._iteration_end.joins_writes or self.sending.waiting:
+            self._write_scheduled = True
+            self._iteration_end.add_write(self._write_output)
+        else:
+            self._write_output()
 
     def _write_output(self) -> None:
         self._write_scheduled = False

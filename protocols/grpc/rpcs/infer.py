@@ -320,7 +320,7 @@ class InferCall(msgspec.Struct, eq=False):
             return
         release = None if response.leased is False else response.release
         self._connection.sending.respond(self._stream, parts, release)
-        self._connection.schedule_write()
+        self._connection.write_soon()
 
     def _collect(self, response: Response) -> Response | None:
         """Take one of several responses; returns the one to send when the last has arrived."""

@@ -14,6 +14,7 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
+from kernel.loop.iteration_end import IterationEnd
 from protocols.access.peer_identity import Peer
 from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.http.client_timeouts import UnreadResponse
@@ -53,6 +54,7 @@ class FastConnection(asyncio.Protocol):
     def __init__(self, fast_path: FastPath) -> None:
         self._fast_path = fast_path
         self._transport: asyncio.Transport
+        self._iteration_end = IterationEnd.current()
         self.peer: Peer
         self._aiohttp: SharedAiohttp
         self._writer: ResponseWriter
@@ -69,6 +71,8 @@ class FastConnection(asyncio.Protocol):
         self._known: KnownRequestHead | None = None
         #: Calls without a response, or with one that has to wait for those before it.
         self._calls: deque[FastCall] = deque()
+        #: The last response, which is written at the end of the event-loop iteration; None for none.
+        self._unwritten: bytes | None = None
         #: How many of these the fast path has counted as behind another one, when the last request or response came.
         self._pipelined_count = 0
         #: A head has begun but not ended.
@@ -107,6 +111,7 @@ class FastConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        self._unwritten = None
         self._fast_path.remove(self)
         calls, self._calls = list(self._calls), deque()
         self._count_pipelined()
@@ -126,6 +131,8 @@ class FastConnection(asyncio.Protocol):
         """Take what has come: in one step where it is what the usual clients send, otherwise message by message."""
         if self._closing:
             return
+        if self._unwritten is not None:
+            self._write_last()
         fast_path = self._fast_path
         self._active_s = fast_path.now_s
         incoming = self._incoming
@@ -262,6 +269,7 @@ class FastConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         self._closing = True
+        self._write_last()
         self._transport.close()
 
     # ---- messages that come ------------------------------------------------------------------
@@ -422,8 +430,12 @@ class FastConnection(asyncio.Protocol):
             and not (response.parts or self._draining or self._write_paused or self._access_log)
         ):
             # As below, for the response to the only request of a connection.
-            calls.popleft()
+            call = calls.popleft()
             self._active_s = self._fast_path.now_s
+            if self._iteration_end.joins_writes and not (self._received or call.begin_ns):
+                self._unwritten = response.head
+                self._iteration_end.add_write(self._write_last)
+                return
             self._transport.write(response.head)
             if self._received:
                 self._take_messages()
@@ -453,6 +465,12 @@ class FastConnection(asyncio.Protocol):
             self._close()
         elif self._received:
             self._take_messages()
+
+    def _write_last(self) -> None:
+        """Write the response that waits for the end of the iteration, unless it was written before."""
+        octets, self._unwritten = self._unwritten, None
+        if octets is not None:
+            self._transport.write(octets)
 
     def request_prepared(self) -> None:
         self._take_messages()

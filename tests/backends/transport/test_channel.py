@@ -13,6 +13,7 @@ import pytest
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel, LoopChannel
 from backends.transport.framing import LENGTH, MAX_WORKER_FRAME, FrameTooLarge, frame
+from kernel.loop.iteration_end import IterationEnd
 from tests.open_descriptors import open_descriptors
 
 
@@ -37,6 +38,25 @@ def test_descriptors_arrive_with_their_message_and_in_order_with_the_others() ->
         os.close(received)
         channel.close()
         worker.close()
+
+    asyncio.run(main())
+
+
+def test_responses_to_messages_that_came_together_may_be_joined() -> None:
+    async def main() -> None:
+        iteration_end = IterationEnd.current()
+        ours, theirs = socket.socketpair()
+        seen: list[tuple[int, bool]] = []
+        channel = LoopChannel(
+            ours, lambda messages: seen.append((len(messages), iteration_end.joins_writes)), lambda _: None
+        )
+        for count in (1, 2, 1):
+            theirs.sendall(frame(wire.encoder.encode(wire.Joined())) * count)
+            channel.read_rest()
+            assert not iteration_end.joins_writes
+        assert seen == [(1, False), (2, True), (1, False)]
+        channel.close()
+        theirs.close()
 
     asyncio.run(main())
 

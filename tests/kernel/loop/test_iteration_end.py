@@ -51,6 +51,21 @@ def test_a_message_of_a_decision_is_sent_in_the_same_iteration(
     run(scenario())
 
 
+def test_clients_are_written_to_after_all_sends(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def scenario() -> None:
+        seen: list[str] = []
+        iteration_end = IterationEnd.current()
+        iteration_end.add_write(lambda: seen.append("written"))
+        iteration_end.add_send(lambda: seen.append("sent"))
+        await iterations()
+        assert seen == ["sent", "written"]
+        iteration_end.add_write(lambda: seen.append("written alone"))
+        await iterations()
+        assert seen == ["sent", "written", "written alone"]
+
+    run(scenario())
+
+
 def test_the_loop_reads_input_between_a_decision_and_one_that_it_adds(
     run: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kernel.loop.iteration_end import IterationEnd
 from protocols.grpc.h2 import frames, limits, transport
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import encode_block, status_trailers
@@ -163,6 +164,24 @@ def test_responses_to_calls_that_arrive_together_leave_in_one_write() -> None:
         receive(connection, request(1) + request(3) + PING)
         assert len(wire.written) == 1
         assert wire.output.count(b"grpc-status") == 2
+
+    converse(conversation)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_response_that_comes_alone_is_written_at_once_and_others_together(joined: bool) -> None:
+    async def conversation(connection: ServerConnection, wire: Wire, acceptor: Acceptor) -> None:
+        receive(connection, request(1) + request(3))
+        wire.written.clear()
+        IterationEnd.current().joins_writes = joined
+        for octets in (PING, PING):
+            connection.sending.write_queue.put(octets)
+            connection.write_soon()
+        IterationEnd.current().joins_writes = False
+        assert wire.written == ([] if joined else [PING, PING])
+        await asyncio.sleep(0)
+        assert wire.output == PING + PING
+        assert len(wire.written) == (1 if joined else 2)
 
     converse(conversation)
 

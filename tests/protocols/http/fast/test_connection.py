@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.errors import InvalidArgument
+from kernel.loop.iteration_end import IterationEnd
 from kernel.serving.response import Response
 from protocols.http.fast.connection import MAX_PIPELINED
 from shm.tensor import Tensor
@@ -121,6 +122,53 @@ def test_responses_are_in_the_order_of_the_requests(with_fast_path: WithFastPath
         respond(lab.waiting[0])
         assert len(lab.transport.writes) == 1
         assert re.findall(rb"number \d", lab.transport.written) == [b"number 0", b"number 1", b"number 2"]
+
+    with_fast_path(test)
+
+
+def test_responses_that_come_together_are_all_made_before_the_first_is_written(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        other, other_transport = lab.another_connection()
+        lab.connection.data_received(infer(1, model="stuck"))
+        other.data_received(infer(1, model="stuck"))
+        IterationEnd.current().joins_writes = True
+        for request in lab.waiting:
+            respond(request)
+        IterationEnd.current().joins_writes = False
+        assert lab.transport.written == other_transport.written == b""
+        await asyncio.sleep(0)
+        assert statuses(lab.transport.written) == statuses(other_transport.written) == [200]
+        await asyncio.sleep(0)
+        assert len(lab.transport.writes) == 1
+
+    with_fast_path(test)
+
+
+@pytest.mark.parametrize("next_step", ["another request", "a stop", "a timeout", "a lost connection"])
+def test_a_response_that_waits_to_be_written_leaves_before_anything_else(
+    with_fast_path: WithFastPath, next_step: str
+) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(infer(1, model="stuck", id="first"))
+        IterationEnd.current().joins_writes = True
+        respond(lab.waiting[0])
+        IterationEnd.current().joins_writes = False
+        if next_step == "another request":
+            lab.connection.data_received(infer(1, id="second"))
+            assert re.findall(rb"first|second", lab.transport.written) == [b"first", b"second"]
+        elif next_step == "a stop":
+            lab.connection.close_when_idle()
+            assert lab.transport.closed
+            assert statuses(lab.transport.written) == [200]
+        elif next_step == "a timeout":
+            lab.pass_s(10_000)
+            assert lab.transport.closed
+            assert statuses(lab.transport.written) == [200]
+        else:
+            lab.connection.connection_lost(None)
+        written = lab.transport.written
+        await asyncio.sleep(0)
+        assert lab.transport.written == written
 
     with_fast_path(test)
 
