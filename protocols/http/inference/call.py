@@ -18,6 +18,7 @@ from kernel.tracing.explanation import take_explain
 from kernel.tracing.front_doors import HTTP, Reception
 from protocols.forwarding import last_value
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
+from protocols.http.generate.prepared import PreparedGenerateBodies
 from protocols.http.inference.codec import OutputFormat, decode_infer
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
@@ -58,6 +59,7 @@ class HttpInference:
         self.kernel = kernel
         self.max_input_size = max_input_size
         self.prepared_bodies = PreparedBodies(max_input_size)
+        self.prepared_generate = PreparedGenerateBodies(max_input_size)
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
 

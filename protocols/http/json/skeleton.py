@@ -36,15 +36,20 @@ class ValueReader(msgspec.Struct, frozen=True):
     #: Gets the elements of the decoded arrays, and returns raw tensor bytes; raises what is in `_UNPACKABLE`. None
     #: where the decoded value is wanted.
     pack: Callable[..., bytes] | None = None
-    #: How many arrays are nested.
-    depth: int = 0
+    #: How many arrays are nested; 0 for a scalar, which `pack` gets as its only argument.
+    depth: int = 1
 
 
 #: Reads a string.
 STRING = ValueReader(_decode_string)
 
+
+class _WrongNumber(Exception):
+    """An array of strings has more or fewer elements than wanted."""
+
+
 #: What `ValueReader.pack` raises for elements that are too many, too few, or out of range.
-_UNPACKABLE = (struct.error, OverflowError)
+_UNPACKABLE = (struct.error, OverflowError, _WrongNumber)
 
 
 def tensor_reader(datatype: str, element_count: int, example: bytes) -> ValueReader | None:
@@ -58,6 +63,29 @@ def tensor_reader(datatype: str, element_count: int, example: bytes) -> ValueRea
     typecode = DATATYPES[datatype].typecode
     pack = struct.Struct(f"<{element_count}{typecode}").pack if typecode else _pack_strings
     return ValueReader(typed_decoder(ELEMENT_TYPES[datatype][0], depth).decode, pack, depth)
+
+
+def flat_reader(datatype: str, element_count: int) -> ValueReader | None:
+    """Return the reader of an array with this number of elements and no others in it; None if there is none."""
+    reader = tensor_reader(datatype, element_count, b"[")
+    if reader is None or datatype != "BYTES":
+        return reader
+
+    def pack_counted(*elements: str) -> bytes:
+        if len(elements) != element_count:
+            raise _WrongNumber
+        return encode_strings(elements)
+
+    return ValueReader(reader.decode, pack_counted)
+
+
+def scalar_reader(datatype: str) -> ValueReader | None:
+    """Return the reader of a single element that is no array; None if there is none."""
+    if datatype not in ELEMENT_TYPES:
+        return None
+    typecode = DATATYPES[datatype].typecode
+    pack = struct.Struct(f"<{typecode}").pack if typecode else _pack_strings
+    return ValueReader(msgspec.json.Decoder(ELEMENT_TYPES[datatype][0]).decode, pack, 0)
 
 
 def _pack_strings(*elements: str) -> bytes:
@@ -105,7 +133,7 @@ class JsonSkeleton:
                 if pack is not None:
                     while depth > 1:
                         value, depth = itertools.chain.from_iterable(value), depth - 1
-                    value = pack(*value)
+                    value = pack(*value) if depth else pack(value)
                 values.append(value)
                 if behind is not None:
                     position = end + len(behind)
