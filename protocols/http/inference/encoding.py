@@ -63,7 +63,23 @@ def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResp
     """
     binary: list[Buffer] = []
     outputs = [_encode_output(output, output_format, binary) for output in response.outputs or ()]
-    header = _encoder.encode(
+    return EncodedResponse(_encode(response, outputs), binary)
+
+
+def json_around_data(response: Response) -> list[bytes]:
+    """Return the pieces of JSON around the data of those outputs of `response` that are in its body, all in JSON."""
+    # msgspec writes no control character itself.
+    outputs: list[_Output | msgspec.Raw] = [
+        _Output(output.name, output.datatype, output.shape)
+        if output.response_bytes() is None
+        else _Output(output.name, output.datatype, output.shape, data=msgspec.Raw(b"\0"))
+        for output in response.outputs or ()
+    ]
+    return _encode(response, outputs).split(b"\0")
+
+
+def _encode(response: Response, outputs: list[_Output | msgspec.Raw]) -> bytes:
+    return _encoder.encode(
         _InferResponse(
             id=response.id or ABSENT,
             model_name=response.model_name,
@@ -72,7 +88,6 @@ def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResp
             outputs=outputs,
         )
     )
-    return EncodedResponse(header, binary)
 
 
 def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:

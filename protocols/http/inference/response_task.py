@@ -29,10 +29,10 @@ LOOP_BYTE_SIZE = 16 << 10
 
 
 def takes_long(response: Response, output_format: OutputFormat, encoding: str) -> bool:
-    """Whether `response` is to be encoded by a helper."""
+    """Whether `response` is to be encoded by a helper. Outputs in the client's own region are not: no byte of them."""
     byte_size = 0
     for output in response.outputs or ():
-        if encoding != IDENTITY or not output_format.is_binary(output.name):
+        if (encoding != IDENTITY or not output_format.is_binary(output.name)) and output.region_of_client is None:
             byte_size += output.byte_size
     return byte_size >= LOOP_BYTE_SIZE
 
