@@ -9,6 +9,9 @@ from __future__ import annotations
 #: Work that takes the loop less time than the way to a helper. It is never sent there.
 FREE_US = 150.0
 
+#: Longer work is given to a helper that is idle if there are other requests: it is done at the same time as theirs.
+SHARED_US = 500.0
+
 #: The longest piece of work, and all of it in one event-loop iteration, except for what is free.
 ITERATION_US = 2000.0
 

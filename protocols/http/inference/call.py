@@ -18,9 +18,9 @@ from kernel.serving.response import peer_of_sink
 from kernel.tracing.explanation import take_explain
 from kernel.tracing.front_doors import HTTP, Reception
 from protocols.forwarding import last_value
-from protocols.helpers.loop_budget import LoopBudget
+from protocols.helpers.loop_budget import FREE_US, SHARED_US, LoopBudget
 from protocols.helpers.request_task import RequestTask, sources_of
-from protocols.http.inference.codec import OutputFormat, decode_infer
+from protocols.http.inference.codec import OutputFormat, decode_infer, decode_typed
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.prepared import PreparedBodies
@@ -71,8 +71,17 @@ class HttpInference:
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
 
-    def takes(self, cost_us: float) -> bool:
-        """Whether the event loop may do work of `cost_us` now; if not, it is a helper's. It counts then."""
+    def takes(self, cost_us: float, *, others_wait: bool = False) -> bool:
+        """Whether the event loop may do work of `cost_us` now; if not, it is a helper's. It counts then.
+
+        While `others_wait`, an idle helper does what takes long enough.
+        """
+        if cost_us <= FREE_US:
+            return True
+        helpers = self.kernel.helpers
+        helpers.start_ahead()
+        if cost_us > SHARED_US and others_wait and helpers.idle:
+            return False
         budget = self._loop_budget
         was_fresh = budget.is_fresh
         taken = budget.take(cost_us)
@@ -185,10 +194,10 @@ class HttpInferCall(msgspec.Struct, eq=False):
             return None
         view = memoryview(body)
         header = bytes(view[:length])
-        if not inference.takes(decode_cost_us(header)):
+        if not inference.takes(decode_cost_us(header), others_wait=head.model.in_flight > 0):
             return None
         try:
-            return decode_infer(header, view[length:], request, inference.max_input_size, typed_only=True)
+            return decode_typed(header, view[length:], request, inference.max_input_size)
         except NeedsCare:
             return None
 
@@ -319,7 +328,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         assert self._outputs is not None, "the request was not decoded"
         encoding = self.head.encoding
         cost_us = response_cost_us(response, self._outputs, encoding)
-        if not self.inference.takes(cost_us):
+        if not self.inference.takes(cost_us, others_wait=self.head.model.in_flight > 1):
             self._encode_in_helper(response, self._outputs)
             return None
         try:

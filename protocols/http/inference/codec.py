@@ -7,14 +7,14 @@ Triton's (http_server.cc, ParseJsonTritonIO).
 
 from __future__ import annotations
 
-import functools
 import json
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kernel.errors import InternalError, InvalidArgument
+from kernel.errors import InternalError, InvalidArgument, ServingError
 from protocols.http.inference.large_header import check_parts
 from protocols.http.json.document import (
     ABSENT,
@@ -99,32 +99,76 @@ def decode_infer(
     request: Request,
     max_input_size: int,
     read_data: JsonDataReader | None = None,
-    *,
-    typed_only: bool = False,
 ) -> OutputFormat:
     """Fill `request` from its JSON `header` and the `binary` data behind it.
 
     Inputs keep parts of `binary` as their data. `max_input_size` limits each input in JSON, which `read_data` decodes
-    if it is given. Raises `ServingError`; then the request must not be used. If `typed_only`, raises `NeedsCare` for
-    what no typed decoder reads, in much less time than it takes to find out what is wrong with it.
+    if it is given. Raises `ServingError`; then the request must not be used.
     """
-    read_data = read_data or (_decode_typed_json_data if typed_only else decode_json_data)
+    read_data = read_data or decode_json_data
     try:
-        return _fill(_decode_header(header, typed_only=typed_only), binary, request, max_input_size, read_data)
+        return _fill(_decode_header(header), binary, request, max_input_size, read_data)
     except JsonSyntaxError:
         # The error is in the text of a tensor: parse again, for its position in the header.
         parse_leniently(header)
         raise
 
 
-def _decode_header(text: bytes, *, typed_only: bool) -> JsonHeader:
+def decode_typed(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+    """Do the same for a request in which nothing is wrong or unusual, without reading its numbers twice.
+
+    Raises `NeedsCare` for all others, in much less time than it takes to find out what is wrong; then the request must
+    not be used.
+    """
+    try:
+        read = _decode_header_apart(header) or _header_decoder.decode(header)
+        return _fill(read, binary, request, max_input_size, _decode_typed_data)
+    except (ServingError, *UNDECODABLE):
+        raise NeedsCare from None
+
+
+def _decode_typed_data(name: str, datatype: str, text: Buffer, count: int, max_input_size: int) -> bytes:
+    if count == 0:
+        raise NeedsCare  # the text may not have been read at all
+    return decode_json_data(name, datatype, text, count, max_input_size, typed_only=True)
+
+
+#: The key of an input's data, and the bracket that begins it.
+_DATA = re.compile(rb'"data"[ \t\n\r]*:[ \t\n\r]*\[')
+
+#: Stands for the data in a header. No client writes it so.
+_DATA_MARK = b"[\t \t \n]"
+
+
+def _decode_header_apart(text: bytes) -> JsonHeader | None:
+    """Return the header in `text` without having read the numbers of its first input; None if there are none.
+
+    The text of the numbers may be wrong still: it is anything between brackets without strings and objects. If it is a
+    JSON array, so is what `_DATA_MARK` stands for, and the rest has been read.
+    """
+    found = _DATA.search(text)
+    if found is None:
+        return None
+    begin = found.end() - 1
+    brace = text.find(b"}", begin)
+    quote = text.find(b'"', begin, brace)
+    end = text.rfind(b"]", begin, brace if quote < 0 else quote) + 1
+    if not end:  # strings, or objects
+        return None
+    header = _header_decoder.decode(b"".join((text[:begin], _DATA_MARK, text[end:])))
+    if not header.inputs or bytes(header.inputs[0].data) != _DATA_MARK:
+        return None  # another member is called data
+    header.inputs[0].data = msgspec.Raw(text[begin:end])
+    return header
+
+
+def _decode_header(text: bytes) -> JsonHeader:
     if len(text) > LARGE_BYTE_SIZE:
         check_parts(text)
     try:
         return _header_decoder.decode(text)
     except UNDECODABLE:
-        if typed_only:
-            raise NeedsCare from None
+        pass
     if len(text) > LARGE_BYTE_SIZE:
         try:
             valid = made_valid(text)
@@ -310,9 +354,6 @@ def decode_json_data(
         if byte_size <= max_input_size:
             return decoded
     raise json_input_too_large(name, byte_size, max_input_size)
-
-
-_decode_typed_json_data = functools.partial(decode_json_data, typed_only=True)
 
 
 def json_input_too_large(name: str, byte_size: int, max_input_size: int) -> InvalidArgument:
