@@ -114,7 +114,12 @@ class RecordingRepository:
 
 
 class DirectHelpers:
-    """Runs the functions of tasks in this process, at once. A `kernel.serving.helper_tasks.Helpers`."""
+    """Runs the functions of tasks in this process, at once. A `kernel.serving.helper_tasks.FrontDoorHelpers`."""
+
+    idle = False
+
+    def start_ahead(self) -> None:
+        """Do nothing: there is no process."""
 
     def __init__(self) -> None:
         #: The names of the tasks that were started.

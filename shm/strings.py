@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<I")
 
+#: The lengths of most elements, encoded.
+_SHORT_LENGTHS = tuple(map(_LENGTH.pack, range(256)))
+
 
 class BadFraming(ValueError):
     """The bytes are not a sequence of length-prefixed elements.
@@ -26,26 +29,29 @@ class BadFraming(ValueError):
 
 def encode_strings(elements: Iterable[bytes | str]) -> bytes:
     """Return the raw form; `str` elements are encoded as UTF-8."""
-    parts: list[bytes] = []
-    for element in elements:
-        raw = element.encode() if isinstance(element, str) else element
-        parts.append(_LENGTH.pack(len(raw)))
-        parts.append(raw)
+    raw = [element.encode() if isinstance(element, str) else element for element in elements]
+    parts = [b""] * (2 * len(raw))
+    parts[1::2] = raw
+    lengths = map(len, raw)
+    try:
+        parts[::2] = map(_SHORT_LENGTHS.__getitem__, lengths)
+    except IndexError:
+        parts[::2] = map(_LENGTH.pack, map(len, raw))
     return b"".join(parts)
 
 
 def decode_strings(data: bytes | bytearray | memoryview) -> list[bytes]:
     """Return copies of the elements. Raises `BadFraming`."""
-    view = memoryview(data)
+    octets = bytes(data)  # parts of `bytes` are made in half the time of those of a view
     elements: list[bytes] = []
-    position, end = 0, len(view)
+    position, end = 0, len(octets)
+    length_at, add = _LENGTH.unpack_from, elements.append
     while position < end:
         if end - position < 4:
             raise BadFraming(len(elements), end - position)
-        (length,) = _LENGTH.unpack_from(view, position)
-        position += 4
-        if end - position < length:
-            raise BadFraming(len(elements), end - position)
-        elements.append(bytes(view[position : position + length]))
-        position += length
+        begin = position + 4
+        position = begin + length_at(octets, position)[0]
+        if position > end:
+            raise BadFraming(len(elements), end - begin)
+        add(octets[begin:position])
     return elements

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class HelperPool:
-    """Runs each task on the helper that is free. Implements `kernel.serving.helper_tasks.Helpers`."""
+    """Runs each task on the helper that is free. Implements `kernel.serving.helper_tasks.FrontDoorHelpers`."""
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class HelperPool:
         self._all = tuple(self._free)
         self._queue = TaskQueue(count)
         self._runs: set[asyncio.Task[None]] = set()
+        #: Starts the first helper before its first task.
+        self._ahead: asyncio.Task[None] | None = None
         self._closed = False
 
     # ---- kernel.serving.helper_tasks.Helpers ----------------------------------------------------
@@ -57,6 +59,19 @@ class HelperPool:
         """See `Helpers`."""
         if self._queue.remove(task):
             task.failed(RequestCancelled())
+
+    @property
+    def idle(self) -> bool:
+        """See `FrontDoorHelpers`."""
+        return len(self._free) == len(self._all) and self._free[-1].started
+
+    def start_ahead(self) -> None:
+        """See `FrontDoorHelpers`."""
+        if self._first.started or self._ahead is not None or self._closed:
+            return
+        self._ahead = asyncio.get_running_loop().create_task(self._first.start())
+        self._runs.add(self._ahead)
+        self._ahead.add_done_callback(self._runs.discard)
 
     def _run_waiting(self) -> None:
         while self._free and not self._closed and (task := self._queue.take()) is not None:

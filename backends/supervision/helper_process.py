@@ -74,6 +74,18 @@ class Helper:
         self._task_number = 0
         self._task_result: asyncio.Future[tuple[bytes, Tensor | None]] | None = None
 
+    @property
+    def started(self) -> bool:
+        """Whether the process runs."""
+        return self._session is not None
+
+    async def start(self) -> None:
+        """Start the process if it does not run. A failure is logged: the next task tries again."""
+        try:
+            await self._ready()
+        except ServingError as error:
+            logger.warning("%s did not start ahead of its first task: %s", self._title, error.message)
+
     async def run(self, task: HelperTask) -> tuple[bytes, Tensor | None]:
         """Run a task of a front door: return its result and output, whose lease is the caller's.
 

@@ -107,6 +107,17 @@ class Helpers(Protocol):
         was not cancelled."""
 
 
+class FrontDoorHelpers(Helpers, Protocol):
+    """Helpers of front doors, which may do themselves what takes little time. Implemented as `Helpers` is."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task runs and a helper has started: it would run a task at once."""
+
+    def start_ahead(self) -> None:
+        """Start a helper if none was started yet: the first task need not wait for that."""
+
+
 class RegionAccess(Protocol):
     """Reads and writes regions of clients in another process. Implemented by the helpers of the server."""
 
@@ -137,6 +148,11 @@ class TaskFunction(Protocol):
 
 class NoHelpers:
     """Stands for the helpers until the server has set them. A started task is a bug."""
+
+    idle = False
+
+    def start_ahead(self) -> None:
+        """Do nothing."""
 
     def start(self, task: HelperTask) -> None:
         raise AssertionError(f"task {task.name} was started without helpers")

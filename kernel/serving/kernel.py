@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.observe.recent.recent import Recent
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.helper_tasks import Helpers
+    from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.model import Model
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
@@ -115,7 +115,7 @@ class Kernel:
         self._observe_refusal: Callable[[Request, Model, ServingError], None] | None = None
         #: Both are set by the composition root, before any front door starts.
         self.repository: RepositoryControl
-        self.helpers: Helpers = NoHelpers()
+        self.helpers: FrontDoorHelpers = NoHelpers()
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
         self.starting = False

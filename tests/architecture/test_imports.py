@@ -153,6 +153,7 @@ FOREIGN = {
     "tensorrt": ("backends/tensorrt",),
     "aiohttp": ("protocols/http", "protocols/replay"),
     "grpclib": ("protocols",),
+    "orjson": ("protocols/http/json",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),
     "pickle": (),

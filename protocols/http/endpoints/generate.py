@@ -23,7 +23,7 @@ from protocols.http.generate.tasks import DECODE_GENERATE, ENCODE_GENERATE, Deco
 from protocols.http.inference.codec import OutputFormat
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse
-from protocols.http.inference.response_task import takes_long
+from protocols.http.inference.response_task import response_cost_us
 from protocols.http.inference.tasks import encode_arguments
 from protocols.http.responses import JSON, SERVER_HEADER, error_body, retry_headers
 from protocols.http.sending import send, write
@@ -168,7 +168,7 @@ async def _submit(call: HttpCall, model: Model, request: Request) -> None:
 
 async def _encode(call: HttpCall, response: Response) -> _Encoded:
     """Encode a response. Raises `ServingError`."""
-    if not takes_long(response, _ALL_JSON, IDENTITY):
+    if call.inference.takes(response_cost_us(response, _ALL_JSON, IDENTITY)):
         return _Encoded(200, encode_generate(response))
     arguments, sources = encode_arguments(response, _ALL_JSON, IDENTITY)
     # The sources have the leases of the response, which its holder releases: the task needs some of its own.

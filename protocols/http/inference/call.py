@@ -6,6 +6,7 @@ path and the endpoint for aiohttp only receive the body and send the response.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,16 +18,19 @@ from kernel.serving.response import peer_of_sink
 from kernel.tracing.explanation import take_explain
 from kernel.tracing.front_doors import HTTP, Reception
 from protocols.forwarding import last_value
-from protocols.helpers.request_task import LOOP_BYTE_SIZE, RequestTask, sources_of
+from protocols.helpers.loop_budget import FREE_US, SHARED_US, LoopBudget
+from protocols.helpers.request_task import RequestTask, sources_of
 from protocols.http.generate.prepared import PreparedGenerateBodies
-from protocols.http.inference.codec import OutputFormat, decode_infer
+from protocols.http.inference.codec import OutputFormat, decode_infer, decode_typed
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.prepared import PreparedBodies
 from protocols.http.inference.raw_input import decode_raw
 from protocols.http.inference.response import HttpResponse, http_error
-from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, takes_long
+from protocols.http.inference.response_task import BINARY, HEADER_LENGTH, ResponseTask, response_cost_us
 from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_output_format
+from protocols.http.json.cost import decode_cost_us
+from protocols.http.json.tensor import NeedsCare
 from protocols.http.responses import JSON, retry_headers
 from protocols.internal_errors import unexpected_error
 from protocols.response_sinks import OnlyResponse
@@ -50,6 +54,12 @@ ENTRY_POINT = "HTTP end point"
 #: Values of the header that asks for an explanation.
 EXPLAINS = frozenset({b"1", b"true"})
 
+#: JSON up to this size is decoded in the event loop whatever it says, and with all checks: at most 1 ms or so.
+_CAREFUL_BYTE_SIZE = 2 << 10
+
+#: JSON of more bytes takes longer than the event loop has.
+_MEDIUM_BYTE_SIZE = 1 << 20
+
 
 class HttpInference:
     """What all inference requests of one HTTP server share."""
@@ -60,8 +70,27 @@ class HttpInference:
         self.max_input_size = max_input_size
         self.prepared_bodies = PreparedBodies(max_input_size)
         self.prepared_generate = PreparedGenerateBodies(max_input_size)
+        self._loop_budget = LoopBudget()
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
+
+    def takes(self, cost_us: float, *, others_wait: bool = False) -> bool:
+        """Whether the event loop may do work of `cost_us` now; if not, it is a helper's. It counts then.
+
+        While `others_wait`, an idle helper does what takes long enough.
+        """
+        if cost_us <= FREE_US:
+            return True
+        helpers = self.kernel.helpers
+        helpers.start_ahead()
+        if cost_us > SHARED_US and others_wait and helpers.idle:
+            return False
+        budget = self._loop_budget
+        was_fresh = budget.is_fresh
+        taken = budget.take(cost_us)
+        if was_fresh and not budget.is_fresh:
+            asyncio.get_running_loop().call_soon(budget.reset)
+        return taken
 
 
 class ResponseWaiter(Protocol):
@@ -129,12 +158,14 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def _submit_new(self, body: RequestBody, received_in: ReceiveBuffer | None) -> None:
         """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
         head, inference = self.head, self.inference
-        request = Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
-        if head.header_length > LOOP_BYTE_SIZE or (received_in is not None and not received_in.of_model):
+        request = self._new_request()
+        outputs = self._decode(body, request, received_in)
+        if outputs is None:
             sources = sources_of(inference.kernel, body, received_in)
-            self.decode_in_helper(request, sources, head.header_length)
+            self.decode_in_helper(self._new_request(), sources, head.header_length)
             return
-        outputs = decode_body(body, head.header_length, request, head.model, inference.max_input_size)
+        if received_in is not None and not received_in.of_model:
+            received_in = None  # all tensors were in JSON
         request.explain = head.explain or take_explain(request)
         self._outputs, self._request, self.request_id = outputs, request, request.id
         keep = functools.partial(inference.prepared_bodies.add, head, body, outputs)
@@ -149,6 +180,29 @@ class HttpInferCall(msgspec.Struct, eq=False):
             checked.parameters = parameters
 
         inference.kernel.submit(request, None, received_in, keep_without_forwarded)
+
+    def _new_request(self) -> Request:
+        head = self.head
+        return Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
+
+    def _decode(self, body: RequestBody, request: Request, received_in: ReceiveBuffer | None) -> OutputFormat | None:
+        """Fill `request` from `body`; None where a helper is to do it. Raises `ServingError`."""
+        head, inference = self.head, self.inference
+        length = head.header_length
+        if received_in is not None and not received_in.of_model and length < len(body):
+            return None  # the tensors behind the header are not where the model can read them
+        if length <= _CAREFUL_BYTE_SIZE:
+            return decode_body(body, length, request, head.model, inference.max_input_size)
+        if length > _MEDIUM_BYTE_SIZE:
+            return None
+        view = memoryview(body)
+        header = bytes(view[:length])
+        if not inference.takes(decode_cost_us(header), others_wait=head.model.in_flight > 0):
+            return None
+        try:
+            return decode_typed(header, view[length:], request, inference.max_input_size)
+        except NeedsCare:
+            return None
 
     def decode_in_helper(
         self, request: Request, sources: list[Tensor], announced: int | None, content_encoding: str = IDENTITY
@@ -276,14 +330,15 @@ class HttpInferCall(msgspec.Struct, eq=False):
         """Return what is sent for a response with outputs; None where that comes later. Raises `ServingError`."""
         assert self._outputs is not None, "the request was not decoded"
         encoding = self.head.encoding
-        if takes_long(response, self._outputs, encoding):
-            self._request = None  # it has its response, and is not to be cancelled
-            self._task = task = ResponseTask(
-                self.inference.kernel, response, self._outputs, encoding, self.finish, peer_of_sink(self)
-            )
-            task.start()
+        cost_us = response_cost_us(response, self._outputs, encoding)
+        if not self.inference.takes(cost_us, others_wait=self.head.model.in_flight > 1):
+            self._encode_in_helper(response, self._outputs)
             return None
-        encoded = encode_infer(response, self._outputs)
+        try:
+            encoded = encode_infer(response, self._outputs, plain_only=cost_us > 0)
+        except NeedsCare:
+            self._encode_in_helper(response, self._outputs)
+            return None
         content_type, headers = JSON, {}
         if encoded.has_binary:
             content_type, headers = BINARY, {HEADER_LENGTH: str(len(encoded.header))}
@@ -291,6 +346,12 @@ class HttpInferCall(msgspec.Struct, eq=False):
             return HttpResponse(200, content_type, [encoded.header, *encoded.binary], headers, response)
         headers["Content-Encoding"] = encoding
         return HttpResponse(200, content_type, [compress(encoded.join(), encoding)], headers)
+
+    def _encode_in_helper(self, response: Response, outputs: OutputFormat) -> None:
+        self._request = None  # it has its response, and is not to be cancelled
+        kernel, peer = self.inference.kernel, peer_of_sink(self)
+        self._task = task = ResponseTask(kernel, response, outputs, self.head.encoding, self.finish, peer)
+        task.start()
 
     def _internal_error(self, error: Exception) -> HttpResponse:
         """Return the response for an exception that nobody expected."""

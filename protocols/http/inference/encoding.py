@@ -56,13 +56,15 @@ class EncodedResponse(msgspec.Struct, frozen=True):
         return b"".join((self.header, *self.binary)) if self.binary else self.header
 
 
-def encode_infer(response: Response, output_format: OutputFormat) -> EncodedResponse:
+def encode_infer(response: Response, output_format: OutputFormat, *, plain_only: bool = False) -> EncodedResponse:
     """Encode a response with outputs; the caller releases it afterwards.
 
-    Raises `ServingError` for what JSON cannot carry.
+    Raises `ServingError` for what JSON cannot carry, and if `plain_only`, `NeedsCare` for NaN and the like.
     """
     binary: list[Buffer] = []
-    outputs = [_encode_output(output, output_format, binary) for output in response.outputs or ()]
+    outputs = [
+        _encode_output(output, output_format, binary, plain_only=plain_only) for output in response.outputs or ()
+    ]
     return EncodedResponse(_encode(response, outputs), binary)
 
 
@@ -90,7 +92,9 @@ def _encode(response: Response, outputs: list[_Output | msgspec.Raw]) -> bytes:
     )
 
 
-def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buffer]) -> _Output | msgspec.Raw:
+def _encode_output(
+    output: Tensor, output_format: OutputFormat, binary: list[Buffer], *, plain_only: bool
+) -> _Output | msgspec.Raw:
     """Return the JSON of `output`; its bytes go to `binary` where they are not part of the JSON."""
     data = output.response_bytes()
     if data is None:  # it is in the client's region
@@ -98,7 +102,8 @@ def _encode_output(output: Tensor, output_format: OutputFormat, binary: list[Buf
     if output_format.is_binary(output.name):
         binary.append(data)
         return _binary_output(output.name, output.datatype, len(data), *output.shape)
-    values = json_values(output.name, output.datatype, data, element_count(output.shape))
+    count = element_count(output.shape)
+    values = json_values(output.name, output.datatype, data, count, plain_only=plain_only)
     return _Output(output.name, output.datatype, output.shape, data=values)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, ServingError
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse, http_error
 from protocols.http.inference.tasks import ENCODE_INFER, encode_arguments, read_lengths
+from protocols.http.json.cost import encode_cost_us
 from protocols.http.responses import JSON
 from protocols.status import HTTP_STATUS
+from shm.datatypes import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,18 +26,25 @@ if TYPE_CHECKING:
 HEADER_LENGTH = "Inference-Header-Content-Length"
 BINARY = "application/octet-stream"
 
-#: From this many bytes of outputs on that become JSON, or are compressed, a helper does it. 16 KiB of FP32 become JSON
-#: in about 1 ms.
-LOOP_BYTE_SIZE = 16 << 10
+#: Responses with more bytes of outputs are compressed by a helper. That takes about 1 ms.
+_COMPRESSED_BYTE_SIZE = 16 << 10
+
+#: Outputs with fewer bytes take the loop less time than the way to a helper, whatever they are.
+_SMALL_BYTE_SIZE = 1 << 10
 
 
-def takes_long(response: Response, output_format: OutputFormat, encoding: str) -> bool:
-    """Whether `response` is to be encoded by a helper. Outputs in the client's own region are not: no byte of them."""
-    byte_size = 0
+def response_cost_us(response: Response, output_format: OutputFormat, encoding: str) -> float:
+    """Return about how many microseconds it takes to encode `response`.
+
+    Outputs in the client's own region cost nothing: no byte of them is encoded.
+    """
+    cost_us, byte_size = 0.0, 0
     for output in response.outputs or ():
-        if (encoding != IDENTITY or not output_format.is_binary(output.name)) and output.region_of_client is None:
+        if output.region_of_client is None:
             byte_size += output.byte_size
-    return byte_size >= LOOP_BYTE_SIZE
+            if output.byte_size > _SMALL_BYTE_SIZE and not output_format.is_binary(output.name):
+                cost_us += encode_cost_us(output.datatype, element_count(output.shape), output.byte_size)
+    return math.inf if encoding != IDENTITY and byte_size >= _COMPRESSED_BYTE_SIZE else cost_us
 
 
 class ResponseTask:

@@ -20,13 +20,15 @@ from protocols.helpers.request_task import joined
 from protocols.http.inference.codec import (
     OutputFormat,
     decode_infer,
+    decode_typed,
     json_input_too_large,
 )
 from protocols.http.inference.compression import IDENTITY, compress_parts, decompress
 from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.raw_input import decode_raw
+from protocols.http.json.document import LARGE_BYTE_SIZE
 from protocols.http.json.large import TooManyStrings, packed_size, write_data
-from protocols.http.json.tensor import check_readable
+from protocols.http.json.tensor import NeedsCare, check_readable
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, Tensor
 
@@ -73,6 +75,15 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
     length = header_length(known.announced, len(body))
     request = Request(known.model_name, [], NO_SINK)
     deferred: dict[int, TensorBytes] = {}
+    if 0 < length <= LARGE_BYTE_SIZE:
+        try:
+            options = decode_typed(bytes(body[:length]), body[length:], request, known.max_input_size)
+        except NeedsCare:
+            request = Request(known.model_name, [], NO_SINK)
+        else:
+            return (
+                yield from decode_steps(request, list(map(_given_bytes, request.inputs)), encode_output_format(options))
+            )
     if length:
 
         def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:

@@ -10,10 +10,12 @@ import functools
 import itertools
 import json
 import math
+import struct
 from array import array
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import orjson
 
 from kernel.errors import InternalError, InvalidArgument
 from protocols.http.json.document import (
@@ -53,6 +55,10 @@ _SPECIAL_NUMBERS = {SPECIAL_MARK + name: float(name) for name in ("NaN", "-NaN",
 _MARK = json.dumps(SPECIAL_MARK)[1:-1].encode()
 
 
+class NeedsCare(Exception):
+    """Data that no typed decoder reads, or that msgspec would not write as Triton does. It takes ten times as long."""
+
+
 class BadData(InternalError):
     """The `data` of an input does not fit its datatype and shape."""
 
@@ -75,19 +81,21 @@ class WrongElementCount(BadData):
 # ---- JSON to bytes --------------------------------------------------------------------------
 
 
-def decode_data(name: str, datatype: str, text: Buffer, element_count: int) -> bytes:
+def decode_data(name: str, datatype: str, text: Buffer, element_count: int, *, typed_only: bool = False) -> bytes:
     """Return the raw bytes of the JSON array `text`, flat or nested, for an input called `name`.
 
     The number of BYTES elements is not checked here: the worker checks those of all BYTES tensors. Raises
-    `ServingError`, and nothing else for any `text`.
+    `ServingError`, and nothing else for any `text`; if `typed_only`, `NeedsCare` for what is wrong or unusual.
     """
     check_readable(name, datatype)
     values = _decode_fast(datatype, text)
     if values is None:
+        if typed_only:
+            raise NeedsCare
         values = _decode_carefully(name, datatype, text, element_count)
     if datatype != "BYTES" and len(values) != element_count:
         raise WrongElementCount(name, len(values), element_count)
-    return _pack(datatype, values)
+    return _pack(datatype, values, typed_only=typed_only)
 
 
 def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
@@ -198,15 +206,21 @@ def _flatten(nested: list[Any]) -> Iterator[Any]:
             stack.pop()
 
 
-def _pack(datatype: str, values: list[Any]) -> bytes:
+def _pack(datatype: str, values: list[Any], *, typed_only: bool = False) -> bytes:
     if datatype == "BYTES":
         return encode_strings(values)
     if datatype == "BOOL":
         return bytes(values)
     typecode = DATATYPES[datatype].typecode
     try:
-        return array(typecode, values).tobytes()
+        return struct.pack(f"{len(values)}{typecode}", *values)  # three times as fast as an array
+    except (OverflowError, struct.error):
+        pass
+    try:
+        return array(typecode, values).tobytes()  # numbers beyond FP32 become infinite
     except OverflowError:
+        if typed_only:
+            raise NeedsCare from None
         return _pack_wrapping(datatype, typecode, values)
 
 
@@ -232,14 +246,17 @@ def _to_double(value: float) -> float:
 # ---- bytes to JSON --------------------------------------------------------------------------
 
 
-def json_values(name: str, datatype: str, data: Buffer, element_count: int) -> list[Any] | msgspec.Raw:
+def json_values(
+    name: str, datatype: str, data: Buffer, element_count: int, *, plain_only: bool = False
+) -> list[Any] | msgspec.Raw:
     """Return the values of `data` of the output `name` for JSON, or their JSON text where msgspec would not write what
     Triton writes (NaN, Infinity, strings that are not UTF-8).
 
-    Raises `ServingError` where JSON cannot carry the datatype or the bytes are not of that shape.
+    Raises `ServingError` where JSON cannot carry the datatype or the bytes are not of that shape; if `plain_only`,
+    `NeedsCare` where msgspec would not write it.
     """
     if datatype == "BYTES":
-        return _string_values(name, data, element_count)
+        return _string_values(name, data, element_count, plain_only=plain_only)
     if datatype not in ELEMENT_TYPES:
         raise InvalidArgument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
@@ -252,12 +269,19 @@ def json_values(name: str, datatype: str, data: Buffer, element_count: int) -> l
     elements: array[Any] = array(row.typecode)
     elements.frombytes(data)
     values = elements.tolist()
-    if row.typecode in "fd" and not math.isfinite(sum(values)) and not all(map(math.isfinite, values)):
-        return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())
-    return values
+    return _float_text(values, plain_only=plain_only) if row.typecode in "fd" else values
 
 
-def _string_values(name: str, data: Buffer, element_count: int) -> list[Any] | msgspec.Raw:
+def _float_text(values: list[float], *, plain_only: bool) -> msgspec.Raw:
+    text = orjson.dumps(values)
+    if b"n" not in text:  # orjson writes null for what is not finite, and "e+16" where Triton writes "e16"
+        return msgspec.Raw(text.replace(b"e+", b"e"))
+    if plain_only:
+        raise NeedsCare
+    return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())
+
+
+def _string_values(name: str, data: Buffer, element_count: int, *, plain_only: bool) -> list[Any] | msgspec.Raw:
     try:
         elements = decode_strings(data)
     except BadFraming:
@@ -267,6 +291,8 @@ def _string_values(name: str, data: Buffer, element_count: int) -> list[Any] | m
     try:
         return [element.decode() for element in elements]
     except UnicodeDecodeError:
+        if plain_only:
+            raise NeedsCare from None
         # Triton writes such bytes as they are, although the text is then not JSON.
         kept = [element.decode(errors="surrogateescape") for element in elements]
         text = json.dumps(kept, ensure_ascii=False, separators=(",", ":"))

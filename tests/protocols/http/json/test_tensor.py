@@ -186,7 +186,7 @@ def test_special_numbers_are_written_as_triton_writes_them() -> None:
 
 def test_numbers_whose_sum_overflows_are_written_as_numbers() -> None:
     values = [1.7e308, 1.7e308]
-    assert json_values("X", "FP64", struct.pack("<2d", *values), 2) == values
+    assert json_values("X", "FP64", struct.pack("<2d", *values), 2) == msgspec.Raw(b"[1.7e308,1.7e308]")
 
 
 def test_strings_that_are_not_utf_8_are_written_as_their_bytes() -> None:
