@@ -304,6 +304,10 @@ class BlockingChannel:
         #: `poll(0)` returns something if `receive` would not wait.
         self.poll = poller.poll
 
+    def fileno(self) -> int:
+        """Return the descriptor of the socket, to wait for it and for something else."""
+        return self._socket.fileno()
+
     def watch_idle(self, idle_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` each time when `receive` has waited for `idle_s` seconds. Costs other calls nothing."""
         self._on_idle = callback
