@@ -303,10 +303,8 @@ class BlockingChannel:
         poller.register(sock, select.POLLIN)
         #: `poll(0)` returns something if `receive` would not wait.
         self.poll = poller.poll
-
-    def fileno(self) -> int:
-        """Return the descriptor of the socket, to wait for it and for something else."""
-        return self._socket.fileno()
+        #: To wait for the socket and for something else.
+        self.fileno = sock.fileno
 
     def watch_idle(self, idle_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` each time when `receive` has waited for `idle_s` seconds. Costs other calls nothing."""

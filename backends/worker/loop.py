@@ -118,10 +118,7 @@ class Worker:
         self._device: InstanceDevice | None = None
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
-        #: None for a backend that does not pipeline.
-        self._pipeline: PipelinedBatches | None = None
-        #: Whether the next batch is pipelined: it came while a batch was executed.
-        self._pipelines_next = False
+        self._pipeline: PipelinedBatches | None = None  # of a backend that pipelines
         self._verbose = 0
         self._failures = LimitedLog(logger)
         self._handlers: dict[type, Callable[..., None]] = {
@@ -415,10 +412,9 @@ class Worker:
         self._send(wire.Recalled([batch.batch for batch in batches]))
 
     def _execute(self, message: wire.Execute) -> None:
-        if self._pipelines_next:
-            self._pipelines_next = False
-            assert self._pipeline is not None, "batches are pipelined by a backend that does not pipeline"
-            self._pipeline.serve(message)
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.wanted:
+            pipeline.serve(message)
             return
         start_ns = time.monotonic_ns()
         timings = Timings(start_ns, start_ns, start_ns)
@@ -440,12 +436,12 @@ class Worker:
         finals = self._responder.close_batch()
         # While other threads still have to respond, polling would only take the interpreter lock from them.
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
-        if self._pipeline is not None and timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS:
+        if pipeline is not None and timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS:
             self._reader.poll()
             waiting = self._reader.waiting
-            self._pipelines_next = bool(waiting) and type(waiting[0]) is wire.Execute
+            pipeline.wanted = bool(waiting) and type(waiting[0]) is wire.Execute
         self._report_executed(message, timings, finals)
-        if self._pipelines_next:
+        if pipeline is not None and pipeline.wanted:
             self._flush()
 
     def _report_executed(self, message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:

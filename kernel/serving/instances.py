@@ -9,8 +9,8 @@ import msgspec
 
 from kernel.errors import Unavailable
 from kernel.observe.reporting.reported import record_reported
+from kernel.serving.ahead.next_batch_time import NextBatchTime
 from kernel.serving.events import BatchesRecalled, InstanceIdle, InstanceLost
-from kernel.serving.next_batch_time import NextBatchTime
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

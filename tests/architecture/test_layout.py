@@ -22,6 +22,7 @@ LONGER_FILES = {
     "backends/supervision/handle.py": "one state machine, through which each request goes without another call",
     "backends/worker/loop.py": "the worker's state, and a short method for each message that changes it",
     "backends/supervision/supervisor.py": "the life of an instance's workers, in short methods that share its state",
+    "kernel/serving/instances.py": "the load of instances; what schedulers ask for each request takes no further call",
     "backends/transport/wire.py": "the whole protocol stands in one file, nearly all of it declarations",
 }
 

@@ -50,7 +50,7 @@ _SWITCH_INTERVAL_S = 50e-6
 _MOST_GIVEN = 2
 
 
-class _Batch:
+class _Pipelined:
     """A batch from its message to its responses."""
 
     def __init__(self, message: wire.Execute, requests: list[WorkerRequest], timings: Timings) -> None:
@@ -92,22 +92,25 @@ class PipelinedBatches:
         self._execute = execute
         self._ended = ended
         self._failures = LimitedLog(logger)
+        #: Whether the next batch is for `serve`: it came while a batch was executed.
+        self.wanted = False
         #: Whether the thread runs.
         self._started = False
         #: For the thread: batches to compute, in order; from it: those that it has ended.
-        self._given: SimpleQueue[_Batch] = SimpleQueue()
-        self._computed: deque[_Batch] = deque()
+        self._given: SimpleQueue[_Pipelined] = SimpleQueue()
+        self._computed: deque[_Pipelined] = deque()
         #: How many the thread has or will have, and how many it has ended that the main thread has not responded to.
         self._given_count = 0
         self._computed_count = 0
         #: A batch that waits until the thread is idle, because only `execute` can execute it.
-        self._plain: _Batch | None = None
+        self._plain: _Pipelined | None = None
 
     def serve(self, message: wire.Execute) -> None:
         """Execute a batch, and those that come meanwhile, until there is none, or another message is next.
 
         Raises `KernelGone`.
         """
+        self.wanted = False
         if not self._started:
             self._start()
         self._reader.poll_ns = 0  # polling would take the interpreter's lock and a processor from the model
@@ -150,7 +153,7 @@ class PipelinedBatches:
             del batch  # it refers to inputs, and the main thread looks whether the model still has them
             os.eventfd_write(self._event_fd, 1)
 
-    def _compute(self, batch: _Batch) -> None:
+    def _compute(self, batch: _Pipelined) -> None:
         assert batch.prepared is not None, "a batch is computed that was not prepared"
         if self._responder.any_cancelled(each.number for each in batch.message.requests):
             return  # the main thread executes the others
@@ -193,7 +196,7 @@ class PipelinedBatches:
         if message.tensors_traced:
             send_inputs(requests, self._send)
         timings = Timings(start_ns, start_ns, start_ns)
-        batch = _Batch(message, requests, timings)
+        batch = _Pipelined(message, requests, timings)
         batch.prepared = self._prepared(requests, timings)
         batch.prepared_ns = time.monotonic_ns()
         if self._given_count:  # a worker that is lost now has not begun with this batch
@@ -256,7 +259,7 @@ class PipelinedBatches:
             return InternalError(f"{type(error).__name__}: {error}")
         return None
 
-    def _execute_plain(self, batch: _Batch) -> None:
+    def _execute_plain(self, batch: _Pipelined) -> None:
         """Execute a batch in this thread, while the other one is idle: it cannot be prepared, or some of its requests
         were cancelled."""
         batch.prepared = None
@@ -271,7 +274,7 @@ class PipelinedBatches:
         del requests
         self._end(batch, None)
 
-    def _end(self, batch: _Batch, failure: ServingError | None) -> None:
+    def _end(self, batch: _Pipelined, failure: ServingError | None) -> None:
         for request in batch.requests:
             if not request.finished:
                 request.fail(failure or InternalError("the backend did not respond to the request"))

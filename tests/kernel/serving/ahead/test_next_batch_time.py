@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel.observe.statistics import ExecutionTimes
-from kernel.serving.next_batch_time import NextBatchTime
+from kernel.serving.ahead.next_batch_time import NextBatchTime
 
 US = 1_000
 MS = 1_000_000
