@@ -22,8 +22,8 @@ _MOST_LEAD_NS = 2_000_000
 _LATER_NS = 32_000
 _SOONER_NS = 4_000
 
-#: A wait of the instance that is not longer than this counts as none: it is the worker's own work between two batches.
-_NO_WAIT_NS = 50_000
+#: A wait of the instance that is not longer than this counts as none: its threads wait for a processor now and then.
+_NO_WAIT_NS = 100_000
 
 #: Of a number of rows, this many leading bits count: executions of similar sizes take similar times.
 _BITS = 4
@@ -82,13 +82,20 @@ class NextBatchTime:
                 return None
             found = self._by_rows[fewer]
         mean_ns, distance_ns = found
-        return begun_ns + max(0, mean_ns - self._lead_ns) if 2 * distance_ns < mean_ns else None
+        if 2 * distance_ns >= mean_ns:
+            return None
+        # Not before half of it has passed: the clients of the batch before are to be among those of the next one.
+        return begun_ns + max(mean_ns - self._lead_ns, mean_ns // 2)
 
 
 def _waited_ns(before: ExecutionTimes, times: ExecutionTimes) -> int:
-    """Return how long the instance has waited between two executions."""
+    """Return how long the instance has waited for the second of two batches, after the end of the first one.
+
+    A batch that was gathered before counts as if it had been gathered just before its computation: then it begins
+    before the end of the first one, unless gathering takes less time than the change from one to the other.
+    """
     if times.input_end_ns <= before.compute_end_ns:  # it was computed while the worker responded to the one before
-        return times.input_end_ns - before.output_start_ns
+        return times.compute_start_ns - before.output_start_ns
     return times.compute_start_ns - before.compute_end_ns
 
 

@@ -73,9 +73,9 @@ def test_of_a_model_whose_executions_take_very_different_times_nothing_is_said()
     assert found.dispatch_ns(0, 4) is None
 
 
-def test_it_is_never_dispatched_before_the_execution_has_begun() -> None:
+def test_it_is_never_dispatched_before_half_of_the_execution_has_passed() -> None:
     found = learned(120 * US)
-    assert found.dispatch_ns(MS, 4) == MS
+    assert found.dispatch_ns(MS, 4) == MS + 60 * US
 
 
 def test_the_lead_grows_while_the_instance_waits_for_its_batches_up_to_a_limit() -> None:
@@ -106,9 +106,18 @@ def test_the_work_of_the_worker_between_two_batches_is_no_wait() -> None:
 def test_a_worker_that_computes_while_it_responds_has_waited_from_the_end_of_the_computation() -> None:
     found = learned()
     for number in range(1000):  # gathered before the computation begins, scattered after the next one has begun
-        start_ns = number * 2100 * US
+        start_ns = number * 2200 * US
         found.executed(4, times(start_ns, 2 * MS, output_ns=300 * US), followed=True, queued=False)
-    assert lead_ns(found) == 2 * MS, "100 µs between two computations"
+    assert lead_ns(found) == MS, "200 µs between two computations, and never more than half of one"
+
+
+def test_a_batch_that_was_gathered_in_time_has_not_kept_the_instance_waiting() -> None:
+    found = learned()
+    for number in range(1000):
+        start_ns = number * 2150 * US - 120 * US
+        gathered = times(start_ns, 2 * MS, input_ns=120 * US, output_ns=300 * US)
+        found.executed(4, gathered, followed=True, queued=False)
+    assert lead_ns(found) == 100 * US, "the processor was busy for 150 µs between two computations"
 
 
 def test_after_a_pause_without_requests_nothing_is_learned_of_the_lead() -> None:
