@@ -166,6 +166,21 @@ class Timings(msgspec.Struct):
         self.executions.append((rows, (start_ns, inputs_ready_ns, inferred_ns, end_ns)))
 
 
+class PreparedBatch(abc.ABC):
+    """A batch whose inputs a backend has gathered, and which is ready to be computed. See `Backend.prepare`."""
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Compute the outputs, and mark the stages of the timings. Called once, in a thread that computes one batch at
+        a time. It must not respond. Most of the time it should not have the interpreter's lock, because the worker's
+        main thread works meanwhile. An exception fails the requests, as one of `Backend.execute`."""
+
+    @abc.abstractmethod
+    def respond(self) -> None:
+        """Send each request its final response. Called once, in the main thread, after `run` has returned. The next
+        batch may be computed meanwhile. An exception is as one of `run`."""
+
+
 class Backend(abc.ABC):
     """One model instance in its worker process. `backends.builtin.identity` is an example."""
 
@@ -184,6 +199,9 @@ class Backend(abc.ABC):
     #: Whether `complete` has called code of the model. Then another process loads the model, without what this code
     #: has left behind, unless the model shares its process.
     completed_by_model: bool = False
+    #: Whether `prepare` works: the worker may read and gather the next batch while one is computed, and respond to the
+    #: last one. An object may decide it in `load`.
+    pipelines: bool = False
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -230,6 +248,15 @@ class Backend(abc.ABC):
         An exception fails every request without a final response: a `ServingError` with its code and text, any other
         exception with the code INTERNAL.
         """
+
+    def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> PreparedBatch | None:
+        """Gather the inputs of the requests as one batch, to be computed after the one that is computed now.
+
+        Only for a backend that `pipelines`. The worker calls it in place of `execute` while requests wait for a slow
+        model. Returns None for a batch that only `execute` can execute, or that fails: the worker calls `execute` then,
+        when nothing is computed. Must not respond.
+        """
+        raise NotImplementedError(f"{type(self).__name__} pipelines and has no method `prepare`")
 
     @property
     def concurrency(self) -> int:

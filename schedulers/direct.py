@@ -27,7 +27,8 @@ async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: C
     #: client that disconnects cancels thousands.
     cancelled = 0
     while True:
-        match await inbox.next():
+        # When a busy instance may get a request ahead of time, without another event.
+        match await inbox.next(instances.next_batch_ns() if queue else None):
             case Submitted(request=request):
                 queue.append(request)
             case Cancelled(request=request) if not (request.dispatched or request.finished):

@@ -16,14 +16,14 @@ from backends.onnxruntime.providers import graph_obstacle, ignored_settings, wan
 from backends.onnxruntime.session import open_session
 from backends.onnxruntime.signature import signature_of
 from backends.worker.sequences.sequence_config import state_outputs
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import onnxruntime as ort
 
-    from backends.base import Config, Host, ModelArguments, Timings
+    from backends.base import Config, Host, ModelArguments, PreparedBatch, Timings
     from backends.onnxruntime.gpu.graphs import OnnxGraphs
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.devices.graph_specs import GraphSpec
@@ -92,6 +92,7 @@ class OnnxRuntimeBackend(Backend):
             check_agreement(arguments.config, signature)
             bound = BoundSession(session, run_options(arguments), signature)
             self._model = LoadedModel(arguments.config, signature, bound)
+            self.pipelines = bound.on_cpu
         else:
             session = self._load_on(device, arguments)
         for line in ignored_settings(arguments, session.get_providers()):
@@ -162,6 +163,14 @@ class OnnxRuntimeBackend(Backend):
         """See `Backend.execute`."""
         assert self._model is not None, "execute before load"
         self._model.execute(requests, timings)
+
+    def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> PreparedBatch | None:
+        """See `Backend.prepare`."""
+        assert self._model is not None, "prepare before load"
+        try:
+            return self._model.prepare(requests, timings)
+        except ServingError:
+            return None  # `execute` raises it, or executes each request alone
 
     def finalize(self) -> None:
         """Free the session's memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from backends.base import PreparedBatch
 from backends.batch_input import batch_input_arrays, batch_inputs_of
 from backends.gather import batch_sizes, gather
 from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
@@ -67,9 +68,9 @@ class LoadedModel:
         small = self._small
         if small is not None and small.execute(requests, timings):
             return
-        sizes = batch_sizes(requests, self._max_batch_size)
         try:
-            arrays = self._infer(requests, sizes, timings)
+            batch = self.prepare(requests, timings)
+            batch.compute()
         except ServingError:
             if len(requests) == 1:
                 raise
@@ -77,24 +78,30 @@ class LoadedModel:
             return
         if small is not None and small.failed:
             self._small = None  # the inputs were right, so the model file declares wrong output shapes
-        scatter(requests, sizes, arrays, self._outputs)
+        batch.respond()
 
-    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Array]:
+    def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> OnnxBatch:
+        """Gather the inputs of a batch that is computed later. Raises as `gather` and `batch_sizes`."""
+        sizes = batch_sizes(requests, self._max_batch_size)
         inputs = self._gathered(requests)
         for name in self._scalar_inputs:
             if name in inputs:
                 inputs[name] = inputs[name].reshape(())
         names = requested_outputs(requests, self._outputs)
         destinations = self._destinations(requests[0], sizes[0], names) if len(requests) == 1 else {}
-        timings.inputs_ready()
-        try:
-            arrays = self._session.run(inputs, names, destinations)
-        finally:
-            timings.inferred()
+        return OnnxBatch(self, requests, timings, sizes, inputs, names, destinations)
+
+    def infer(self, inputs: dict[str, Any], names: Sequence[str], destinations: dict[str, Any]) -> dict[str, Array]:
+        """Return the outputs called `names`. Raises as `BoundSession.run`."""
+        arrays = self._session.run(inputs, names, destinations)
         for name, array in arrays.items():
             if not array.ndim:
                 arrays[name] = self._with_configured_rank(name, array)
         return arrays
+
+    def scatter(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], arrays: dict[str, Array]) -> None:
+        """Respond to each request with its rows of the outputs."""
+        scatter(requests, sizes, arrays, self._outputs)
 
     def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
         """Return name → the rows of all requests. Raises as `gather`."""
@@ -128,3 +135,65 @@ class LoadedModel:
         destination = request.reserve(name, self._outputs[name].datatype, shape)
         usable = destination is not None and destination.size and destination.flags.aligned
         return destination if usable else None
+
+
+class OnnxBatch(PreparedBatch):
+    """A batch with its gathered inputs."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        requests: Sequence[WorkerRequest],
+        timings: Timings,
+        sizes: Sequence[int],
+        inputs: dict[str, Any],
+        names: Sequence[str],
+        destinations: dict[str, Any],
+    ) -> None:
+        """`sizes` are the rows of the requests, `names` the outputs to compute, `destinations` where they may go."""
+        self._model = model
+        self._requests = requests
+        self._timings = timings
+        self._sizes = sizes
+        self._inputs = inputs
+        self._names = names
+        self._destinations = destinations
+        self._arrays: dict[str, Array] = {}
+        #: After a failure: each request as a batch of its own, or why it has failed.
+        self._alone: list[OnnxBatch | ServingError] = []
+
+    def compute(self) -> None:
+        """Compute the outputs. Raises `ServingError`."""
+        self._timings.inputs_ready()
+        try:
+            self._arrays = self._model.infer(self._inputs, self._names, self._destinations)
+        finally:
+            self._timings.inferred()
+
+    def run(self) -> None:
+        """See `PreparedBatch`. After a failure each request is computed alone, so that only wrong ones fail."""
+        try:
+            self.compute()
+        except ServingError:
+            if len(self._requests) == 1:
+                raise
+            self._alone = [self._computed_alone(request) for request in self._requests]
+
+    def _computed_alone(self, request: WorkerRequest) -> OnnxBatch | ServingError:
+        try:
+            batch = self._model.prepare([request], self._timings)
+            batch.compute()
+        except ServingError as error:
+            return error.with_traceback(None)  # the traceback refers to the inputs
+        return batch
+
+    def respond(self) -> None:
+        """See `PreparedBatch`."""
+        if not self._alone:
+            self._model.scatter(self._requests, self._sizes, self._arrays)
+            return
+        for request, batch in zip(self._requests, self._alone, strict=True):
+            if isinstance(batch, ServingError):
+                request.fail(batch)
+            else:
+                batch.respond()

@@ -305,6 +305,8 @@ class BlockingChannel:
         poller.register(sock, select.POLLIN)
         #: `poll(0)` returns something if `receive` would not wait.
         self.poll = poller.poll
+        #: To wait for the socket and for something else.
+        self.fileno = sock.fileno
 
     def watch_idle(self, idle_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` each time when `receive` has waited for `idle_s` seconds. Costs other calls nothing."""

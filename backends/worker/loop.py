@@ -36,6 +36,7 @@ from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter
 from backends.worker.overlap.overlapping_batches import OverlappingBatches
+from backends.worker.overlap.pipelined_batches import SLOW_NS, PipelinedBatches
 from backends.worker.region_messages import RegionMessages
 from backends.worker.reporting.reports import ReportCollector
 from backends.worker.responder import BatchResponder
@@ -117,6 +118,7 @@ class Worker:
         self._device: InstanceDevice | None = None
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
+        self._pipeline: PipelinedBatches | None = None  # of a backend that pipelines
         self._verbose = 0
         self._failures = LimitedLog(logger)
         self._handlers: dict[type, Callable[..., None]] = {
@@ -327,6 +329,8 @@ class Worker:
                 self._tensors_on_device(self._device, backend)
             if backend.concurrency > 1:
                 self._handlers[wire.Execute] = self._overlapping(backend, arguments)
+            elif backend.pipelines and self._turn is None and self._sequences is None:
+                self._pipeline = self._pipelined(backend)
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
             # collection visits them while requests execute. Takes 9 ms with numpy and ONNX Runtime (30,000 objects),
             # 60 ms with SciPy and scikit-learn (100,000).
@@ -408,6 +412,10 @@ class Worker:
         self._send(wire.Recalled([batch.batch for batch in batches]))
 
     def _execute(self, message: wire.Execute) -> None:
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.wanted:
+            pipeline.serve(message)
+            return
         start_ns = time.monotonic_ns()
         timings = Timings(start_ns, start_ns, start_ns)
         self._progress[0] = begun = message.batch << 1
@@ -428,10 +436,22 @@ class Worker:
         finals = self._responder.close_batch()
         # While other threads still have to respond, polling would only take the interpreter lock from them.
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
+        if pipeline is not None and timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS:
+            self._reader.poll()
+            waiting = self._reader.waiting
+            pipeline.wanted = bool(waiting) and type(waiting[0]) is wire.Execute
+        self._report_executed(message, timings, finals)
+        if pipeline is not None and pipeline.wanted:
+            self._flush()
+
+    def _report_executed(self, message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
+        """Report the end of a batch, with its responses."""
         if self._reports.pending or timings.executions is not None:
             self._reports.flush(message.batch, timings.executions or ())
         done_ns = time.monotonic_ns()
-        executed = wire.Executed(message.batch, finals, start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
+        executed = wire.Executed(
+            message.batch, finals, timings.start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns
+        )
         if self._inputs.copies or self._outputs.copies or self._device is not None:
             self._count_copies(executed)
         # It is sent when there is nothing left to do, or when the oldest unsent batch is too old.
@@ -446,6 +466,23 @@ class Worker:
             self._unsent_since_ns = done_ns
         elif done_ns - self._unsent_since_ns > MAX_UNSENT_NS:
             self._flush()
+
+    def _pipelined(self, backend: Backend) -> PipelinedBatches:
+        def ended(message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
+            self._report_executed(message, timings, finals)
+            self._flush()
+
+        return PipelinedBatches(
+            backend,
+            self._channel,
+            self._reader,
+            self._inputs,
+            self._responder,
+            self._held,
+            self._send,
+            self._run_backend,
+            ended,
+        )
 
     def _overlapping(self, backend: Backend, arguments: ModelArguments) -> Callable[[wire.Execute], None]:
         """Return the handler of batches for an instance that executes several at the same time."""

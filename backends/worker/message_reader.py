@@ -142,6 +142,11 @@ class KernelMessageReader:
         self._short = time.monotonic_ns() - begun_ns < poll_ns
         return messages
 
+    @property
+    def gone(self) -> bool:
+        """Whether the connection has ended: nothing is received any more."""
+        return self._gone
+
     def poll(self) -> None:
         """Handle the messages that were received already, without waiting."""
         with self._lock:

@@ -79,9 +79,15 @@ class BatchResponder:
             if number > self._newest:
                 self._newest = number
         self._batch = batch
-        return self._without_cancelled(requests) if self._cancelled else requests
+        return self.without_cancelled(requests) if self._cancelled else requests
 
-    def _without_cancelled(self, requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+    def any_cancelled(self, numbers: Iterable[int]) -> bool:
+        """Whether the client of one of these requests has disconnected."""
+        cancelled = self._cancelled
+        return bool(cancelled) and any(number in cancelled for number in numbers)
+
+    def without_cancelled(self, requests: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+        """Return the requests whose clients have not disconnected. The others are failed."""
         wanted: list[WorkerRequest] = []
         for request in requests:
             if request.ref.number in self._cancelled:

@@ -9,6 +9,7 @@ import msgspec
 
 from kernel.errors import Unavailable
 from kernel.observe.reporting.reported import record_reported
+from kernel.serving.ahead.next_batch_time import NextBatchTime
 from kernel.serving.events import BatchesRecalled, InstanceIdle, InstanceLost
 
 if TYPE_CHECKING:
@@ -56,9 +57,14 @@ class Instance(Protocol):
 #: does not wait for the kernel; too little to matter when another instance becomes idle first.
 PREFETCH_NS = 500_000
 
-#: While the mean execution takes longer than this, no batch is dispatched ahead of time; nor is one to an instance with
-#: a higher concurrency than 1, which has others to execute.
+#: A model whose mean execution takes longer than this gets one batch ahead of time, and only if it has a single
+#: instance: shortly before that is expected to end its last batch. An instance with a higher concurrency than 1 gets
+#: none: it has others to execute.
 FAST_EXECUTION_NS = 100_000
+
+#: While the mean execution takes longer than this, no batch is dispatched ahead of time: the wait for the next batch is
+#: nothing against it.
+LONG_EXECUTION_NS = 100_000_000
 
 #: The most batches that an instance of concurrency 1 has at a time.
 MAX_DEPTH = 32
@@ -146,6 +152,11 @@ class InstanceSet:
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
         self._max_depth = MAX_DEPTH
+        #: Of a model that is not fast, the only instance gets its next batch at this time; None if not ahead of time.
+        self._next_batch_ns: int | None = None
+        #: Whether there may be such a time.
+        self._plans_next = False
+        self._next_batch_time = NextBatchTime()
         #: Whether the model calls other models.
         self._calls = False
         #: Whether the rate limiter decides when instances execute.
@@ -158,16 +169,31 @@ class InstanceSet:
         return self._with_room(1)
 
     def soon_idle_instance(self) -> Instance | None:
-        """Return an idle instance, or, of a fast model, one that has no batch ahead of time; or None.
+        """Return an idle instance, or one that has no batch ahead of time and may get one; or None.
 
         For schedulers that make batches: a fast model gets its next batch while it executes one, but not more, so that
-        the other batches can grow.
+        the other batches can grow. Other models get it when they are about to end the last one (`next_batch_ns`).
         """
-        return self._with_room(2 if self._depth > 1 else 1)
+        return self._with_room(2 if self._depth > 1 else 1) or self._about_to_end()
 
     def open_instance(self) -> Instance | None:
         """Return the instance with the fewest batches that may get another, also ahead of time, or None."""
-        return self._with_room(self._depth)
+        return self._with_room(self._depth) or self._about_to_end()
+
+    def next_batch_ns(self) -> int | None:
+        """Return when a busy instance may get a batch ahead of time. None if that is not known, or not before it is
+        idle: then the scheduler gets `InstanceIdle`.
+
+        For schedulers with queued requests to which `soon_idle_instance` or `open_instance` gives None.
+        """
+        only = self._only
+        return self._next_batch_ns if only is not None and len(only.record.batches) == 1 else None
+
+    def _about_to_end(self) -> Instance | None:
+        next_ns = self._next_batch_ns
+        if next_ns is None or self.next_batch_ns() is None or self._clock.now_ns() < next_ns:
+            return None
+        return self._only
 
     def _with_room(self, depth: int) -> Instance | None:
         only = self._only
@@ -232,6 +258,9 @@ class InstanceSet:
         """Give `batch`, whose requests are queued, to `instance`, which is in service."""
         assert instance in self._serving, f"instance {instance.name} is not in service"
         instance.record.add(batch)
+        if self._plans_next and len(instance.record.batches) == 1:
+            self._next_batch_ns = None
+            self._begins(instance, batch, self._clock.now_ns())
         self._live.dispatched(batch, instance)
         instance.execute(batch)
 
@@ -296,6 +325,7 @@ class InstanceSet:
 
     def _note_only(self) -> None:
         self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
+        self._next_batch_ns = None
         if self._calls:
             self._depth = 1
 
@@ -319,8 +349,25 @@ class InstanceSet:
         else:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
             self._depth = depth if depth < self._max_depth else self._max_depth  # a call of min costs more
+        self._next_batch_ns = None
+        self._plans_next = self._depth == 1 and FAST_EXECUTION_NS <= mean_ns < LONG_EXECUTION_NS
+        if self._plans_next:
+            self._plan_next(instance, batch, times)
         if self._live.queued and instance in self._serving:
             self._inbox.post(InstanceIdle(instance))
+
+    def _plan_next(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
+        """Learn from a finished batch of a model that is not fast, and decide when the next one is dispatched."""
+        following = next(iter(instance.record.batches.values()), None)
+        queued = self._live.queued > 0
+        self._next_batch_time.executed(_rows(batch), times, followed=following is not None, queued=queued)
+        if following is not None:  # a worker may begin with it before it sends the responses
+            self._begins(instance, following, times.output_start_ns)
+
+    def _begins(self, instance: Instance, batch: Batch, begun_ns: int) -> None:
+        """The instance has begun to execute its only batch."""
+        if instance is self._only and instance.record.concurrency == 1 and not (self._calls or self.limited):
+            self._next_batch_ns = self._next_batch_time.dispatch_ns(begun_ns, _rows(batch))
 
     def note_calls(self) -> None:
         """The model calls other models.
@@ -331,6 +378,7 @@ class InstanceSet:
         """
         self._calls = True
         self._depth = 1
+        self._next_batch_ns = None
 
     def _may_wait_behind_calls(self, instance: Instance) -> bool:
         single = instance is self._only and instance.record.concurrency == 1
@@ -339,6 +387,7 @@ class InstanceSet:
     def recalled(self, instance: Instance, returned: list[Request]) -> None:
         """`instance` gives these requests back, which it had not started."""
         self._depth = 1  # else they would go to it again at once
+        self._next_batch_ns = None
         self._live.returned(returned)
         self._inbox.post(BatchesRecalled(instance, returned))
         for request in returned:
@@ -377,3 +426,7 @@ class InstanceSet:
         for _, record in self._records():
             for number, batch in record.batches.items():
                 assert batch.number == number, f"batch {batch.number} is recorded as {number}"
+
+
+def _rows(batch: Batch) -> int:
+    return sum(request.batch_size or 1 for request in batch.requests)

@@ -70,9 +70,12 @@ class _Dispatcher:
         self._queue = batcher.queue
         self._clock = clock
         self._dispatch = instances.dispatch
+        self._next_batch_ns = instances.next_batch_ns
         # What was dispatched ahead of time waits outside of the queue, where neither its limits and timeouts nor
         # requests with a higher priority, or of other clients, reach it.
-        waits_for_idle = spec.fair is not None or (settings is not None and settings.limits_waiting)
+        self._waits_for_idle = waits_for_idle = spec.fair is not None or (
+            settings is not None and settings.limits_waiting
+        )
         self._free_instance: Callable[[], Instance | None] = (
             instances.idle_instance if waits_for_idle else instances.soon_idle_instance
         )
@@ -96,10 +99,16 @@ class _Dispatcher:
             self._dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
 
     def wake_ns(self) -> int | None:
-        """Return when to act without another event, or None. Without a free instance only expiries count."""
+        """Return when to act without another event, or None. Without a free instance only expiries count, and when a
+        busy one may get a batch ahead of time."""
         batcher = self._batcher
         expiry_ns = self._queue.next_expiry_ns
-        start_ns = batcher.wait_until_ns() if batcher.delay_ns and self._free_instance() is not None else None
+        start_ns = None
+        if self._queue.count:
+            if self._free_instance() is None:
+                start_ns = None if self._waits_for_idle else self._next_batch_ns()
+            elif batcher.delay_ns:
+                start_ns = batcher.wait_until_ns()
         if expiry_ns is None or start_ns is None:
             return start_ns if expiry_ns is None else expiry_ns
         return min(expiry_ns, start_ns)

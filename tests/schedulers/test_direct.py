@@ -126,6 +126,24 @@ def test_a_slow_model_is_given_nothing_ahead_of_time() -> None:
     assert case.ahead == []
 
 
+def test_a_slow_model_is_given_its_next_request_when_it_is_about_to_end_the_last_one() -> None:
+    case = lab()
+    for _ in range(8):
+        case.inbox.post(Submitted(case.request("warm")))
+        case.finish(infer_ns=2_000_000)
+    for id in "abc":
+        case.inbox.post(Submitted(case.request(id)))
+    assert (case.running, case.ahead) == ([["a"]], [])
+    case.clock.advance(1_000_000)
+    assert case.ahead == []
+    case.clock.advance(900_000)
+    assert case.ahead == [["b"]]
+    case.clock.advance(5_000_000)
+    assert case.ahead == [["b"]], "the execution takes longer than expected"
+    case.finish(infer_ns=2_000_000)
+    assert (case.running, case.ahead) == ([["b"]], [])
+
+
 def test_a_fast_model_is_given_requests_ahead_of_time() -> None:
     case = lab()
     make_fast(case)

@@ -64,7 +64,15 @@ class Checks:
 
     def most_ahead(self) -> int:
         """Return how many batches an instance may have, less those that it executes, plus 1."""
-        return self.version.model.instances._depth
+        return max(self.version.model.instances._depth, 2 if self.is_about_to_end() else 1)
+
+    def is_about_to_end(self) -> bool:
+        """Whether the only instance, of a model that is not fast, is expected to end its batch soon."""
+        instances = self.version.model.instances
+        next_ns = instances._next_batch_ns
+        if next_ns is None or instances._calls or self.version.plan.needs is not None:
+            return False
+        return instances.count == 1 and self.world.clock.time_ns >= next_ns
 
     def in_order(self, clients: list[Client]) -> None:
         """Check that no queued request should have come before the dispatched ones: first come, first served."""

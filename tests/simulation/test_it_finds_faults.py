@@ -71,7 +71,7 @@ class ForgetfulInbox:
 @pytest.mark.parametrize("only", ["direct", "dynamic"])
 def test_a_scheduler_that_ignores_an_event_is_found(only: str, lost: type[Event]) -> None:
     if only == "direct" and lost is DeadlineReached:
-        pytest.skip("it sets no deadlines")
+        pytest.skip("without its deadlines, a busy instance gets its next request when it is idle")
 
     def forgetful(
         spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, **more: Any

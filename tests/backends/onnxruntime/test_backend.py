@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from shm.arena import INLINE_LIMIT
 from tests.backends.add_sub_batch import check_rows_of_a_batch, floats
 
 if TYPE_CHECKING:
+    from backends.worker.request import WorkerRequest
     from shm.arrays import Array
     from tests.backends.conftest import Lab
     from tests.backends.onnxruntime.conftest import OnnxModels, Value
@@ -180,6 +182,64 @@ def test_only_the_request_with_wrong_inputs_fails_in_a_batch(lab: Lab, models: O
     backend.execute([good, bad], lab.timings)
     assert lab.outputs(good)["X"].tolist() == [[2]]
     assert "indices element out of data bounds" in lab.error(bad).message
+
+
+def run_prepared(backend: OnnxRuntimeBackend, lab: Lab, requests: list[WorkerRequest]) -> None:
+    """Execute a batch as a worker that pipelines: it is computed in another thread."""
+    batch = backend.prepare(requests, lab.timings)
+    assert batch is not None
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(batch.run).result()
+    assert not any(request.finished for request in requests), "responses are made in the main thread"
+    batch.respond()
+
+
+def test_batches_that_are_prepared_meanwhile_give_the_same_rows(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    backend = models.loaded()
+    assert backend.pipelines
+    batches = [[lab.request({"A": floats(size, 4) + n, "B": floats(size, 4)}) for size in (1, 2)] for n in range(2)]
+    prepared = [backend.prepare(batch, lab.timings) for batch in batches]
+    for number, batch in enumerate(prepared):
+        assert batch is not None
+        batch.run()
+        batch.respond()
+        for request, size in zip(batches[number], (1, 2), strict=True):
+            assert np.array_equal(lab.outputs(request)["X"], 2 * floats(size, 4) + number)
+            assert np.array_equal(lab.outputs(request)["Y"], np.full((size, 4), number))
+
+
+@pytest.mark.parametrize("reserves", [False, True])
+def test_a_prepared_request_alone_may_have_a_destination(lab: Lab, models: OnnxModels, reserves: bool) -> None:
+    write_add_sub(models)
+    lab.reserves = reserves
+    request = lab.request({"A": floats(1, 4), "B": floats(1, 4)})
+    run_prepared(models.loaded(), lab, [request])
+    assert lab.outputs(request)["X"].tolist() == [[0, 2, 4, 6]]
+    assert lab.in_place == (["X", "Y"] if reserves else [])
+
+
+def test_only_the_request_with_wrong_inputs_fails_in_a_prepared_batch(lab: Lab, models: OnnxModels) -> None:
+    models.write(
+        [("Gather", ["T", "A"], ["X"])],
+        [("A", TensorProto.INT64, ["N", 1])],
+        [("X", FLOAT, ["N", 1])],
+        {"T": floats(3)},
+    )
+    backend = models.loaded()
+    good, bad = (lab.request({"A": np.array([[index]], np.int64)}) for index in (2, 7))
+    run_prepared(backend, lab, [good, bad])
+    assert lab.outputs(good)["X"].tolist() == [[2]]
+    assert "indices element out of data bounds" in lab.error(bad).message
+    alone = lab.request({"A": np.array([[7]], np.int64)})
+    with pytest.raises(InternalError, match="indices element out of data bounds"):
+        run_prepared(backend, lab, [alone])
+
+
+def test_what_cannot_be_gathered_is_left_to_execute(lab: Lab, models: OnnxModels) -> None:
+    write_add_sub(models)
+    requests = [lab.request({"A": floats(1, width), "B": floats(1, width)}) for width in (4, 3)]
+    assert models.loaded().prepare(requests, lab.timings) is None
 
 
 @pytest.mark.parametrize("reserves", [False, True])

@@ -10,7 +10,7 @@ from kernel.errors import Unavailable, WorkerLost
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.batch import Batch
 from kernel.serving.events import InstanceIdle, InstanceLost, Submitted
-from kernel.serving.instances import MAX_DEPTH, BatchRecord
+from kernel.serving.instances import LONG_EXECUTION_NS, MAX_DEPTH, BatchRecord
 from kernel.serving.request import Request
 from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.direct import direct
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
 
-FAST_NS, SLOW_NS = 1_000, 200_000
+FAST_NS, SLOW_NS = 1_000, 2_000_000
 
 
 def request(id: str = "") -> Request:
@@ -198,6 +198,81 @@ def test_a_fast_instance_is_given_work_ahead_of_time_and_a_slow_one_is_not() -> 
         case.instances.dispatch(worker, Batch([case.request("a"), case.request("b")]))
     assert case.instances.open_instance() is None
     assert case.instances.waiting == 2 * (MAX_DEPTH - 1), "requests of the batches that are not started"
+
+
+def become_slow(case: Lab) -> None:
+    """Let the model show how long its executions take: `SLOW_NS`."""
+    for _ in range(64):
+        case.instances.dispatch(case.workers[0], Batch([case.request("warm")]))
+        case.clock.time_ns += SLOW_NS
+        case.finish(infer_ns=SLOW_NS)
+
+
+def test_a_slow_instance_is_given_one_batch_when_it_is_about_to_end_the_last_one() -> None:
+    case, _ = recorded(1)
+    [worker] = case.workers
+    become_slow(case)
+    case.instances.dispatch(worker, Batch([case.request("a")]))
+    begun_ns, at_ns = case.clock.time_ns, case.instances.next_batch_ns()
+    assert at_ns is not None
+    assert begun_ns < at_ns < begun_ns + SLOW_NS
+    case.clock.time_ns = at_ns - 1
+    assert case.instances.open_instance() is case.instances.soon_idle_instance() is None
+    case.clock.time_ns = at_ns
+    assert case.instances.open_instance() is case.instances.soon_idle_instance() is worker
+    assert case.instances.idle_instance() is None
+    case.instances.dispatch(worker, Batch([case.request("b")]))
+    assert case.instances.open_instance() is case.instances.soon_idle_instance() is None
+    assert case.instances.next_batch_ns() is None
+    case.clock.time_ns = begun_ns + SLOW_NS
+    case.finish(infer_ns=SLOW_NS)
+    following_ns = case.instances.next_batch_ns()
+    assert following_ns is not None
+    assert case.clock.time_ns < following_ns < case.clock.time_ns + SLOW_NS, "the second batch has begun"
+    case.finish(infer_ns=SLOW_NS)
+    assert case.instances.next_batch_ns() is None
+
+
+def test_a_slow_model_with_several_instances_or_under_the_limiter_or_with_calls_gets_nothing_ahead_of_time() -> None:
+    def limited(case: Lab) -> None:
+        case.instances.limited = True
+
+    def calling(case: Lab) -> None:
+        case.instances.note_calls()
+
+    def two_instances(case: Lab) -> None:
+        case.instances.add(case.workers[1])
+
+    for change in (limited, calling, two_instances):
+        case, _ = recorded(1, 1)
+        case.instances.forget(case.workers[1])
+        become_slow(case)
+        change(case)
+        while (instance := case.instances.idle_instance()) is not None:
+            case.instances.dispatch(instance, Batch([case.request("a")]))
+        case.clock.time_ns += SLOW_NS - 1
+        assert case.instances.next_batch_ns() is None, change.__name__
+        assert case.instances.soon_idle_instance() is None, change.__name__
+
+
+def test_a_second_instance_ends_what_was_planned() -> None:
+    case, _ = recorded(1, 1)
+    case.instances.forget(case.workers[1])
+    become_slow(case)
+    case.instances.dispatch(case.workers[0], Batch([case.request("a")]))
+    assert case.instances.next_batch_ns() is not None
+    case.instances.add(case.workers[1])
+    assert case.instances.next_batch_ns() is None
+
+
+def test_a_very_long_execution_has_nothing_behind_it() -> None:
+    case, _ = recorded(1)
+    for _ in range(64):
+        case.instances.dispatch(case.workers[0], Batch([case.request("long")]))
+        case.clock.time_ns += 2 * LONG_EXECUTION_NS
+        case.finish(infer_ns=2 * LONG_EXECUTION_NS)
+    case.instances.dispatch(case.workers[0], Batch([case.request("long")]))
+    assert case.instances.next_batch_ns() is None
 
 
 def test_a_fast_instance_that_executes_several_batches_is_given_none_ahead_of_time() -> None:

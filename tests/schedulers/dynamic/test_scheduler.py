@@ -237,14 +237,78 @@ def test_a_fast_model_gets_one_batch_ahead_of_time_and_the_next_one_grows() -> N
     assert (case.running, case.ahead) == ([["b"]], [["c", "d"]])
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        DynamicBatching(priority_levels=2, default_priority_level=2),
-        DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=9)),
-        DynamicBatching(default_queue_policy=QueuePolicy(default_timeout_ns=10**9)),
-    ],
-)
+def make_slow(case: Lab) -> None:
+    """Let the model show that an execution takes 2 ms."""
+    for _ in range(8):
+        submit(case, "warm")
+        case.finish(infer_ns=2_000_000)
+
+
+def test_a_slow_model_gets_its_next_batch_when_it_is_about_to_end_the_last_one() -> None:
+    case = lab(DynamicBatching())
+    make_slow(case)
+    submit(case, "a")
+    submit(case, "b")
+    case.clock.advance(1_000_000)
+    submit(case, "c")
+    assert (case.running, case.ahead) == ([["a"]], [])
+    case.clock.advance(900_000)
+    assert case.ahead == [["b", "c"]], "the batch was formed as late as possible"
+    submit(case, "d")
+    case.clock.advance(900_000)
+    assert case.ahead == [["b", "c"]]
+    case.finish(infer_ns=2_000_000)
+    case.clock.end_iteration()
+    assert (case.running, case.ahead) == ([["b", "c"]], [])
+    case.clock.advance(2_000_000)
+    assert case.ahead == [["d"]]
+
+
+def test_a_request_that_comes_when_the_instance_is_about_to_end_goes_to_it_at_once() -> None:
+    case = lab(DynamicBatching())
+    make_slow(case)
+    submit(case, "a")
+    case.clock.advance(1_900_000)
+    submit(case, "b")
+    assert case.ahead == [["b"]]
+
+
+def test_a_delay_is_kept_before_an_instance_is_idle() -> None:
+    case = lab(DynamicBatching(max_queue_delay_ns=1_000_000, delay_may_end_early=False))
+    for _ in range(8):
+        submit(case, "warm")
+        case.clock.advance(1_000_000)
+        case.finish(infer_ns=2_000_000)
+    submit(case, "a")
+    case.clock.advance(1_000_000)
+    assert case.running == [["a"]]
+    case.clock.advance(1_900_000)
+    submit(case, "b")
+    assert case.ahead == []
+    case.clock.advance(1_000_000)
+    assert case.ahead == [["b"]]
+
+
+LIMITING = [
+    DynamicBatching(priority_levels=2, default_priority_level=2),
+    DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=9)),
+    DynamicBatching(default_queue_policy=QueuePolicy(default_timeout_ns=10**9)),
+]
+
+
+@pytest.mark.parametrize("settings", LIMITING)
+def test_nothing_of_a_slow_model_leaves_the_queue_early_where_its_rules_would_not_reach_it(
+    settings: DynamicBatching,
+) -> None:
+    case = lab(settings)
+    make_slow(case)
+    submit(case, "a")
+    submit(case, "b")
+    case.clock.advance(3_000_000)
+    assert (case.running, case.ahead) == ([["a"]], [])
+
+
+@pytest.mark.parametrize("settings", LIMITING)
 def test_nothing_leaves_the_queue_early_where_its_rules_would_not_reach_it(settings: DynamicBatching) -> None:
     case = lab(settings)
     make_fast(case)
