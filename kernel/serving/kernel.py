@@ -22,13 +22,14 @@ from kernel.errors import (
 )
 from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
+from kernel.serving.cancellations import Cancellations
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
 from kernel.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kernel.loop.clock import Clock
     from kernel.memory.client_regions import RegionRegistry
@@ -137,6 +138,7 @@ class Kernel:
         self.gpu_figures: GpuFigureReader | None = None
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
+        self._cancellations = Cancellations(clock)
         self.nested_loads = NestedLoads()
         self._inputs = inputs
         self.memory_refusals = inputs.refusals
@@ -336,8 +338,15 @@ class Kernel:
         return self._inputs.receive_buffer(model, byte_size, first_tensor)
 
     def cancel(self, request: Request) -> None:
-        """Cancel a submitted request whose client has disconnected. It still gets its final response."""
-        request.cancel()
+        """Cancel a submitted request whose client has disconnected. It still gets its final response.
+
+        If many are cancelled, that is done in later event-loop iterations.
+        """
+        self._cancellations.add(request)
+
+    def cancel_all(self, requests: Iterable[Request]) -> None:
+        """As `cancel`, for all requests of a client."""
+        self._cancellations.add_all(requests)
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""

@@ -15,6 +15,8 @@ from kernel.errors import RequestCancelled
 from kernel.serving.response import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kernel.errors import ServingError
     from kernel.observe.composed_times import ComposedTimes
     from kernel.serving.response import Sink
@@ -100,6 +102,8 @@ class Request(msgspec.Struct, eq=False):
     trace: Trace | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
+    #: Only of a request to an ensemble: the requests of its steps that have no final response. Its scheduler's.
+    steps: Collection[Request] = ()
 
     owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.

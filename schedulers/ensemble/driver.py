@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
+from kernel.loop.clock import ITERATION_END
 from kernel.observe.composed_times import ComposedTimes
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.events import ChildResponded
@@ -40,6 +42,10 @@ _stalls = LimitedLog(logging.getLogger(__name__), logging.WARNING)
 
 #: How many kinds of requests are remembered: clients choose the shapes.
 _MOST_CHECKED = 256
+
+#: How many calls that have waited start in an event-loop iteration, and how many requests that have waited too long
+#: continue: a client may have left tens of thousands, and starting one takes up to 0.1 ms.
+MOST_STARTED = 32
 
 
 class ModelCaller(Protocol):
@@ -102,8 +108,13 @@ class EnsembleDriver:
         self._version = spec.ensemble.version_text
         limit = spec.ensemble.max_inflight_requests
         self._limits = StepLimits["StepCall"](limit, len(self._plan.steps)) if limit else None
-        #: Calls that wait because of the limit.
+        #: Calls that wait because of the limit; `Run.waiting` has them too.
         self._waiting: dict[StepCall, Run] = {}
+        #: Calls of these that the limit has let start, in order. One whose run has failed does not wait any more.
+        self._to_start: deque[StepCall] = deque()
+        #: How many of these were started in this iteration, and whether more requests have waited too long.
+        self._started_count = 0
+        self._more_overdue = False
         self._runs: dict[Request, Run] = {}
         self._run_of: dict[Request, Run] = {}
         #: The versions of the steps, as long as the models do not change.
@@ -136,10 +147,13 @@ class EnsembleDriver:
         for model in models:
             model.pin()
         self._runs[request] = run
+        request.steps = run.calls
         if self._streams is not None:
             self._streams.moved(run, run.started_ns)
         self._start(run, run.begin())
         self._send_or_end(run)
+        if self._to_start:
+            self._start_waiting()
 
     def responded(self, child: Request, response: Response) -> None:
         """Take a response of a step."""
@@ -164,6 +178,8 @@ class EnsembleDriver:
             else:
                 self._ended(run, call)
         self._send_or_end(run)
+        if self._to_start:
+            self._start_waiting()
 
     def cancelled(self, request: Request) -> None:
         """The client of `request` has disconnected: its steps are cancelled, and it fails when they have ended."""
@@ -171,6 +187,7 @@ class EnsembleDriver:
         if run is not None:
             self._fail(run, RequestCancelled())
             self._send_or_end(run)
+            self._start_waiting()
 
     def consumed(self, request: Request, count: int) -> None:
         """The client took `count` responses of `request`."""
@@ -180,19 +197,35 @@ class EnsembleDriver:
             self._give_credit(run)
 
     def continue_overdue(self) -> None:
-        """Start calls that waited too long for others of their step, and give credit to streams without progress."""
+        """Start calls that may start, or waited too long for others of their step, and give credit to streams without
+        progress: some of them, the others in later iterations."""
         now_ns = self._clock.now_ns()
-        for run in () if self._streams is None else self._streams.overdue(now_ns):
-            self._prepay(run)
+        self._started_count, self._more_overdue = 0, False
+        if self._streams is not None:
+            stalled = self._streams.overdue(now_ns, MOST_STARTED)
+            self._more_overdue = len(stalled) == MOST_STARTED
+            for run in stalled:
+                self._prepay(run)
         if self._limits is not None:
-            for step, call in self._limits.overdue(now_ns):
-                run = self._waiting[call]
+            overdue = self._limits.overdue(now_ns, MOST_STARTED)
+            self._more_overdue = self._more_overdue or len(overdue) == MOST_STARTED
+            for step, call in overdue:
                 _overdue.log(
                     f"ensemble '{self._plan.spec.name}'",
                     "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
                     "(max_inflight_requests); it is executed now",
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
                 )  # fmt: skip
+                self._to_start.append(call)
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start calls that the limit lets start, as many as an iteration may. `continue_overdue` starts the others."""
+        while self._to_start and self._started_count < MOST_STARTED:
+            call = self._to_start.popleft()
+            run = self._waiting.get(call)
+            if run is not None:
+                self._started_count += 1
                 self._submit(run, call)
                 self._send_or_end(run)
 
@@ -213,6 +246,8 @@ class EnsembleDriver:
     @property
     def until_ns(self) -> int | None:
         """When to call `continue_overdue`, or None."""
+        if self._started_count or self._to_start or self._more_overdue:
+            return ITERATION_END
         if self._streams is None:  # usual
             return None if self._limits is None else self._limits.until_ns
         times = (self._streams.until_ns, None if self._limits is None else self._limits.until_ns)
@@ -222,7 +257,8 @@ class EnsembleDriver:
         """End all requests without responses: who closes the scheduler fails them."""
         for run in self._runs.values():
             run.progress.drop()
-            calls, run.calls = list(run.calls), {}
+            calls = list(run.calls)
+            run.calls.clear()
             for child in calls:
                 child.cancel()
             for model in run.models:
@@ -230,12 +266,15 @@ class EnsembleDriver:
         self._runs.clear()
         self._run_of.clear()
         self._waiting.clear()
+        self._to_start.clear()
 
     def check(self) -> None:
         """Recompute the invariants."""
         assert self._run_of.keys() == {child for run in self._runs.values() for child in run.calls}
+        assert self._waiting.keys() == {call for run in self._runs.values() for call in run.waiting}
         for run in self._runs.values():
             run.progress.check()
+            assert not run.waiting or run.error is None
         if self._limits is not None:
             self._limits.check()
 
@@ -268,10 +307,11 @@ class EnsembleDriver:
                 self._submit(run, call)
             else:
                 self._waiting[call] = run
+                run.waiting[call] = None
 
     def _submit(self, run: Run, call: StepCall) -> None:
-        if self._waiting:
-            self._waiting.pop(call, None)
+        if self._waiting and self._waiting.pop(call, None) is not None:
+            del run.waiting[call]
         sink = _StepSink(self._inbox, run.request)
         child = sink.request = run.request_of(call, sink)
         run.calls[child] = call
@@ -310,12 +350,14 @@ class EnsembleDriver:
     def _ended(self, run: Run, call: StepCall) -> None:
         """A call that ran has ended."""
         run.progress.ended(call)
-        following = None if self._limits is None else self._limits.ended(call.step)
+        if self._limits is not None:
+            self._step_is_free(self._limits, call.step)
+
+    def _step_is_free(self, limits: StepLimits[StepCall], step: int) -> None:
+        """A call of `step` has ended: have the next one that waits started. Not here: it may fail at once, too."""
+        following = limits.ended(step)
         if following is not None:
-            other = self._waiting[following]
-            self._submit(other, following)
-            if other is not run:
-                self._send_or_end(other)
+            self._to_start.append(following)
 
     def _give_credit(self, run: Run) -> None:
         credits, run.progress.credits = run.progress.credits, []
@@ -360,11 +402,13 @@ class EnsembleDriver:
             return
         run.error = error
         run.progress.drop()
-        for call in [call for call, other in self._waiting.items() if other is run]:
+        for call in run.waiting:
             assert self._limits is not None
-            self._limits.remove(call.step, call)
             del self._waiting[call]
             run.progress.ended(call)
+            if not self._limits.remove(call.step, call):  # it was about to start
+                self._step_is_free(self._limits, call.step)
+        run.waiting.clear()
         for child in list(run.calls):
             child.cancel()
 

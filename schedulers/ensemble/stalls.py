@@ -9,6 +9,7 @@ gives no credit at all: a model may be ahead without limit. Pure.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -27,21 +28,23 @@ class StalledStreams(Generic[Stream]):
     """When each request with a stream has last made progress; the longest without progress is first."""
 
     def __init__(self) -> None:
-        self._moved_ns: dict[Stream, int] = {}
+        #: A plain dict would have to be searched for its first entry behind all those that have moved.
+        self._moved_ns: OrderedDict[Stream, int] = OrderedDict()
 
     def moved(self, stream: Stream, now_ns: int) -> None:
         """A request has begun, or a step of it has responded."""
-        self._moved_ns.pop(stream, None)
         self._moved_ns[stream] = now_ns
+        self._moved_ns.move_to_end(stream)
 
     def remove(self, stream: Stream) -> None:
         self._moved_ns.pop(stream, None)
 
-    def overdue(self, now_ns: int) -> list[Stream]:
-        """Return the requests that have made no progress for too long. Each is returned again after the same time."""
+    def overdue(self, now_ns: int, most: int) -> list[Stream]:
+        """Return `most` of the requests that have made no progress for too long. Each is returned again after the same
+        time."""
         found: list[Stream] = []
         for stream, moved_ns in self._moved_ns.items():
-            if now_ns - moved_ns < LONGEST_STALL_NS:
+            if len(found) == most or now_ns - moved_ns < LONGEST_STALL_NS:
                 break
             found.append(stream)
         for stream in found:

@@ -6,7 +6,7 @@ wait, the decoupled steps that made their inputs get no credit for them, so that
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 #: A call that has waited so long starts in any case, as in Triton: a model that has not responded for that long may be
@@ -22,15 +22,16 @@ class StepLimits(Generic[Call]):
     def __init__(self, limit: int, step_count: int) -> None:
         self._limit = limit
         self._running = [0] * step_count
-        #: By step: waiting calls, and since when.
-        self._waiting: list[deque[tuple[Call, int]]] = [deque() for _ in range(step_count)]
+        #: By step: waiting calls, the oldest first, and since when. A client that disconnects may remove thousands from
+        #: the middle. A plain dict would have to be searched for its first entry behind those that were removed.
+        self._waiting: list[OrderedDict[Call, int]] = [OrderedDict() for _ in range(step_count)]
 
     def start(self, step: int, call: Call, now_ns: int) -> bool:
         """Whether `call` may start now. Otherwise it waits, and `ended` or `overdue` returns it."""
         if self._running[step] < self._limit:
             self._running[step] += 1
             return True
-        self._waiting[step].append((call, now_ns))
+        self._waiting[step][call] = now_ns
         return False
 
     def ended(self, step: int) -> Call | None:
@@ -40,30 +41,25 @@ class StepLimits(Generic[Call]):
         if not waiting or self._running[step] >= self._limit:
             return None
         self._running[step] += 1
-        return waiting.popleft()[0]
+        return waiting.popitem(last=False)[0]
 
     def remove(self, step: int, call: Call) -> bool:
         """Remove a call that waits. Returns whether it did."""
-        waiting = self._waiting[step]
-        for entry in waiting:
-            if entry[0] is call:
-                waiting.remove(entry)
-                return True
-        return False
+        return self._waiting[step].pop(call, None) is not None
 
-    def overdue(self, now_ns: int) -> list[tuple[int, Call]]:
-        """Return the calls, after their steps, that have waited too long. They start now."""
+    def overdue(self, now_ns: int, most: int) -> list[tuple[int, Call]]:
+        """Return `most` of the calls, after their steps, that have waited too long. They start now."""
         found: list[tuple[int, Call]] = []
         for step, waiting in enumerate(self._waiting):
-            while waiting and now_ns - waiting[0][1] >= LONGEST_WAIT_NS:
-                found.append((step, waiting.popleft()[0]))
+            while len(found) < most and waiting and now_ns - next(iter(waiting.values())) >= LONGEST_WAIT_NS:
+                found.append((step, waiting.popitem(last=False)[0]))
                 self._running[step] += 1
         return found
 
     @property
     def until_ns(self) -> int | None:
         """When `overdue` returns the next call, or None."""
-        first = [waiting[0][1] for waiting in self._waiting if waiting]
+        first = [next(iter(waiting.values())) for waiting in self._waiting if waiting]
         return min(first) + LONGEST_WAIT_NS if first else None
 
     def check(self) -> None:
