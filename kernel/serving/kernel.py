@@ -20,16 +20,16 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
+from kernel.loop.cancellations import Cancellations
 from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
-from kernel.serving.cancellations import Cancellations
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
 from kernel.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from kernel.loop.clock import Clock
     from kernel.memory.client_regions import RegionRegistry
@@ -337,16 +337,9 @@ class Kernel:
         """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(model, byte_size, first_tensor)
 
-    def cancel(self, request: Request) -> None:
-        """Cancel a submitted request whose client has disconnected. It still gets its final response.
-
-        If many are cancelled, that is done in later event-loop iterations.
-        """
-        self._cancellations.add(request)
-
-    def cancel_all(self, requests: Iterable[Request]) -> None:
-        """As `cancel`, for all requests of a client."""
-        self._cancellations.add_all(requests)
+    def cancel(self, *requests: Request) -> None:
+        """Cancel requests whose client has left, many in several iterations. Each still gets its final response."""
+        self._cancellations.add(requests)
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled, ServingError, prefixed, request_prefix
-from kernel.loop.clock import ITERATION_END
 from kernel.observe.composed_times import ComposedTimes
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.events import ChildResponded
@@ -42,10 +40,6 @@ _stalls = LimitedLog(logging.getLogger(__name__), logging.WARNING)
 
 #: How many kinds of requests are remembered: clients choose the shapes.
 _MOST_CHECKED = 256
-
-#: How many calls that have waited start in an event-loop iteration, and how many requests that have waited too long
-#: continue: a client may have left tens of thousands, and starting one takes up to 0.1 ms.
-MOST_STARTED = 32
 
 
 class ModelCaller(Protocol):
@@ -110,11 +104,6 @@ class EnsembleDriver:
         self._limits = StepLimits["StepCall"](limit, len(self._plan.steps)) if limit else None
         #: Calls that wait because of the limit; `Run.waiting` has them too.
         self._waiting: dict[StepCall, Run] = {}
-        #: Calls of these that the limit has let start, in order. One whose run has failed does not wait any more.
-        self._to_start: deque[StepCall] = deque()
-        #: How many of these were started in this iteration, and whether more requests have waited too long.
-        self._started_count = 0
-        self._more_overdue = False
         self._runs: dict[Request, Run] = {}
         self._run_of: dict[Request, Run] = {}
         #: The versions of the steps, as long as the models do not change.
@@ -152,7 +141,7 @@ class EnsembleDriver:
             self._streams.moved(run, run.started_ns)
         self._start(run, run.begin())
         self._send_or_end(run)
-        if self._to_start:
+        if self._waiting:
             self._start_waiting()
 
     def responded(self, child: Request, response: Response) -> None:
@@ -178,7 +167,7 @@ class EnsembleDriver:
             else:
                 self._ended(run, call)
         self._send_or_end(run)
-        if self._to_start:
+        if self._waiting:
             self._start_waiting()
 
     def cancelled(self, request: Request) -> None:
@@ -197,37 +186,26 @@ class EnsembleDriver:
             self._give_credit(run)
 
     def continue_overdue(self) -> None:
-        """Start calls that may start, or waited too long for others of their step, and give credit to streams without
-        progress: some of them, the others in later iterations."""
+        """Give credit to streams without progress, and start calls that waited for others of their step."""
         now_ns = self._clock.now_ns()
-        self._started_count, self._more_overdue = 0, False
-        if self._streams is not None:
-            stalled = self._streams.overdue(now_ns, MOST_STARTED)
-            self._more_overdue = len(stalled) == MOST_STARTED
-            for run in stalled:
-                self._prepay(run)
+        for run in () if self._streams is None else self._streams.overdue(now_ns):
+            self._prepay(run)
         if self._limits is not None:
-            overdue = self._limits.overdue(now_ns, MOST_STARTED)
-            self._more_overdue = self._more_overdue or len(overdue) == MOST_STARTED
-            for step, call in overdue:
+            for step in self._limits.begin_iteration(now_ns):
                 _overdue.log(
                     f"ensemble '{self._plan.spec.name}'",
                     "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
                     "(max_inflight_requests); it is executed now",
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
                 )  # fmt: skip
-                self._to_start.append(call)
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Start calls that the limit lets start, as many as an iteration may. `continue_overdue` starts the others."""
-        while self._to_start and self._started_count < MOST_STARTED:
-            call = self._to_start.popleft()
-            run = self._waiting.get(call)
-            if run is not None:
-                self._started_count += 1
-                self._submit(run, call)
-                self._send_or_end(run)
+        """Start calls that have waited, as many as an event-loop iteration may."""
+        while self._limits is not None and (call := self._limits.next_call()) is not None:
+            run = self._waiting[call]
+            self._submit(run, call)
+            self._send_or_end(run)
 
     def _prepay(self, run: Run) -> None:
         """Give all streams of a request that makes no progress their credit, unless it waits for its client only."""
@@ -246,8 +224,6 @@ class EnsembleDriver:
     @property
     def until_ns(self) -> int | None:
         """When to call `continue_overdue`, or None."""
-        if self._started_count or self._to_start or self._more_overdue:
-            return ITERATION_END
         if self._streams is None:  # usual
             return None if self._limits is None else self._limits.until_ns
         times = (self._streams.until_ns, None if self._limits is None else self._limits.until_ns)
@@ -266,7 +242,6 @@ class EnsembleDriver:
         self._runs.clear()
         self._run_of.clear()
         self._waiting.clear()
-        self._to_start.clear()
 
     def check(self) -> None:
         """Recompute the invariants."""
@@ -351,13 +326,7 @@ class EnsembleDriver:
         """A call that ran has ended."""
         run.progress.ended(call)
         if self._limits is not None:
-            self._step_is_free(self._limits, call.step)
-
-    def _step_is_free(self, limits: StepLimits[StepCall], step: int) -> None:
-        """A call of `step` has ended: have the next one that waits started. Not here: it may fail at once, too."""
-        following = limits.ended(step)
-        if following is not None:
-            self._to_start.append(following)
+            self._limits.ended(call.step)  # the next call does not start here: it may fail at once, too
 
     def _give_credit(self, run: Run) -> None:
         credits, run.progress.credits = run.progress.credits, []
@@ -406,8 +375,7 @@ class EnsembleDriver:
             assert self._limits is not None
             del self._waiting[call]
             run.progress.ended(call)
-            if not self._limits.remove(call.step, call):  # it was about to start
-                self._step_is_free(self._limits, call.step)
+            self._limits.remove(call.step, call)
         run.waiting.clear()
         for child in list(run.calls):
             child.cancel()

@@ -112,7 +112,7 @@ class StreamCall:
             if self._task is not None:
                 self._task.cancel()
             self._release()
-            self._kernel.cancel_all(self._open_requests)
+            self._kernel.cancel(*self._open_requests)
         if self._stopped:
             raise ServerShuttingDown
 

@@ -15,9 +15,8 @@ from kernel.errors import InternalError, InvalidArgument, InvalidRequest, ModelN
 from kernel.serving.catalog import ModelState
 from kernel.serving.events import Submitted
 from kernel.serving.request import Request
-from schedulers.ensemble.driver import MOST_STARTED
 from schedulers.ensemble.stalls import LONGEST_STALL_NS
-from schedulers.ensemble.step_limits import LONGEST_WAIT_NS
+from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, MOST_STARTED
 from schedulers.testing import KernelLab, spec_of, step
 from shm.arena import Arena
 from shm.tensor import RequestedOutput, Tensor

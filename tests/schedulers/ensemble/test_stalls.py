@@ -15,8 +15,8 @@ def test_requests_that_stand_still_are_found_one_after_the_other() -> None:
     streams.moved("b", 5)
     streams.moved("a", 7)
     assert streams.until_ns == 5 + LONGEST_STALL_NS
-    assert streams.overdue(4 + LONGEST_STALL_NS, 10) == []
-    assert streams.overdue(7 + LONGEST_STALL_NS, 10) == ["b", "a"]
+    assert streams.overdue(4 + LONGEST_STALL_NS) == []
+    assert streams.overdue(7 + LONGEST_STALL_NS) == ["b", "a"]
     assert streams.until_ns == 7 + 2 * LONGEST_STALL_NS, "they are found again after the same time"
     streams.remove("a")
     streams.remove("b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from kernel.errors import RequestCancelled
-from kernel.serving.cancellations import MOST_AT_ONCE, MOST_WAITING
+from kernel.loop.cancellations import MOST_AT_ONCE, MOST_WAITING
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from schedulers.testing import KernelLab, spec_of
@@ -39,7 +39,7 @@ def test_a_few_requests_are_cancelled_at_once() -> None:
 def test_many_are_cancelled_in_several_iterations_the_oldest_first_and_each_gets_one_final_response() -> None:
     count = MOST_AT_ONCE + 2 * MOST_WAITING + 1
     lab, requests, sinks, freed = with_queued(count)
-    lab.kernel.cancel_all(requests)
+    lab.kernel.cancel(*requests)
     done = [MOST_AT_ONCE, MOST_AT_ONCE + MOST_WAITING, count - 1, count, count]
     for expected in done:
         assert [len(sink.responses) for sink in sinks] == [1] * expected + [0] * (count - expected)
@@ -62,7 +62,7 @@ def test_requests_cancelled_one_by_one_are_spread_as_well() -> None:
 def test_an_iteration_cancels_only_for_a_short_time() -> None:
     count = MOST_AT_ONCE + 10
     lab, requests, sinks, _ = with_queued(count)
-    lab.kernel.cancel_all(requests)
+    lab.kernel.cancel(*requests)
     for sink in sinks:
         original = sink.send
 
@@ -78,7 +78,7 @@ def test_an_iteration_cancels_only_for_a_short_time() -> None:
 
 def test_what_ends_before_its_turn_is_not_cancelled() -> None:
     lab, requests, sinks, _ = with_queued(MOST_AT_ONCE + 1)
-    lab.kernel.cancel_all(requests)
+    lab.kernel.cancel(*requests)
     requests[-1].fail(RequestCancelled())
     lab.clock.end_iteration()
     assert len(sinks[-1].responses) == 1
@@ -88,7 +88,7 @@ def test_what_ends_before_its_turn_is_not_cancelled() -> None:
 
 def test_new_requests_are_cancelled_at_once_when_none_waits_any_more() -> None:
     lab, requests, sinks, _ = with_queued(MOST_AT_ONCE + 2)
-    lab.kernel.cancel_all(requests[:-1])
+    lab.kernel.cancel(*requests[:-1])
     lab.clock.end_iteration()
     lab.clock.end_iteration()
     lab.kernel.cancel(requests[-1])

@@ -1,4 +1,4 @@
-"""Cancels the requests of clients that have left: all soon, but only some in one event-loop iteration. Pure.
+"""Cancels the requests of clients that have left: all soon, but only some in one event-loop iteration.
 
 A client can leave a hundred thousand requests behind at once. To cancel one takes the kernel 3 to 100 µs: the scheduler
 gets an event, the request its final response, and an ensemble cancels steps and starts those of others. Meanwhile other
@@ -8,7 +8,7 @@ clients are served. What is dispatched before its turn comes is cancelled like a
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.loop.clock import ITERATION_END
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.loop.clock import Alarm, Clock
-    from kernel.serving.request import Request
 
 #: Requests that are cancelled at once in an iteration: those of usual clients.
 MOST_AT_ONCE = 32
@@ -26,12 +25,19 @@ MOST_WAITING = 512
 _LONGEST_NS = 2_000_000
 
 
+class Cancellable(Protocol):
+    """Implemented by `kernel.serving.request.Request`."""
+
+    def cancel(self) -> None:
+        """Cancel what is not finished and was not cancelled before."""
+
+
 class Cancellations:
     """The cancelled requests of all front doors that wait for their turn, the oldest first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[Cancellable] = deque()
         #: How many more requests are cancelled at once in this iteration.
         self._room = MOST_AT_ONCE
         #: Rings at the end of an iteration with a cancellation; made when it is first needed.
@@ -41,17 +47,8 @@ class Cancellations:
         """Return how many requests wait."""
         return len(self._waiting)
 
-    def add(self, request: Request) -> None:
-        """Cancel `request` now, or in a later iteration if many are cancelled."""
-        if self._room > 0:
-            self._room -= 1
-            request.cancel()
-        else:
-            self._waiting.append(request)
-        self._continue_later()
-
-    def add_all(self, requests: Iterable[Request]) -> None:
-        """Cancel all `requests` in this and later iterations, the first one first."""
+    def add(self, requests: Iterable[Cancellable]) -> None:
+        """Cancel `requests` in this and later iterations, the first one first."""
         self._waiting.extend(requests)
         while self._room > 0 and self._waiting:
             self._room -= 1
