@@ -34,6 +34,7 @@ from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
+from kernel.memory.trimming import give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent.recent import keep_recent
 from kernel.options import BadOption
@@ -205,8 +206,7 @@ class Server:
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
-        options = self._options.rate_limit
-        if options.mode == "off":
+        if (options := self._options.rate_limit).mode == "off":
             return None
         from kernel.limiting.instance_gate import RateLimiting  # as above
         from schedulers.ratelimit import RateLimiter, parse_limits
@@ -219,8 +219,7 @@ class Server:
         output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
             processes = self._processes = WorkerProcesses(
-                # A program may wait for all of its children, and may fork while it has threads: the server must not
-                # interfere.
+                # A program may wait for all its children, and may fork while it has threads: we must not interfere.
                 options.worker_start if self._owner.owns_process else "spawn",
                 shared_memory=options.worker_shared_memory,
                 output_limits=output_limits,
@@ -262,6 +261,7 @@ class Server:
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
+            tasks.start_soon(give_freed_memory_back, self._kernel.budget)
             try:
                 failure = await self._load_and_make_doors(stop, sockets, doors)
                 if failure is None:
@@ -273,8 +273,8 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
                     await self._lifecycle.close(at_once=bool(code))
-                    parts = (self._caching, self._tracing, self._recording, self._helpers, self._devices)
-                    for part in (*parts, self._processes):
+                    for part in (self._caching, self._tracing, self._recording, self._helpers, self._devices,
+                                 self._processes):  # fmt: skip
                         if part is not None:
                             await part.close()
                 self._kernel.regions.close()

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 from kernel.loop.clock import ITERATION_END
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from kernel.loop.clock import Alarm, Clock
 
 #: Requests that are cancelled at once in an iteration: those of usual clients.
 MOST_AT_ONCE = 32
 
 #: How many of those that wait are cancelled in an iteration, and for how long, in nanoseconds.
-MOST_WAITING = 512
-_LONGEST_NS = 2_000_000
+MOST_WAITING = 256
+_LONGEST_NS = 1_000_000
 
 
 class Cancellable(Protocol):
@@ -47,7 +45,7 @@ class Cancellations:
         """Return how many requests wait."""
         return len(self._waiting)
 
-    def add(self, requests: Iterable[Cancellable]) -> None:
+    def add(self, *requests: Cancellable) -> None:
         """Cancel `requests` in this and later iterations, the first one first."""
         self._waiting.extend(requests)
         while self._room > 0 and self._waiting:

@@ -25,6 +25,7 @@ from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
+from kernel.serving.request import SHORT_ID
 from kernel.serving.validation import validate
 from kernel.tracing.tracer import Tracer
 
@@ -138,7 +139,8 @@ class Kernel:
         self.gpu_figures: GpuFigureReader | None = None
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
-        self._cancellations = Cancellations(clock)
+        #: Cancels requests whose client has left, many in several iterations. Each still gets its final response.
+        self.cancel: Callable[..., None] = Cancellations(clock).add
         self.nested_loads = NestedLoads()
         self._inputs = inputs
         self.memory_refusals = inputs.refusals
@@ -268,6 +270,8 @@ class Kernel:
         model.submit(request)
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.budget = budget
+            if request.parameters or len(request.id) > SHORT_ID or type(request.correlation_id) is str:
+                request.byte_size += request.text_byte_size()
             budget.used_byte_size += request.byte_size
         return model
 
@@ -336,10 +340,6 @@ class Kernel:
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
         """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(model, byte_size, first_tensor)
-
-    def cancel(self, *requests: Request) -> None:
-        """Cancel requests whose client has left, many in several iterations. Each still gets its final response."""
-        self._cancellations.add(requests)
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""

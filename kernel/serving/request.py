@@ -7,6 +7,7 @@ response. Buffers in `data` must not change before the final response.
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -30,6 +31,12 @@ REQUEST_BYTE_SIZE = 1024
 
 #: The types of a custom request or response parameter.
 ParameterValue = str | int | bool | float
+
+#: An id up to this length counts as a part of `REQUEST_BYTE_SIZE`.
+SHORT_ID = 64
+
+#: About how many bytes a parameter takes, beside its texts.
+_PARAMETER_BYTE_SIZE = 100
 
 
 class RequestOwner(Protocol):
@@ -133,6 +140,11 @@ class Request(msgspec.Struct, eq=False):
     #: Whether a worker uses the leased memory. Then the leases are released when the worker has finished or is gone,
     #: even if the client got its final response earlier.
     in_use: bool = False
+
+    def text_byte_size(self) -> int:
+        """Return how many bytes the texts take that the client has chosen: a text takes up to four times its UTF-8."""
+        texts: list[object] = [self.id, self.correlation_id, *self.parameters, *self.parameters.values()]
+        return sum(map(getsizeof, texts)) + _PARAMETER_BYTE_SIZE * len(self.parameters)
 
     def copy(self) -> Request:
         """Return a new request with the same attribute values, which are not copied."""
