@@ -31,7 +31,7 @@ from kernel.errors import ServingError
 from kernel.first_load import creating_server, listen, load_first_models, show_loading
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
-from kernel.machine import helper_count, memory_byte_size, processor_count
+from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.memory.trimming import give_freed_memory_back
@@ -261,7 +261,7 @@ class Server:
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
-            tasks.start_soon(give_freed_memory_back, self._kernel.budget)
+            tasks.start_soon(give_freed_memory_back, self._kernel.budget, give_memory_back)
             try:
                 failure = await self._load_and_make_doors(stop, sockets, doors)
                 if failure is None:

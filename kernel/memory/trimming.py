@@ -11,9 +11,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from kernel.machine import give_memory_back
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shm.budget import ByteBudget
 
 #: Fewer freed bytes are kept for the next requests.
@@ -44,10 +44,10 @@ class Trimming:
         return True
 
 
-async def give_freed_memory_back(budget: ByteBudget) -> None:
-    """Give memory back to the system when the requests that used it have ended. Runs until it is cancelled."""
+async def give_freed_memory_back(budget: ByteBudget, give_back: Callable[[], None]) -> None:
+    """Call `give_back`, in a thread, when the requests that used memory have ended. Runs until it is cancelled."""
     trimming = Trimming()
     while True:
         await asyncio.sleep(_INTERVAL_S)
         if trimming.is_due(budget.used_byte_size, time.monotonic_ns()):
-            await asyncio.to_thread(give_memory_back)
+            await asyncio.to_thread(give_back)

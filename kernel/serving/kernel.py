@@ -25,7 +25,6 @@ from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
-from kernel.serving.request import SHORT_ID
 from kernel.serving.validation import validate
 from kernel.tracing.tracer import Tracer
 
@@ -269,10 +268,7 @@ class Kernel:
                 self._observe(request, model)
         model.submit(request)
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
-            request.budget = budget
-            if request.parameters or len(request.id) > SHORT_ID or type(request.correlation_id) is str:
-                request.byte_size += request.text_byte_size()
-            budget.used_byte_size += request.byte_size
+            request.count_in(budget)
         return model
 
     def _switch_traces(self, on: bool) -> None:

@@ -33,7 +33,7 @@ REQUEST_BYTE_SIZE = 1024
 ParameterValue = str | int | bool | float
 
 #: An id up to this length counts as a part of `REQUEST_BYTE_SIZE`.
-SHORT_ID = 64
+_SHORT_ID = 64
 
 #: About how many bytes a parameter takes, beside its texts.
 _PARAMETER_BYTE_SIZE = 100
@@ -141,7 +141,14 @@ class Request(msgspec.Struct, eq=False):
     #: even if the client got its final response earlier.
     in_use: bool = False
 
-    def text_byte_size(self) -> int:
+    def count_in(self, budget: ByteBudget) -> None:
+        """Count the request in `budget` until its final response: it has to be queued."""
+        self.budget = budget
+        if self.parameters or len(self.id) > _SHORT_ID or type(self.correlation_id) is str:
+            self.byte_size += self._text_byte_size()
+        budget.used_byte_size += self.byte_size
+
+    def _text_byte_size(self) -> int:
         """Return how many bytes the texts take that the client has chosen: a text takes up to four times its UTF-8."""
         texts: list[object] = [self.id, self.correlation_id, *self.parameters, *self.parameters.values()]
         return sum(map(getsizeof, texts)) + _PARAMETER_BYTE_SIZE * len(self.parameters)
