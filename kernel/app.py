@@ -23,7 +23,7 @@ from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
 from backends.supervision.shared.workers import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
-from backends.supervision.watch.instance_watch import ExecutionLimits
+from backends.supervision.watch.instance_watch import limits_of
 from backends.supervision.watch.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
@@ -237,15 +237,13 @@ class Server:
         self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
-        report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
-        limits = ExecutionLimits(report_ns, timeout_ns, "--execution-timeout", changeable=not options.debugging)
         return lambda: InstanceSupervisor(
             processes.launcher,
             poller,
             helpers,
             arena_byte_size=options.arena_byte_size,
             watchdog=watchdog,
-            limits=limits,
+            limits=limits_of(options),
             verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
