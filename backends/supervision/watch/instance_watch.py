@@ -40,10 +40,17 @@ class ExecutionLimits(msgspec.Struct, frozen=True):
 class LimitOptions(Protocol):
     """Implemented by `kernel.options.ServerOptions`."""
 
-    execution_report_s: float
-    execution_timeout_s: float
-    response_wait_timeout_s: float
-    debugging: bool
+    @property
+    def execution_report_s(self) -> float: ...
+
+    @property
+    def execution_timeout_s(self) -> float: ...
+
+    @property
+    def response_wait_timeout_s(self) -> float: ...
+
+    @property
+    def debugging(self) -> bool: ...
 
 
 def limits_of(options: LimitOptions) -> ExecutionLimits:

@@ -63,8 +63,8 @@ def test_one_iteration_starts_only_some_of_those_that_have_waited() -> None:
         limits.start(0, call, 0)
     found = []
     limits.ended(0)
-    while (call := limits.next_call()) is not None:
-        found.append(call)
+    while (following := limits.next_call()) is not None:
+        found.append(following)
         assert limits.until_ns == ITERATION_END
         limits.ended(0)
     assert found == calls[:MOST_STARTED]
