@@ -23,7 +23,7 @@ from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
 from backends.supervision.shared.workers import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
-from backends.supervision.watch.instance_watch import ExecutionLimits
+from backends.supervision.watch.instance_watch import limits_of
 from backends.supervision.watch.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
@@ -31,9 +31,10 @@ from kernel.errors import ServingError
 from kernel.first_load import creating_server, listen, load_first_models, show_loading
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
-from kernel.machine import helper_count, memory_byte_size, processor_count
+from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
+from kernel.memory.trimming import give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent.recent import keep_recent
 from kernel.options import BadOption
@@ -205,8 +206,7 @@ class Server:
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
-        options = self._options.rate_limit
-        if options.mode == "off":
+        if (options := self._options.rate_limit).mode == "off":
             return None
         from kernel.limiting.instance_gate import RateLimiting  # as above
         from schedulers.ratelimit import RateLimiter, parse_limits
@@ -219,8 +219,7 @@ class Server:
         output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
             processes = self._processes = WorkerProcesses(
-                # A program may wait for all of its children, and may fork while it has threads: the server must not
-                # interfere.
+                # A program may wait for all its children, and may fork while it has threads: we must not interfere.
                 options.worker_start if self._owner.owns_process else "spawn",
                 shared_memory=options.worker_shared_memory,
                 output_limits=output_limits,
@@ -238,15 +237,13 @@ class Server:
         self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
-        report_ns, timeout_ns = round(options.execution_report_s * 1e9), round(options.execution_timeout_s * 1e9)
-        limits = ExecutionLimits(report_ns, timeout_ns, "--execution-timeout", changeable=not options.debugging)
         return lambda: InstanceSupervisor(
             processes.launcher,
             poller,
             helpers,
             arena_byte_size=options.arena_byte_size,
             watchdog=watchdog,
-            limits=limits,
+            limits=limits_of(options),
             verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
@@ -262,6 +259,7 @@ class Server:
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
+            tasks.start_soon(give_freed_memory_back, self._kernel.budget, give_memory_back)
             try:
                 failure = await self._load_and_make_doors(stop, sockets, doors)
                 if failure is None:
@@ -273,8 +271,8 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
                     await self._lifecycle.close(at_once=bool(code))
-                    parts = (self._caching, self._tracing, self._recording, self._helpers, self._devices)
-                    for part in (*parts, self._processes):
+                    for part in (self._caching, self._tracing, self._recording, self._helpers, self._devices,
+                                 self._processes):  # fmt: skip
                         if part is not None:
                             await part.close()
                 self._kernel.regions.close()

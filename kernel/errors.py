@@ -301,6 +301,16 @@ class ExecutionTimeout(Unavailable):
         )
 
 
+class ResponsesNotRead(Unavailable):
+    """The client has not read responses of a decoupled model for too long, while other requests waited."""
+
+    def __init__(self, model: str, limit_s: float) -> None:
+        super().__init__(
+            f"responses of model '{model}' were not read for {limit_s:g} s (--response-wait-timeout): the request was "
+            "cancelled"
+        )
+
+
 class NotFinishedInTime(Unavailable):
     """The version or the instance was unloaded or replaced, and did not finish the request in time."""
 

@@ -217,6 +217,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     #: Seconds that an execution may take before its worker is ended, and before it is reported; 0 for never.
     execution_timeout_s: float = 0
     execution_report_s: float = 60
+    #: Seconds that a response of a decoupled model may wait for its reader; 0 for any time.
+    response_wait_timeout_s: float = 120
     #: Whether an author may stop a model in a debugger: no model is ended because it takes long (`dev`).
     debugging: bool = False
     admin: AdminOptions = AdminOptions()

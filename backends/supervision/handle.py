@@ -252,6 +252,18 @@ class WorkerHandle:
             self.record, self._requests, self._granted, self._session.progress(), decoupled=self._model.spec.decoupled
         )
 
+    def blocked_requests(self) -> dict[Request, Hashable]:
+        """Return the requests for which the worker may send no response before others are taken, and marks that change
+        with each that is. Without those of ensembles, whose later steps may take long."""
+        granted, unsent = self._granted, self._unsent_credit
+        return {
+            request: (request.response_count, granted.get(number, 0), unsent.get(number, 0))
+            for number, request in self._requests.items()
+            if request.response_count - granted.get(number, 0) >= wire.CREDIT_WINDOW
+            and not (request.finished or request.cancelled)
+            and (request.parent is None or request.parent.composed is None)
+        }
+
     def _number_of(self, request: Request) -> int | None:
         """Return the number of a request in messages, or None if the worker has sent its final response."""
         # A search is fast enough: only streams and cancelled requests need it, and a worker has few requests.

@@ -27,8 +27,17 @@ from backends.supervision.watch.instance_watch import (
     WatchStep,
     busy_text,
 )
+from backends.supervision.watch.reader_waits import ReaderWaits
 from backends.transport import wire
-from kernel.errors import ExecutionTimeout, InternalError, NotFinishedInTime, ServingError, Unavailable
+from kernel.errors import (
+    ExecutionTimeout,
+    InternalError,
+    NotFinishedInTime,
+    ResponsesNotRead,
+    ServingError,
+    Unavailable,
+)
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
 from shm.arena import pinned_window
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
     from shm.budget import ByteBudget
 
 logger = logging.getLogger(__name__)
+_unread = LimitedLog(logger, logging.WARNING)
 
 _T = TypeVar("_T")
 
@@ -91,6 +101,7 @@ class InstanceSupervisor:
         self._watchdog = watchdog
         self._limits = limits
         self._watch = InstanceWatch(ExecutionLimits())
+        self._reader_waits = ReaderWaits()
         self._launcher = launcher
         self._shared = shared
         self._poller = poller
@@ -221,7 +232,7 @@ class InstanceSupervisor:
         timeout_ns = model.spec.execution_timeout_ns
         if timeout_ns is not None and self._limits.changeable:
             setting = "parameter naiad.execution_timeout of the model"
-            self._limits = ExecutionLimits(self._limits.report_ns, timeout_ns, setting)
+            self._limits = msgspec.structs.replace(self._limits, timeout_ns=timeout_ns, setting=setting)
         return self._make_handle()
 
     def serve(self) -> None:
@@ -313,6 +324,23 @@ class InstanceSupervisor:
             session.drop(f"it did not send the rest of a message within {MESSAGE_LIMIT_NS / 1e9:g} s")
         elif handle is not None and self._serving:
             self._act(session, handle, finding, stopped=stopped)
+            self._end_unread(handle, now_ns)
+
+    def _end_unread(self, handle: WorkerHandle, now_ns: int) -> None:
+        """Fail the requests whose responses nobody has taken for too long: the model waits, and so do others."""
+        limit_ns = self._limits.response_wait_ns
+        if not limit_ns or self._model is None or not self._model.spec.decoupled:
+            return
+        for request in self._reader_waits.overdue(handle.blocked_requests(), now_ns, limit_ns):
+            _unread.log(
+                f"model '{self._model.name}'",
+                "model instance '%s' has waited for %g s for a client that reads no responses: its request is "
+                "cancelled (--response-wait-timeout)",
+                handle.name, limit_ns / 1e9,
+            )  # fmt: skip
+            request.cancel()
+            if not request.finished:
+                request.fail(ResponsesNotRead(self._model.name, limit_ns / 1e9))
 
     def _act(self, session: WorkerSession, handle: WorkerHandle, finding: Finding, *, stopped: bool) -> None:
         """Do what the watch has found about an instance in service."""

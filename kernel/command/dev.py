@@ -117,6 +117,7 @@ def dev_options(
             backend_config=(*options.repository.backend_config, *terminal),
         ),
         execution_timeout_s=0,
+        response_wait_timeout_s=0,
         execution_report_s=0,
         debugging=True,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.generated.model_config_pb2 import TYPE_STRING, ModelSequenceBatching
+from kernel.config.generated.model_config_pb2 import TYPE_INT32, TYPE_STRING, TYPE_UINT32, ModelSequenceBatching
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -39,8 +39,9 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     iterative: bool = False
     #: Whether the worker keeps implicit state.
     has_state: bool = False
-    #: Whether the model gets the correlation id as a text.
+    #: Whether the model gets the correlation id as a text, and else how many of its bits.
     correlation_id_is_text: bool = False
+    correlation_id_bits: int = 64
 
 
 def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
@@ -53,6 +54,7 @@ def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
     if oldest and batching.oldest.max_candidate_sequences > 0:
         slots = batching.oldest.max_candidate_sequences
     strategy = batching.oldest if oldest else batching.direct
+    types = _correlation_id_types(batching)
     return SequenceBatching(
         oldest=oldest,
         slot_count=slots,
@@ -62,11 +64,13 @@ def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
         preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
         iterative=batching.iterative_sequence,
         has_state=bool(batching.state),
-        correlation_id_is_text=_correlation_id_is_text(batching),
+        correlation_id_is_text=TYPE_STRING in types,
+        correlation_id_bits=32 if TYPE_INT32 in types or TYPE_UINT32 in types else 64,
     )
 
 
-def _correlation_id_is_text(batching: ModelSequenceBatching) -> bool:
+def _correlation_id_types(batching: ModelSequenceBatching) -> set[int]:
+    """Return the datatypes of the control tensor with the correlation id, of which there is at most one."""
     controls = [control for control_input in batching.control_input for control in control_input.control]
     kind = ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
-    return any(control.kind == kind and control.data_type == TYPE_STRING for control in controls)
+    return {control.data_type for control in controls if control.kind == kind}

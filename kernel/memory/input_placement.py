@@ -137,7 +137,7 @@ class InputPlacer:
                 continue
             if len(tensor.data) <= INLINE_LIMIT:
                 request.byte_size += len(tensor.data)
-                if received_in is not None:
+                if type(tensor.data) is not bytes:  # a part of the message, which is larger and does not count
                     tensor.data = bytes(tensor.data)
             else:
                 request.leased = True

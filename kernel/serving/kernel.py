@@ -20,6 +20,7 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
+from kernel.loop.cancellations import Cancellations
 from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
@@ -137,6 +138,8 @@ class Kernel:
         self.gpu_figures: GpuFigureReader | None = None
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
+        #: Cancels requests whose client has left, many in several iterations. Each still gets its final response.
+        self.cancel: Callable[..., None] = Cancellations(clock).add
         self.nested_loads = NestedLoads()
         self._inputs = inputs
         self.memory_refusals = inputs.refusals
@@ -265,8 +268,7 @@ class Kernel:
                 self._observe(request, model)
         model.submit(request)
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
-            request.budget = budget
-            budget.used_byte_size += request.byte_size
+            request.count_in(budget)
         return model
 
     def _switch_traces(self, on: bool) -> None:
@@ -334,10 +336,6 @@ class Kernel:
     def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
         """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(model, byte_size, first_tensor)
-
-    def cancel(self, request: Request) -> None:
-        """Cancel a submitted request whose client has disconnected. It still gets its final response."""
-        request.cancel()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""

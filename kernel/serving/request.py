@@ -7,6 +7,7 @@ response. Buffers in `data` must not change before the final response.
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -15,6 +16,8 @@ from kernel.errors import RequestCancelled
 from kernel.serving.response import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from kernel.errors import ServingError
     from kernel.observe.composed_times import ComposedTimes
     from kernel.serving.response import Sink
@@ -28,6 +31,12 @@ REQUEST_BYTE_SIZE = 1024
 
 #: The types of a custom request or response parameter.
 ParameterValue = str | int | bool | float
+
+#: An id up to this length counts as a part of `REQUEST_BYTE_SIZE`.
+_SHORT_ID = 64
+
+#: About how many bytes a parameter takes, beside its texts.
+_PARAMETER_BYTE_SIZE = 100
 
 
 class RequestOwner(Protocol):
@@ -100,6 +109,8 @@ class Request(msgspec.Struct, eq=False):
     trace: Trace | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
+    #: Only of a request to an ensemble: the requests of its steps that have no final response. Its scheduler's.
+    steps: Collection[Request] = ()
 
     owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
@@ -129,6 +140,18 @@ class Request(msgspec.Struct, eq=False):
     #: Whether a worker uses the leased memory. Then the leases are released when the worker has finished or is gone,
     #: even if the client got its final response earlier.
     in_use: bool = False
+
+    def count_in(self, budget: ByteBudget) -> None:
+        """Count the request in `budget` until its final response: it has to be queued."""
+        self.budget = budget
+        if self.parameters or len(self.id) > _SHORT_ID or type(self.correlation_id) is str:
+            self.byte_size += self._text_byte_size()
+        budget.used_byte_size += self.byte_size
+
+    def _text_byte_size(self) -> int:
+        """Return how many bytes the texts take that the client has chosen: a text takes up to four times its UTF-8."""
+        texts: list[object] = [self.id, self.correlation_id, *self.parameters, *self.parameters.values()]
+        return sum(map(getsizeof, texts)) + _PARAMETER_BYTE_SIZE * len(self.parameters)
 
     def copy(self) -> Request:
         """Return a new request with the same attribute values, which are not copied."""

@@ -102,7 +102,7 @@ class EnsembleDriver:
         self._version = spec.ensemble.version_text
         limit = spec.ensemble.max_inflight_requests
         self._limits = StepLimits["StepCall"](limit, len(self._plan.steps)) if limit else None
-        #: Calls that wait because of the limit.
+        #: Calls that wait because of the limit; `Run.waiting` has them too.
         self._waiting: dict[StepCall, Run] = {}
         self._runs: dict[Request, Run] = {}
         self._run_of: dict[Request, Run] = {}
@@ -136,10 +136,13 @@ class EnsembleDriver:
         for model in models:
             model.pin()
         self._runs[request] = run
+        request.steps = run.calls
         if self._streams is not None:
             self._streams.moved(run, run.started_ns)
         self._start(run, run.begin())
         self._send_or_end(run)
+        if self._waiting:
+            self._start_waiting()
 
     def responded(self, child: Request, response: Response) -> None:
         """Take a response of a step."""
@@ -164,6 +167,8 @@ class EnsembleDriver:
             else:
                 self._ended(run, call)
         self._send_or_end(run)
+        if self._waiting:
+            self._start_waiting()
 
     def cancelled(self, request: Request) -> None:
         """The client of `request` has disconnected: its steps are cancelled, and it fails when they have ended."""
@@ -171,6 +176,7 @@ class EnsembleDriver:
         if run is not None:
             self._fail(run, RequestCancelled())
             self._send_or_end(run)
+            self._start_waiting()
 
     def consumed(self, request: Request, count: int) -> None:
         """The client took `count` responses of `request`."""
@@ -180,21 +186,26 @@ class EnsembleDriver:
             self._give_credit(run)
 
     def continue_overdue(self) -> None:
-        """Start calls that waited too long for others of their step, and give credit to streams without progress."""
+        """Give credit to streams without progress, and start calls that waited for others of their step."""
         now_ns = self._clock.now_ns()
         for run in () if self._streams is None else self._streams.overdue(now_ns):
             self._prepay(run)
         if self._limits is not None:
-            for step, call in self._limits.overdue(now_ns):
-                run = self._waiting[call]
+            for step in self._limits.begin_iteration(now_ns):
                 _overdue.log(
                     f"ensemble '{self._plan.spec.name}'",
                     "ensemble '%s': a request of the step of model '%s' has waited %d s for others of this step "
                     "(max_inflight_requests); it is executed now",
                     self._plan.spec.name, self._plan.steps[step].model_name, LONGEST_WAIT_NS // 1_000_000_000,
                 )  # fmt: skip
-                self._submit(run, call)
-                self._send_or_end(run)
+            self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Start calls that have waited, as many as an event-loop iteration may."""
+        while self._limits is not None and (call := self._limits.next_call()) is not None:
+            run = self._waiting[call]
+            self._submit(run, call)
+            self._send_or_end(run)
 
     def _prepay(self, run: Run) -> None:
         """Give all streams of a request that makes no progress their credit, unless it waits for its client only."""
@@ -222,7 +233,8 @@ class EnsembleDriver:
         """End all requests without responses: who closes the scheduler fails them."""
         for run in self._runs.values():
             run.progress.drop()
-            calls, run.calls = list(run.calls), {}
+            calls = list(run.calls)
+            run.calls.clear()
             for child in calls:
                 child.cancel()
             for model in run.models:
@@ -234,8 +246,10 @@ class EnsembleDriver:
     def check(self) -> None:
         """Recompute the invariants."""
         assert self._run_of.keys() == {child for run in self._runs.values() for child in run.calls}
+        assert self._waiting.keys() == {call for run in self._runs.values() for call in run.waiting}
         for run in self._runs.values():
             run.progress.check()
+            assert not run.waiting or run.error is None
         if self._limits is not None:
             self._limits.check()
 
@@ -268,10 +282,11 @@ class EnsembleDriver:
                 self._submit(run, call)
             else:
                 self._waiting[call] = run
+                run.waiting[call] = None
 
     def _submit(self, run: Run, call: StepCall) -> None:
-        if self._waiting:
-            self._waiting.pop(call, None)
+        if self._waiting and self._waiting.pop(call, None) is not None:
+            del run.waiting[call]
         sink = _StepSink(self._inbox, run.request)
         child = sink.request = run.request_of(call, sink)
         run.calls[child] = call
@@ -310,12 +325,8 @@ class EnsembleDriver:
     def _ended(self, run: Run, call: StepCall) -> None:
         """A call that ran has ended."""
         run.progress.ended(call)
-        following = None if self._limits is None else self._limits.ended(call.step)
-        if following is not None:
-            other = self._waiting[following]
-            self._submit(other, following)
-            if other is not run:
-                self._send_or_end(other)
+        if self._limits is not None:
+            self._limits.ended(call.step)  # the next call does not start here: it may fail at once, too
 
     def _give_credit(self, run: Run) -> None:
         credits, run.progress.credits = run.progress.credits, []
@@ -360,11 +371,12 @@ class EnsembleDriver:
             return
         run.error = error
         run.progress.drop()
-        for call in [call for call, other in self._waiting.items() if other is run]:
+        for call in run.waiting:
             assert self._limits is not None
-            self._limits.remove(call.step, call)
             del self._waiting[call]
             run.progress.ended(call)
+            self._limits.remove(call.step, call)
+        run.waiting.clear()
         for child in list(run.calls):
             child.cancel()
 

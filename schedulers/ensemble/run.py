@@ -51,6 +51,8 @@ class Run:
         self.progress = EnsembleProgress(plan, self.route, sender)
         #: Requests of steps without a final response.
         self.calls: dict[Request, StepCall] = {}
+        #: Calls that wait because their steps execute as many as they may.
+        self.waiting: dict[StepCall, None] = {}
         #: Why the request fails as soon as no call is in flight.
         self.error: ServingError | None = None
         self._plan = plan

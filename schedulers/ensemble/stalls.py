@@ -9,7 +9,10 @@ gives no credit at all: a model may be ahead without limit. Pure.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from kernel.loop.clock import ITERATION_END
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 #: How long no step of a request may have responded before its streams get their credit.
 LONGEST_STALL_NS = 30_000_000_000
 
+#: How many of them are returned in one event-loop iteration.
+_MOST_AT_ONCE = 64
+
 Stream = TypeVar("Stream")
 
 
@@ -27,30 +33,39 @@ class StalledStreams(Generic[Stream]):
     """When each request with a stream has last made progress; the longest without progress is first."""
 
     def __init__(self) -> None:
-        self._moved_ns: dict[Stream, int] = {}
+        #: A plain dict would have to be searched for its first entry behind all those that have moved.
+        self._moved_ns: OrderedDict[Stream, int] = OrderedDict()
+        #: Whether more may be overdue than were returned.
+        self._more = False
 
     def moved(self, stream: Stream, now_ns: int) -> None:
         """A request has begun, or a step of it has responded."""
-        self._moved_ns.pop(stream, None)
         self._moved_ns[stream] = now_ns
+        self._moved_ns.move_to_end(stream)
 
     def remove(self, stream: Stream) -> None:
         self._moved_ns.pop(stream, None)
 
     def overdue(self, now_ns: int) -> list[Stream]:
-        """Return the requests that have made no progress for too long. Each is returned again after the same time."""
+        """Return the requests that have made no progress for too long, some of them at a time.
+
+        Each is returned again after the same time.
+        """
         found: list[Stream] = []
         for stream, moved_ns in self._moved_ns.items():
-            if now_ns - moved_ns < LONGEST_STALL_NS:
+            if len(found) == _MOST_AT_ONCE or now_ns - moved_ns < LONGEST_STALL_NS:
                 break
             found.append(stream)
         for stream in found:
             self.moved(stream, now_ns)
+        self._more = len(found) == _MOST_AT_ONCE
         return found
 
     @property
     def until_ns(self) -> int | None:
-        """When `overdue` returns the next request, or None."""
+        """When to ask for the next `overdue`, or None."""
+        if self._more:
+            return ITERATION_END
         first = next(iter(self._moved_ns.values()), None)
         return None if first is None else first + LONGEST_STALL_NS
 

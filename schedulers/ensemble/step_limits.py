@@ -2,16 +2,24 @@
 
 The limit counts the requests of all requests to the ensemble, as in Triton. Calls above it wait in order. While they
 wait, the decoupled steps that made their inputs get no credit for them, so that these steps stop as well.
+
+A call that has waited may fail as soon as it starts, which lets the next one start. Clients may have left tens of
+thousands, so an event-loop iteration starts only some.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Generic, TypeVar
+
+from kernel.loop.clock import ITERATION_END
 
 #: A call that has waited so long starts in any case, as in Triton: a model that has not responded for that long may be
 #: one that waits for another response of this ensemble.
 LONGEST_WAIT_NS = 300_000_000_000
+
+#: How many calls that have waited start in an event-loop iteration. To start one takes up to 0.1 ms.
+MOST_STARTED = 32
 
 Call = TypeVar("Call")
 
@@ -21,53 +29,67 @@ class StepLimits(Generic[Call]):
 
     def __init__(self, limit: int, step_count: int) -> None:
         self._limit = limit
+        #: By step: calls that run, or start next.
         self._running = [0] * step_count
-        #: By step: waiting calls, and since when.
-        self._waiting: list[deque[tuple[Call, int]]] = [deque() for _ in range(step_count)]
+        #: By step: waiting calls, the oldest first, and since when. A plain dict would have to be searched for its
+        #: first entry behind those that were removed.
+        self._waiting: list[OrderedDict[Call, int]] = [OrderedDict() for _ in range(step_count)]
+        #: Calls that start next, in order.
+        self._next: OrderedDict[Call, None] = OrderedDict()
+        #: How many calls that have waited were started in this iteration.
+        self._started_count = 0
 
     def start(self, step: int, call: Call, now_ns: int) -> bool:
-        """Whether `call` may start now. Otherwise it waits, and `ended` or `overdue` returns it."""
+        """Whether `call` may start now. Otherwise it waits, and `next_call` returns it."""
         if self._running[step] < self._limit:
             self._running[step] += 1
             return True
-        self._waiting[step].append((call, now_ns))
+        self._waiting[step][call] = now_ns
         return False
 
-    def ended(self, step: int) -> Call | None:
-        """A running call has ended. Returns the waiting call that starts instead, if there is one."""
+    def ended(self, step: int) -> None:
+        """A running call has ended: the one that has waited longest may start instead."""
         self._running[step] -= 1
         waiting = self._waiting[step]
-        if not waiting or self._running[step] >= self._limit:
+        if waiting and self._running[step] < self._limit:
+            self._running[step] += 1
+            self._next[waiting.popitem(last=False)[0]] = None
+
+    def remove(self, step: int, call: Call) -> None:
+        """Remove a call that waits, or starts next."""
+        if self._waiting[step].pop(call, None) is None:
+            del self._next[call]
+            self.ended(step)
+
+    def next_call(self) -> Call | None:
+        """Return a call that has waited and starts now; None if there is none for this iteration."""
+        if not self._next or self._started_count >= MOST_STARTED:
             return None
-        self._running[step] += 1
-        return waiting.popleft()[0]
+        self._started_count += 1
+        return self._next.popitem(last=False)[0]
 
-    def remove(self, step: int, call: Call) -> bool:
-        """Remove a call that waits. Returns whether it did."""
-        waiting = self._waiting[step]
-        for entry in waiting:
-            if entry[0] is call:
-                waiting.remove(entry)
-                return True
-        return False
-
-    def overdue(self, now_ns: int) -> list[tuple[int, Call]]:
-        """Return the calls, after their steps, that have waited too long. They start now."""
-        found: list[tuple[int, Call]] = []
+    def begin_iteration(self, now_ns: int) -> list[int]:
+        """Let calls start that have waited too long, some of them. Returns their steps. Called at `until_ns`."""
+        self._started_count = 0
+        found: list[int] = []
         for step, waiting in enumerate(self._waiting):
-            while waiting and now_ns - waiting[0][1] >= LONGEST_WAIT_NS:
-                found.append((step, waiting.popleft()[0]))
+            while len(found) < MOST_STARTED and waiting and now_ns - next(iter(waiting.values())) >= LONGEST_WAIT_NS:
+                self._next[waiting.popitem(last=False)[0]] = None
                 self._running[step] += 1
+                found.append(step)
         return found
 
     @property
     def until_ns(self) -> int | None:
-        """When `overdue` returns the next call, or None."""
-        first = [waiting[0][1] for waiting in self._waiting if waiting]
+        """When to call `begin_iteration`, or None."""
+        if self._started_count or self._next:
+            return ITERATION_END
+        first = [next(iter(waiting.values())) for waiting in self._waiting if waiting]
         return min(first) + LONGEST_WAIT_NS if first else None
 
     def check(self) -> None:
         """Recompute the invariants."""
+        assert len(self._next) <= sum(self._running)
         for running, waiting in zip(self._running, self._waiting, strict=True):
             assert running >= 0
             assert not waiting or running >= self._limit

@@ -8,7 +8,7 @@ is too short by up to the interval between two looks, never too long.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -33,6 +33,35 @@ class ExecutionLimits(msgspec.Struct, frozen=True):
     setting: str = ""
     #: Whether a model may have a timeout of its own instead.
     changeable: bool = True
+    #: How long a response may wait for its reader; 0 for any time.
+    response_wait_ns: int = 0
+
+
+class LimitOptions(Protocol):
+    """Implemented by `kernel.options.ServerOptions`."""
+
+    @property
+    def execution_report_s(self) -> float: ...
+
+    @property
+    def execution_timeout_s(self) -> float: ...
+
+    @property
+    def response_wait_timeout_s(self) -> float: ...
+
+    @property
+    def debugging(self) -> bool: ...
+
+
+def limits_of(options: LimitOptions) -> ExecutionLimits:
+    """Return the limits of models that have none of their own."""
+    return ExecutionLimits(
+        round(options.execution_report_s * 1e9),
+        round(options.execution_timeout_s * 1e9),
+        "--execution-timeout",
+        changeable=not options.debugging,
+        response_wait_ns=round(options.response_wait_timeout_s * 1e9),
+    )
 
 
 class Sight(msgspec.Struct, frozen=True):

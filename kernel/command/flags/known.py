@@ -331,6 +331,9 @@ _SERVER = FlagGroup(
         Flag(name="execution-timeout", kind=DURATION, option="execution_timeout_s", ours=True,
              help="Seconds that a model may execute a batch. Then its requests fail, and its worker is ended and "
              "started again; 0 for no limit. A model's parameter naiad.execution_timeout takes precedence."),
+        Flag(name="response-wait-timeout", kind=DURATION, option="response_wait_timeout_s", ours=True,
+             help="Seconds that a decoupled model waits for a client that does not read its responses. Then the "
+             "request fails and is cancelled, so that the model's instance is free for others; 0 for no limit."),
         Flag(name="execution-report-secs", kind=DURATION, option="execution_report_s", ours=True,
              help="Seconds after which an execution is reported in the log, the metrics and the repository index; 0 "
              "for never."),

@@ -125,7 +125,7 @@ class CallWaits:
             return _GOES_ON
         instance = model.live.instance_of[request]
         if model.spec.ensemble is not None:
-            return [self._steps_of(request)]
+            return [list(request.steps)]
         if instance is None:
             return self._of_queued(request, model, now_ns)
         for batch in _executing(instance.record):
@@ -173,16 +173,6 @@ class CallWaits:
             for call, waiting in self._calls_of.get(instance, {}).items()
             if waiting.execution.batch == batch
             and (waiting.execution.blocking or now_ns - waiting.since_ns >= DOUBT_NS)
-        ]
-
-    def _steps_of(self, ensemble: Request) -> list[Request]:
-        """Return the living requests of an ensemble's steps. A search is fast enough: it is needed only when models
-        wait for each other."""
-        return [
-            request
-            for model in self._models.executing_models()
-            for request in model.live.instance_of
-            if request.parent is ensemble
         ]
 
 

@@ -112,8 +112,7 @@ class StreamCall:
             if self._task is not None:
                 self._task.cancel()
             self._release()
-            for request in self._open_requests:
-                self._kernel.cancel(request)
+            self._kernel.cancel(*self._open_requests)
         if self._stopped:
             raise ServerShuttingDown
 

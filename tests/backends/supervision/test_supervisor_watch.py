@@ -75,7 +75,9 @@ class Workers:
 class Lab:
     """A supervisor with a model in service. The test says when the watchdog looks, and what its time is."""
 
-    def __init__(self, *, own_timeout_s: float | None = None, changeable: bool = True, **limits: int) -> None:
+    def __init__(
+        self, *, own_timeout_s: float | None = None, changeable: bool = True, decoupled: bool = False, **limits: int
+    ) -> None:
         self.workers = Workers()
         self.supervisor = InstanceSupervisor(
             self.workers,
@@ -85,11 +87,15 @@ class Lab:
             verbose=0,
             watchdog=Watchdog(),
             limits=ExecutionLimits(
-                limits.get("report_ns", 0), limits.get("timeout_ns", 0), "--execution-timeout", changeable
+                limits.get("report_ns", 0),
+                limits.get("timeout_ns", 0),
+                "--execution-timeout",
+                changeable,
+                limits.get("response_wait_ns", 0),
             ),
         )
         timeout_ns = None if own_timeout_s is None else int(own_timeout_s * S)
-        spec = msgspec.structs.replace(model_spec("m"), execution_timeout_ns=timeout_ns)
+        spec = msgspec.structs.replace(model_spec("m"), execution_timeout_ns=timeout_ns, decoupled=decoupled)
         self.model = Model(spec, ModelConfig(), 1, direct, FakeClock())
 
     async def start(self) -> None:
@@ -336,3 +342,59 @@ def test_an_instance_that_leaves_and_does_not_finish_in_time_is_killed() -> None
         assert len(lab.workers.made) == 1
 
     run(scenario, Lab())
+
+
+# ---- responses that nobody reads ------------------------------------------------------------
+
+
+async def fill(lab: Lab) -> None:
+    """Let the worker send as many responses of its first request as it may."""
+    for _ in range(wire.CREDIT_WINDOW):
+        lab.workers.last.channel.send(wire.Responded(1, False, response()))
+    await settle()
+
+
+def test_a_request_whose_responses_nobody_reads_is_cancelled_and_its_instance_serves_others() -> None:
+    async def scenario(lab: Lab) -> None:
+        unread, other = lab.submit(), lab.submit()
+        await fill(lab)
+        lab.look(1, 10.9)
+        assert (unread.finished, unread.cancelled) == (False, False)
+        lab.look(11)
+        assert unread.cancelled, "the worker is told"
+        assert errors(unread) == [
+            "responses of model 'm' were not read for 10 s (--response-wait-timeout): the request was cancelled"
+        ]
+        lab.workers.last.channel.send(wire.Responded(1, True))
+        lab.workers.last.channel.send(wire.Executed(1, []))
+        lab.workers.last.channel.send(wire.Responded(2, True, response()))
+        lab.workers.last.channel.send(wire.Executed(2, []))
+        await settle()
+        assert (other.finished, errors(other)) == (True, [])
+        assert isinstance(unread.sink, RecordingSink)
+        assert sum(each.final for each in unread.sink.responses) == 1
+        lab.model.check()
+
+    run(scenario, Lab(decoupled=True, response_wait_ns=10 * S))
+
+
+def test_a_client_that_reads_now_and_then_is_waited_for() -> None:
+    async def scenario(lab: Lab) -> None:
+        request = lab.submit()
+        await fill(lab)
+        for second in range(1, 60, 9):
+            lab.look(second)
+            request.consumed()
+        assert (request.finished, request.cancelled) == (False, False)
+
+    run(scenario, Lab(decoupled=True, response_wait_ns=10 * S))
+
+
+def test_without_a_limit_a_response_waits_for_any_time() -> None:
+    async def scenario(lab: Lab) -> None:
+        request = lab.submit()
+        await fill(lab)
+        lab.look(1, 100_000)
+        assert (request.finished, request.cancelled) == (False, False)
+
+    run(scenario, Lab(decoupled=True))

@@ -134,6 +134,46 @@ def test_queued_requests_count_in_the_budget_until_their_final_response() -> Non
     bench.close()
 
 
+def text_request(**texts: object) -> Request:
+    made = request(1)
+    for name, value in texts.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("texts", "least"),
+    [
+        ({"id": "i" * 15_000}, 15_000),
+        ({"id": "i" * 15_000 + "\U0001f600"}, 60_000),
+        ({"parameters": {"p" * 7000: "v" * 8000}}, 15_000),
+        ({"parameters": {str(number): number for number in range(1000)}}, 100_000),
+        ({"correlation_id": "c" * 15_000}, 15_000),
+    ],
+    ids=["id", "wide_id", "long_parameters", "many_parameters", "correlation_id"],
+)
+def test_the_texts_of_a_queued_request_count_in_the_budget(texts: dict[str, object], least: int) -> None:
+    budget = ByteBudget(1_000_000)
+    bench = bench_with_queue(budget)
+    queued = text_request(**texts)
+    bench.kernel.submit(queued)
+    assert least < budget.used_byte_size < 3 * least
+    queued.fail(errors.InternalError("no"))
+    assert budget.used_byte_size == 0
+    bench.close()
+
+
+def test_a_queued_request_does_not_keep_the_message_of_which_its_tensor_was_a_part() -> None:
+    bench = bench_with_queue(ByteBudget(1_000_000))
+    message = bytearray(16_000)
+    queued = request(1)
+    queued.inputs[0].data = memoryview(message)[:4]
+    bench.kernel.submit(queued)
+    message.clear()  # nothing refers to its memory
+    assert queued.inputs[0].data == bytes(4)
+    bench.close()
+
+
 def test_small_requests_are_refused_while_queued_ones_fill_the_budget() -> None:
     budget = ByteBudget(10_000)
     bench = bench_with_queue(budget)

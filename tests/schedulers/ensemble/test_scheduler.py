@@ -16,10 +16,11 @@ from kernel.serving.catalog import ModelState
 from kernel.serving.events import Submitted
 from kernel.serving.request import Request
 from schedulers.ensemble.stalls import LONGEST_STALL_NS
-from schedulers.ensemble.step_limits import LONGEST_WAIT_NS
+from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, MOST_STARTED
 from schedulers.testing import KernelLab, spec_of, step
 from shm.arena import Arena
 from shm.tensor import RequestedOutput, Tensor
+from tests.executed_lines import executed_lines
 
 CHAIN = EnsembleSpec((step("first", {"IN": "A"}, {"OUT": "b"}), step("second", {"IN": "b"}, {"OUT": "Z"})))
 
@@ -527,3 +528,82 @@ def test_an_error_of_ours_is_no_error_of_the_client(lab: KernelLab) -> None:
     _, sink = lab.submit("chain", tensor("A", 1))
     lab.call("first").fail(ServingError("unknown"))
     assert [type(error) for error in sink.errors] != [InvalidArgument]
+
+
+def test_the_work_of_cancelling_calls_that_wait_grows_no_faster_than_their_number() -> None:
+    def work(count: int) -> int:
+        lab = KernelLab()
+        lab.add(spec_of("first", "IN", "OUT", dims=(-1,)))
+        steps = (step("first", {"IN": "A"}, {"OUT": "Z"}),)
+        lab.add(spec_of("one", "A", "Z", dims=(-1,), ensemble=EnsembleSpec(steps, 1)))
+        requests = [lab.submit("one", tensor("A", 1))[0] for _ in range(count)]
+
+        def cancel_all() -> None:
+            for request in reversed(requests):
+                request.cancel()
+
+        return executed_lines(cancel_all)
+
+    assert work(200) < 2.5 * work(100)
+
+
+def test_calls_that_waited_and_fail_at_once_do_so_in_several_iterations() -> None:
+    count = 1000
+    lab = KernelLab()
+    first = lab.add(spec_of("first", "IN", "OUT", dims=(4,)))
+    steps = (step("first", {"IN": "A"}, {"OUT": "Z"}),)
+    lab.add(spec_of("one", "A", "Z", dims=(-1,), ensemble=EnsembleSpec(steps, 1)))
+    _, good = lab.submit("one", tensor("A", 4))
+    bad = [lab.submit("one", tensor("A", 3))[1] for _ in range(count)]
+    _, last = lab.submit("one", tensor("A", 4))
+    lab.call("first").respond()
+    assert (good.errors, len(good.responses)) == ([], 1)
+    assert sum(len(sink.responses) for sink in bad) == MOST_STARTED
+    lab.check()
+    for _ in range(count // MOST_STARTED + 1):
+        lab.clock.end_iteration()
+    assert all("unexpected shape for input 'IN'" in str(error) for sink in bad for error in sink.errors)
+    assert [len(sink.responses) for sink in bad] == [1] * count
+    lab.call("first").respond()
+    assert (last.errors, len(last.responses)) == ([], 1)
+    assert not first.in_flight
+    lab.check()
+
+
+def test_a_call_that_was_to_start_in_a_later_iteration_and_is_cancelled_lets_the_next_one_start() -> None:
+    lab = KernelLab()
+    lab.add(spec_of("first", "IN", "OUT", dims=(4,)))
+    steps = (step("first", {"IN": "A"}, {"OUT": "Z"}),)
+    lab.add(spec_of("one", "A", "Z", dims=(-1,), ensemble=EnsembleSpec(steps, 1)))
+    lab.submit("one", tensor("A", 4))
+    for _ in range(MOST_STARTED):
+        lab.submit("one", tensor("A", 3))
+    left, gone = lab.submit("one", tensor("A", 4))
+    _, last = lab.submit("one", tensor("A", 4))
+    lab.call("first").respond()
+    assert lab.running == []
+    left.cancel()
+    lab.check()
+    lab.clock.end_iteration()
+    assert [type(error) for error in gone.errors] == [RequestCancelled]
+    lab.call("first").respond()
+    assert (last.errors, len(last.responses)) == ([], 1)
+    lab.check()
+
+
+def test_calls_that_have_all_waited_too_long_start_in_several_iterations() -> None:
+    lab = KernelLab()
+    lab.add(spec_of("first", "IN", "OUT", dims=(-1,)))
+    steps = (step("first", {"IN": "A"}, {"OUT": "Z"}),)
+    lab.add(spec_of("one", "A", "Z", dims=(-1,), ensemble=EnsembleSpec(steps, 1)))
+    for _ in range(2 * MOST_STARTED + 1):
+        lab.submit("one", tensor("A", 1))
+    lab.clock.time_ns += LONGEST_WAIT_NS - 1
+    lab.clock.advance(1)
+    counts = [len(lab.running)]
+    for _ in range(2):
+        lab.clock.end_iteration()
+        counts.append(len(lab.running))
+    assert counts[-1] == 2 * MOST_STARTED + 1
+    lab.check()
+    lab.kernel.abandon()

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, StepLimits
+from kernel.loop.clock import ITERATION_END
+from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, MOST_STARTED, StepLimits
+
+
+def started(limits: StepLimits[str]) -> list[str]:
+    """Return the calls that have waited and start in this iteration, and end the iteration."""
+    found = list(iter(limits.next_call, None))
+    assert limits.begin_iteration(0) == []
+    return [each for each in found if each is not None]
 
 
 def test_calls_above_the_limit_wait_in_order() -> None:
     limits = StepLimits[str](2, 1)
     assert [limits.start(0, call, 0) for call in "abcd"] == [True, True, False, False]
-    assert limits.ended(0) == "c"
-    assert limits.ended(0) == "d"
-    assert limits.ended(0) is None
+    assert started(limits) == []
+    limits.ended(0)
+    assert started(limits) == ["c"]
+    limits.ended(0)
+    limits.ended(0)
+    assert started(limits) == ["d"]
     assert limits.start(0, "e", 0)
     limits.check()
 
@@ -20,7 +31,8 @@ def test_each_step_has_a_limit_of_its_own() -> None:
     assert limits.start(0, "a", 0)
     assert limits.start(1, "b", 0)
     assert not limits.start(1, "c", 0)
-    assert limits.ended(0) is None
+    limits.ended(0)
+    assert started(limits) == []
     limits.check()
 
 
@@ -28,9 +40,36 @@ def test_a_call_that_is_removed_does_not_start() -> None:
     limits = StepLimits[str](1, 1)
     limits.start(0, "a", 0)
     limits.start(0, "b", 0)
-    assert limits.remove(0, "b")
-    assert not limits.remove(0, "a")
-    assert limits.ended(0) is None
+    limits.remove(0, "b")
+    limits.ended(0)
+    assert started(limits) == []
+    limits.check()
+
+
+def test_a_call_that_was_to_start_next_and_is_removed_lets_another_one_start() -> None:
+    limits = StepLimits[str](1, 1)
+    for call in "abc":
+        limits.start(0, call, 0)
+    limits.ended(0)
+    limits.remove(0, "b")
+    limits.check()
+    assert started(limits) == ["c"]
+
+
+def test_one_iteration_starts_only_some_of_those_that_have_waited() -> None:
+    limits = StepLimits[str](1, 1)
+    calls = [str(number) for number in range(MOST_STARTED + 3)]
+    for call in ("", *calls):
+        limits.start(0, call, 0)
+    found = []
+    limits.ended(0)
+    while (following := limits.next_call()) is not None:
+        found.append(following)
+        assert limits.until_ns == ITERATION_END
+        limits.ended(0)
+    assert found == calls[:MOST_STARTED]
+    assert limits.begin_iteration(0) == []
+    assert limits.next_call() == calls[MOST_STARTED]
     limits.check()
 
 
@@ -41,8 +80,22 @@ def test_a_call_that_has_waited_too_long_starts_above_the_limit() -> None:
     limits.start(0, "b", 5)
     limits.start(0, "c", 9)
     assert limits.until_ns == 5 + LONGEST_WAIT_NS
-    assert limits.overdue(4 + LONGEST_WAIT_NS) == []
-    assert limits.overdue(5 + LONGEST_WAIT_NS) == [(0, "b")]
-    assert limits.ended(0) is None, "one above the limit is still running"
-    assert limits.ended(0) == "c"
+    assert limits.begin_iteration(4 + LONGEST_WAIT_NS) == []
+    assert limits.begin_iteration(5 + LONGEST_WAIT_NS) == [0]
+    assert started(limits) == ["b"]
+    limits.ended(0)
+    assert started(limits) == [], "one above the limit is still running"
+    limits.ended(0)
+    assert started(limits) == ["c"]
+    limits.check()
+
+
+def test_of_many_calls_that_have_waited_too_long_only_some_start_in_one_iteration() -> None:
+    limits = StepLimits[str](1, 1)
+    for number in range(MOST_STARTED + 3):
+        limits.start(0, str(number), 0)
+    assert len(limits.begin_iteration(LONGEST_WAIT_NS)) == MOST_STARTED
+    assert limits.until_ns == ITERATION_END
+    assert len(started(limits)) == MOST_STARTED
+    assert limits.begin_iteration(LONGEST_WAIT_NS) == [0, 0]
     limits.check()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.errors import InvalidRequest
+from kernel.errors import InvalidRequest, Unavailable
 from kernel.serving.events import RequestRescheduled
 from kernel.serving.sequences.sequence_instances import SequenceInstances
 from tests.schedulers.sequence.sequence_lab import IDLE_NS, answered, errors, finish, rows, sequence_lab
@@ -34,7 +34,7 @@ def test_a_request_without_an_id_is_a_sequence_until_the_model_is_done_with_it(o
     request = lab.submit_to_sequence(0, id="r")
     assert rows(lab) == ["r"]
     assert request.sequence_start
-    assert request.correlation_id == 1
+    assert request.correlation_id == 2**31 - 1
     for _ in range(3):
         reschedule(lab)
         assert rows(lab) == ["r"]
@@ -110,3 +110,71 @@ def test_a_request_of_a_sequence_that_is_over_fails() -> None:
     lab.sequences.clear()
     lab.inbox.post(RequestRescheduled(request))
     assert errors(request) == ["InternalError"]
+
+
+def shared_ids(lab: Lab) -> set[int | str]:
+    """Return the ids that two sequences have at the same time."""
+    ids = [each.id for each in lab.sequences]
+    return {each for each in ids if ids.count(each) > 1}
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["number", "text"])
+def test_our_id_of_a_sequence_moves_when_a_client_begins_one_with_it(text: bool) -> None:
+    lab = sequence_lab(iterative=True, correlation_id_is_text=text)
+    unnamed = lab.submit_to_sequence(0, id="unnamed")
+    other = lab.submit_to_sequence(0, id="other")
+    taken = unnamed.correlation_id
+    lab.submit_to_sequence(int(taken), id="named", start=True)
+    lab.check()
+    assert shared_ids(lab) == set()
+    assert len({str(taken), str(unnamed.correlation_id), str(other.correlation_id)}) == 3
+    assert sorted(filter(None, rows(lab))) == ["named", "other", "unnamed"]
+    finish(lab)
+    assert answered(unnamed)
+    lab.check()
+
+
+def test_ids_that_a_model_with_short_ids_cannot_tell_apart_count_as_one() -> None:
+    lab = sequence_lab(iterative=True, correlation_id_bits=32)
+    unnamed = lab.submit_to_sequence(0, id="unnamed")
+    taken = unnamed.correlation_id
+    assert isinstance(taken, int)
+    lab.submit_to_sequence(taken + (1 << 32), id="named", start=True)
+    assert unnamed.correlation_id == taken - 1
+    lab.check()
+
+
+def test_a_client_cannot_begin_a_sequence_with_our_id_of_one_that_is_executed() -> None:
+    lab = sequence_lab(iterative=True)
+    unnamed = lab.submit_to_sequence(0, id="unnamed")
+    taken = unnamed.correlation_id
+    assert isinstance(taken, int)
+    assert rows(lab) == ["unnamed"]
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=rf"\[request id: named\].*{taken} .* begin the sequence with another ID"):
+            lab.submit_to_sequence(taken, id="named", start=True)
+        reschedule(lab)
+        assert rows(lab) == ["unnamed"], "the model has its state under this id"
+    assert unnamed.correlation_id == taken
+    finish(lab)
+    lab.submit_to_sequence(taken, id="named", start=True)
+    assert rows(lab) == ["named"]
+    lab.check()
+
+
+def test_a_client_cannot_join_a_sequence_by_our_id() -> None:
+    lab = sequence_lab(iterative=True)
+    taken = lab.submit_to_sequence(0, id="unnamed").correlation_id
+    assert isinstance(taken, int)
+    with pytest.raises(InvalidRequest, match="START flag"):
+        lab.submit_to_sequence(taken, id="guess")
+    lab.check()
+
+
+def test_we_give_no_id_of_a_sequence_that_has_its_end_and_is_still_executed() -> None:
+    lab = sequence_lab(iterative=True)
+    lab.submit_to_sequence(2**31 - 1, id="named", start=True, end=True)
+    assert rows(lab) == ["named"]
+    unnamed = lab.submit_to_sequence(0, id="unnamed")
+    assert unnamed.correlation_id == 2**31 - 2
+    lab.check()

@@ -377,6 +377,9 @@ _SERVER_EFFECTS = {
     "execution-timeout": Effect(
         "--execution-timeout=2.5", lambda r: r.supervisors[0].options["limits"].timeout_ns, 2_500_000_000
     ),
+    "response-wait-timeout": Effect(
+        "--response-wait-timeout=0.5", lambda r: r.supervisors[0].options["limits"].response_wait_ns, 500_000_000
+    ),
     "execution-report-secs": Effect(
         "--execution-report-secs=0.5", lambda r: r.supervisors[0].options["limits"].report_ns, 500_000_000
     ),

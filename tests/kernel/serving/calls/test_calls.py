@@ -22,6 +22,7 @@ from schedulers.ratelimit import RateLimiter, parse_limits
 from schedulers.registry import choose_scheduler
 from schedulers.testing import KernelLab, spec_of, step
 from shm.tensor import RequestedOutput, Tensor
+from tests.executed_lines import executed_lines
 
 ORDERED = DynamicBatching(preserve_ordering=True)
 
@@ -253,6 +254,22 @@ def test_a_model_that_is_called_by_a_step_may_not_need_the_ensembles_caller(lab:
     failed = lab.call(step_of_b, "a")
     assert STUCK in error_of(failed)
     assert not call.finished
+
+
+def test_the_work_of_a_call_of_an_ensemble_does_not_grow_with_the_requests_before_it() -> None:
+    def work(count: int) -> int:
+        lab = CallLab()
+        lab.model("a")
+        lab.model("b")
+        lab.ensemble("e", "b")
+        caller = lab.ask("a")
+        for _ in range(count):
+            lab.submit("e", "IN")
+        lines = executed_lines(lambda: lab.call(caller, "e"))
+        lab.kernel.abandon()
+        return lines
+
+    assert work(200) == work(100)
 
 
 def test_a_thread_that_calls_is_waited_for_a_while_before_its_call_counts(lab: CallLab) -> None:

@@ -299,7 +299,7 @@ def test_a_cancelled_call_cancels_its_request_and_releases_what_still_comes(with
     async def test(kernel: Kernel) -> None:
         requests, released = submitted(kernel), []
         call = begin(kernel, body(), model="stuck")
-        kernel.cancel = lambda request: released.append("cancelled")  # type: ignore[method-assign]
+        kernel.cancel = lambda request: released.append("cancelled")
         waiter = call.waiter
         assert isinstance(waiter, Waiter)
         call.cancel()
@@ -317,7 +317,7 @@ def test_a_call_with_its_response_cancels_nothing(with_kernel: WithKernel) -> No
             raise InternalError("nothing is to be cancelled")
 
         call = begin(kernel, body())
-        kernel.cancel = cancel  # type: ignore[method-assign]
+        kernel.cancel = cancel
         call.cancel()
         assert received(call)[0] == 200
 
