@@ -188,7 +188,8 @@ def parts_by_name(
 
     `read` returns the content of a configuration.
 
-    A configuration that cannot be read counts as one of a model, not of an ensemble: its load reports what is wrong.
+    A configuration that cannot be read, in whatever way, counts as one of a model, not of an ensemble: its load reports
+    what is wrong.
     """
     found: dict[str, tuple[str, ...]] = {}
     for folder in folders:
@@ -196,7 +197,7 @@ def parts_by_name(
         try:
             content = b"" if path is None else read(path)
             parts = parts_of(from_pbtxt(content, path or "")) if _MARK in content else ()
-        except ServingError:
+        except Exception:  # as above
             continue
         if parts:
             found[folder.name] = parts

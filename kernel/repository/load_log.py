@@ -11,6 +11,7 @@ from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.repository.hints.repositories import name_hint
 from kernel.repository.load_failures import not_found_reason
 from kernel.repository.local import read_start
+from kernel.texts import escaped, is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +27,8 @@ _failures = LimitedLog(logger)
 def log_oddities(found: RepositoryContents) -> None:
     """Log what is unusual about the repositories: folders that are not models, paths that are not repositories."""
     for path in found.misnamed:
-        logger.warning("model directory '%s' is ignored: its name contains control characters", path)
+        reason = "contains control characters" if is_utf8(path) else "is not UTF-8"
+        logger.warning("model directory '%s' is ignored: its name %s", escaped(path), reason)
     for hint in found.hints:
         logger.warning("%s", hint)
 

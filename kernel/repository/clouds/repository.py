@@ -19,7 +19,7 @@ from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, R
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
 from kernel.repository.layout import Entry, can_be_model, model_folder
 from kernel.repository.load_progress import bytes_text
-from kernel.texts import limited
+from kernel.texts import escaped, limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -242,7 +242,7 @@ class CloudRepository:
             self._left_out = left_out
             logger.warning(
                 "%d objects in %s cannot be files of a repository and are left out, such as '%s'",
-                len(left_out), self.path, limited(left_out[0], 200),
+                len(left_out), self.path, escaped(limited(left_out[0], 200)),
             )  # fmt: skip
 
     def _failed(self, error: CloudFailed) -> InternalError:
