@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
 from kernel.repository.background import BackgroundTasks
 from kernel.repository.composition import Composition, LoadRequest
@@ -192,14 +193,14 @@ class Lifecycle:
     async def _load_files(self, name: str, files: dict[str, bytes | memoryview], config: str | None) -> None:
         """Load a model from the files of a load request. Raises `ServingError`."""
         try:
-            override = await asyncio.to_thread(OverrideFolder, files)
+            override = await in_file_thread(OverrideFolder, files)
             try:
-                entries = await asyncio.to_thread(list_repository, override.path)
+                entries = await in_file_thread(list_repository, override.path)
                 self._ensembles.requested.add(name)
                 folder = overriding_folder(name, override.path, entries)
                 await all_loaded([self.load_model(folder, LoadRequest(config, override))])
             finally:
-                await asyncio.to_thread(override.release)
+                await in_file_thread(override.release)
         except UnusableParameters as error:
             raise poll_failed(name, error) from error
 
@@ -211,8 +212,7 @@ class Lifecycle:
 
     async def load_model(self, folder: ModelFolder, request: LoadRequest) -> None:
         """Load every version that the version policy selects, then the ensembles that use the model. Raises as they."""
-        identifier, ensembles = folder.identifier, self._ensembles
-        before = self._serving(identifier)
+        identifier, ensembles, before = folder.identifier, self._ensembles, self._serving(folder.identifier)
         self._identifiers.setdefault(folder.name, set()).add(identifier)
         mark = self.running_loads.mark(identifier)
         async with self._lock(identifier):

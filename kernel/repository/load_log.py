@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
+from kernel.files.file_threads import in_file_thread
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.repository.hints.repositories import name_hint
 from kernel.repository.load_failures import not_found_reason
@@ -49,7 +49,7 @@ async def log_failure(folder: ModelFolder, error: ServingError, backends: Collec
         return
     cause = error.__cause__
     text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
-    if hint := await asyncio.to_thread(hint_for, folder, text, backends):
+    if hint := await in_file_thread(hint_for, folder, text, backends):
         logger.error("model '%s': %s", folder.identifier, hint)
 
 

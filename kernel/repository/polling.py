@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
+from kernel.files.file_threads import oldest_path
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.observe.reporting.repository_health import RepositoryHealth
-from kernel.repository.file_threads import oldest_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

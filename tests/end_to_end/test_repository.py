@@ -9,12 +9,12 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from bench.server import ServerProcess, wait_for
+import pytest
+
+from bench.server import ServerFailed, ServerProcess, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tests.end_to_end.conftest import WriteModel
 
@@ -159,3 +159,25 @@ def test_a_model_whose_configuration_cannot_be_parsed_ends_neither_the_start_nor
         wait_for(lambda: client.post("/v2/models/new/infer", request(0))[0] == 200)
         (repository / "bad" / "config.pbtxt").write_text(f'backend: "python"\n{TENSORS}')
         wait_for(lambda: client.post("/v2/models/bad/infer", request(0))[0] == 200)
+
+
+def test_a_fifo_as_configuration_or_log_holds_neither_the_server_nor_its_end(
+    write_model: WriteModel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    repository = write_model("good", TENSORS, COUNTER)
+    write_model("bad", TENSORS, COUNTER)
+    (repository / "bad" / "config.pbtxt").unlink()
+    os.mkfifo(repository / "bad" / "config.pbtxt")
+    flags = ["--exit-on-error=false", "--model-control-mode=poll", "--repository-poll-secs=1"]
+    with ServerProcess(repository, *flags) as server:
+        client = Client(server)
+        client.infer("good")
+        write_model("new", TENSORS, COUNTER)
+        wait_for(lambda: client.post("/v2/models/new/infer", request(0))[0] == 200)
+        assert "it is a FIFO, not a regular file" in server.log
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.wait() == 0
+    log = tmp_path_factory.mktemp("logs") / "log"
+    os.mkfifo(log)
+    with pytest.raises(ServerFailed, match="it is a FIFO that no process reads"):
+        ServerProcess(repository, f"--log-file={log}").start()
