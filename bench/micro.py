@@ -127,7 +127,7 @@ def _cache_hit(byte_size: int) -> Callable[[], object]:
         return Request("model", [given], _DroppingSink())
 
     first = request()
-    cache.insert(digest(describe(first, b"salt"), [given.raw()]), [given], None)
+    cache.insert(digest(describe(first, b"salt"), [given.raw()]), [given], None, dict)
     return lambda: model.submit(request())
 
 
@@ -146,7 +146,7 @@ class _DroppingSink:
 def _cache_store(byte_size: int) -> Callable[[], object]:
     cache, keys = LocalCache(1 << 26), itertools.count()
     output = Tensor("OUT", "UINT8", [byte_size], bytes(byte_size))
-    return lambda: cache.insert(next(keys).to_bytes(32), [output], None)
+    return lambda: cache.insert(next(keys).to_bytes(32), [output], None, dict)
 
 
 def _limiting() -> Callable[[], object]:

@@ -177,7 +177,7 @@ class Server:
             ),
         )
         self._lifecycle.on_retired = self._owner.model_retired
-        self._kernel.repository = self._lifecycle
+        self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
 
     def _make_settings(self) -> KernelSettings:
         options = self._options

@@ -45,6 +45,20 @@ def shown_text(text: str, max_byte_size: int) -> str:
     return printable(limited(text, max_byte_size)).encode(errors="replace").decode()
 
 
+def escaped(path: str) -> str:
+    """Return the path of a file for the log: bytes that are not UTF-8 as Python's literals have them."""
+    return path.encode(errors="backslashreplace").decode()
+
+
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can carry `text`. It cannot carry names of files whose bytes are not UTF-8 themselves."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def has_control(text: str) -> bool:
     """Whether `text` contains a control character, such as a line end or ESC."""
     return _CONTROL.search(text) is not None

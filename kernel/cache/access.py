@@ -48,6 +48,8 @@ class CacheAccess:
         #: Queues a request that the cache did not find.
         self.queue = model.submit
         self.salt = salt
+        #: The datatypes of the model's outputs, by name.
+        self.datatypes = {name: output.datatype for name, output in model.spec.outputs.items()}
         model.statistics.cached = True
         model.submit = self.submit  # type: ignore[method-assign]  # so that other models pay nothing, not even a check
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kernel import __version__
 from kernel.cache.access import CacheAccess
 from kernel.errors import ServingError
+from kernel.files.file_threads import in_file_thread
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -52,7 +53,7 @@ class ResponseCaching:
 
         Called for every model, because ensembles need the salts of their steps.
         """
-        model.cache_salt = await asyncio.to_thread(self._load_salt, model, folder)
+        model.cache_salt = await in_file_thread(self._load_salt, model, folder)
         spec = model.spec
         if spec.response_cache and not spec.decoupled and not spec.sequence_batching:
             salt = _EnsembleSalt(model, self._catalog) if spec.ensemble else None

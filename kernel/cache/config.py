@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 
+#: The setting, of every cache outside of the server, with the file of the key that signs responses.
+SIGNING_KEY_FILE = "signing_key_file"
+
 
 class CacheChoice(msgspec.Struct, frozen=True):
     """A cache by its name, with its settings as they were written."""

@@ -1,8 +1,9 @@
 """Responses as bytes, for caches outside of the server. Pure.
 
 A value is a checksum of what follows (CRC-32), the size of the head, the head (msgpack), and the bytes of the outputs
-one after the other. Names of datatypes and shapes are checked when a value is read, so that a damaged entry, or one
-written by another version of the server, is ignored.
+one after the other. Whoever can write to the store can write a value: so a value is checked against the model before
+objects are made of it. One that the model could not have sent is ignored, as is one that is damaged, or that another
+version of the server has written. With a signing key (`kernel.cache.signing`) nobody without it can write a value.
 """
 
 from __future__ import annotations
@@ -10,44 +11,70 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from kernel.cache.interface import CachedResponse
+from kernel.texts import limited
 from shm.arena import INLINE_LIMIT
 from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kernel.serving.request import ParameterValue
 
 #: The format of values. It is part of the keys, so that servers with different formats do not see each other's.
 FORMAT = 1
 
+#: The most elements of type BYTES in a response: each takes about 0.1 µs to check.
+MAX_STRINGS = 1 << 15
+
+#: Responses with more dimensions of an output, or more parameters, are not stored.
+_MAX_DIMS = 64
+_MAX_PARAMETERS = 256
+
 _FRONT = struct.Struct("<II")
+
+#: The length of an element of type BYTES.
+_LENGTH = struct.Struct("<I")
+
+#: How a head begins in msgpack.
+_ARRAY_OF_2 = b"\x92"
 
 
 class BadEntry(ValueError):
     """A value of a cache is not a response that this server has stored."""
 
 
-class _EncodedOutput(msgspec.Struct, array_like=True):
+class _EncodedOutput(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     name: str
-    datatype: str
-    shape: list[int]
+    datatype: Annotated[str, msgspec.Meta(max_length=16)]
+    shape: Annotated[list[int], msgspec.Meta(max_length=_MAX_DIMS)]
     byte_size: int
 
 
-class _Head(msgspec.Struct, array_like=True):
+class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     outputs: list[_EncodedOutput]
-    parameters: dict[str, str | int | bool | float] | None
+    parameters: Annotated[dict[str, str | int | bool | float], msgspec.Meta(max_length=_MAX_PARAMETERS)] | None
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Head)
+
+
+def can_be_stored(
+    outputs: Sequence[Tensor], parameters: Mapping[str, ParameterValue] | None, expected: Mapping[str, str]
+) -> bool:
+    """Whether `decode` takes the response, where `expected` has the datatypes of the model's outputs by name."""
+    return (
+        len(parameters or ()) <= _MAX_PARAMETERS
+        and len({each.name for each in outputs}) == len(outputs)
+        and all(expected.get(each.name) == each.datatype and len(each.shape) <= _MAX_DIMS for each in outputs)
+        and sum(math.prod(each.shape) for each in outputs if each.datatype == "BYTES") <= MAX_STRINGS
+    )
 
 
 def encode(outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | None) -> bytes:
@@ -61,8 +88,12 @@ def encode(outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | No
     return b"".join((_FRONT.pack(checksum, len(head)), *parts))
 
 
-def decode(value: bytes) -> CachedResponse:
-    """Return the response. Large outputs are views of `value`. Raises `BadEntry`."""
+def decode(value: bytes | memoryview, expected: Mapping[str, str]) -> CachedResponse:
+    """Return the response. Large outputs are views of `value`.
+
+    `expected` has the datatypes, by name, of the outputs that the response may have. Raises `BadEntry`; that takes no
+    longer than it takes to read the response that the model could have sent.
+    """
     if len(value) < _FRONT.size:
         raise BadEntry(f"{len(value)} bytes, expected at least {_FRONT.size}")
     checksum, head_size = _FRONT.unpack_from(value)
@@ -70,14 +101,19 @@ def decode(value: bytes) -> CachedResponse:
     if zlib.crc32(view[_FRONT.size :]) != checksum:
         raise BadEntry("a wrong checksum")
     position = _FRONT.size + head_size
-    try:
-        head = _decoder.decode(view[_FRONT.size : position])
-    except msgspec.MsgspecError as error:
-        raise BadEntry(f"a head that cannot be read: {error}") from None
+    head = _decoded_head(view[_FRONT.size : position], len(expected))
     outputs: list[Tensor] = []
+    string_count = 0
     for described in head.outputs:
+        if expected.get(described.name) != described.datatype:
+            raise BadEntry(f"output '{limited(described.name, 100)}', which the model does not have so")
+        if any(described.name == each.name for each in outputs):
+            raise BadEntry(f"output '{described.name}' twice")
         data = view[position : position + described.byte_size]
         _check(described, len(data))
+        if described.datatype == "BYTES":
+            string_count += math.prod(described.shape)
+            _check_strings(described, data, string_count)
         position += described.byte_size
         small = described.byte_size <= INLINE_LIMIT
         outputs.append(Tensor(described.name, described.datatype, described.shape, bytes(data) if small else data))
@@ -85,6 +121,26 @@ def decode(value: bytes) -> CachedResponse:
         raise BadEntry(f"{len(value)} bytes, expected {position}")
     parameters: dict[str, ParameterValue] | None = None if head.parameters is None else dict(head.parameters)
     return CachedResponse(outputs, parameters)
+
+
+def _decoded_head(head: memoryview, most_outputs: int) -> _Head:
+    """Return the head. Raises `BadEntry`, before anything is made of more outputs than the model has."""
+    count = _array_size(head[1:]) if head[:1] == _ARRAY_OF_2 else -1
+    if not 0 <= count <= most_outputs:
+        raise BadEntry(f"{count} outputs, expected at most {most_outputs}" if count >= 0 else "a head that is no head")
+    try:
+        return _decoder.decode(head)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BadEntry(f"a head that cannot be read: {error}") from None
+
+
+def _array_size(encoded: memoryview) -> int:
+    """Return how many elements the array of msgpack has that begins here; -1 if none does."""
+    kind = encoded[0] if encoded else 0
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    byte_size = {0xDC: 2, 0xDD: 4}.get(kind, 0)
+    return int.from_bytes(encoded[1 : 1 + byte_size], "big") if byte_size else -1
 
 
 def _check(output: _EncodedOutput, byte_size: int) -> None:
@@ -96,3 +152,19 @@ def _check(output: _EncodedOutput, byte_size: int) -> None:
         raise BadEntry(f"output '{output.name}' has {byte_size} bytes, expected {output.byte_size}")
     if datatype.byte_size and math.prod(output.shape) * datatype.byte_size != byte_size:
         raise BadEntry(f"output '{output.name}' has {byte_size} bytes, too few or too many for {output.shape}")
+
+
+def _check_strings(output: _EncodedOutput, data: memoryview, count_of_all: int) -> None:
+    """Raise `BadEntry` unless the elements of an output of type BYTES end where their lengths say, and are as many as
+    its shape needs."""
+    if count_of_all > MAX_STRINGS:
+        raise BadEntry(f"{count_of_all} elements of type BYTES, expected at most {MAX_STRINGS}")
+    position, end, unpack = 0, len(data), _LENGTH.unpack_from
+    for _ in range(math.prod(output.shape)):
+        if end - position < _LENGTH.size:
+            break
+        position += _LENGTH.size + unpack(data, position)[0]
+    else:
+        if position == end:
+            return
+    raise BadEntry(f"output '{output.name}' of type BYTES whose lengths contradict its {end} bytes")

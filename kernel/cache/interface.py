@@ -6,16 +6,20 @@ somewhere else, such as in Redis; `kernel.cache.stored` makes a `ResponseCache` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kernel.observe.cache_figures import CacheFigures
     from kernel.serving.request import ParameterValue
     from shm.tensor import Tensor
+
+
+#: Returns the datatypes, by name, of the outputs that a response can have. It is called only where they are checked.
+ExpectedOutputs: TypeAlias = "Callable[[], Mapping[str, str]]"
 
 
 class CachedResponse(msgspec.Struct, eq=False):
@@ -40,13 +44,20 @@ class ResponseCache(Protocol):
     shared: bool
     figures: CacheFigures
 
-    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs) -> None:
         """Look `key` up, and call `found` once, before this returns or later. None means that there is no entry.
 
-        A failure counts as no entry. `found` owns the response.
+        A failure counts as no entry; where others can write to the cache, so does an entry that is not as `expected`.
+        `found` owns the response.
         """
 
-    def insert(self, key: bytes, outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | None) -> bool:
+    def insert(
+        self,
+        key: bytes,
+        outputs: Sequence[Tensor],
+        parameters: dict[str, ParameterValue] | None,
+        expected: ExpectedOutputs,
+    ) -> bool:
         """Store copies of `outputs`, as soon as possible; returns False if the key has an entry already.
 
         The outputs are inline or in arenas, never in regions of clients. The caller keeps their leases; a cache that

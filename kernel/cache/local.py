@@ -21,6 +21,7 @@ from shm.tensor import Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
+    from kernel.cache.interface import ExpectedOutputs
     from kernel.serving.request import ParameterValue
     from shm.arena import Block
     from shm.budget import ByteBudget
@@ -86,7 +87,7 @@ class LocalCache:
         #: Made for the first output that is not inline.
         self._arena: Arena | None = None
 
-    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs) -> None:
         """See `ResponseCache`: `found` is called before this returns."""
         begun_ns = time.perf_counter_ns()
         figures = self.figures
@@ -100,7 +101,13 @@ class LocalCache:
         figures.lookup_ns += time.perf_counter_ns() - begun_ns
         found(response)
 
-    def insert(self, key: bytes, outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | None) -> bool:
+    def insert(
+        self,
+        key: bytes,
+        outputs: Sequence[Tensor],
+        parameters: dict[str, ParameterValue] | None,
+        expected: ExpectedOutputs,
+    ) -> bool:
         """See `ResponseCache`. Up to `SLICE_BYTE_SIZE` bytes are copied before this returns."""
         if key in self._entries or key in self._copying:
             return False

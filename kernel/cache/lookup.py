@@ -20,6 +20,8 @@ from kernel.serving.response import Response, peer_of_sink
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kernel.cache.access import CacheAccess
     from kernel.cache.interface import CachedResponse
     from kernel.serving.request import Request
@@ -68,7 +70,14 @@ class Lookup:
         if self._timer is not None:
             self._timer.cancel()
         self._key = key
-        self._access.cache.lookup(key, self._found)
+        self._access.cache.lookup(key, self._found, self._expected)
+
+    def _expected(self) -> Mapping[str, str]:
+        """Return the datatypes, by name, of the outputs that a response to this request can have."""
+        datatypes, requested = self._access.datatypes, self._request.outputs
+        if not requested:
+            return datatypes
+        return {each.name: "BYTES" if each.classification else datatypes.get(each.name, "") for each in requested}
 
     # ---- kernel.serving.request.RequestOwner, while the request waits ----------------------------
 
@@ -172,7 +181,7 @@ class Lookup:
         request, access = self._request, self._access
         if store:
             lookup_ns = access.clock.now_ns() - self._begun_ns
-            request.sink = StoringSink(request.sink, access, self._key, self._salt, lookup_ns)
+            request.sink = StoringSink(request.sink, access, self._key, self._salt, lookup_ns, self._expected)
         if not self._waits:
             access.queue(request)
             return

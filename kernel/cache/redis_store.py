@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.cache.config import refuse_unknown
+from kernel.cache.config import SIGNING_KEY_FILE, refuse_unknown
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -62,11 +62,13 @@ _POSITIVE = ("connect_timeout", "socket_timeout", "pool_size", "wait_timeout", "
 
 def redis_settings(settings: dict[str, str]) -> RedisSettings:
     """Read the settings of --cache-config=redis. Reads files and variables of passwords. Raises `InvalidArgument`."""
-    refuse_unknown(REDIS, settings, (*_TEXTS, *_NUMBERS, *_SWITCHES))
+    refuse_unknown(REDIS, settings, (*_TEXTS, *_NUMBERS, *_SWITCHES, SIGNING_KEY_FILE))
     if not settings.get("host"):
         raise InvalidArgument("--cache-config=redis needs a host, such as --cache-config=redis,host=localhost")
     found: dict[str, str | int | bool] = {}
     for name, text in settings.items():
+        if name == SIGNING_KEY_FILE:  # of every cache: `kernel.cache.registry` reads it
+            continue
         if name in _TEXTS:
             found[_TEXTS[name]] = _secret(name, text) if name in ("user", "password") else text
         elif name in _NUMBERS:

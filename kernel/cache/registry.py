@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.cache.config import LOCAL, CacheChoice, local_byte_size
+from kernel.cache.config import LOCAL, SIGNING_KEY_FILE, CacheChoice, local_byte_size
 from kernel.cache.local import LocalCache
 from kernel.cache.redis_store import REDIS, RedisStore, redis_settings
+from kernel.cache.signing import read_signing_key
 from kernel.cache.stored import StoredCache
 from kernel.errors import InvalidArgument
 
@@ -33,18 +34,22 @@ def make_cache(choice: CacheChoice, clock: Clock, budget: ByteBudget) -> Respons
     """Return the cache that the command line asks for. Raises `InvalidArgument`."""
     if choice.name == LOCAL:
         return LocalCache(local_byte_size(choice.settings, budget.limit_byte_size), budget)
+    given = dict(choice.settings)
+    key_file = given.pop(SIGNING_KEY_FILE, "")
+    signing = read_signing_key(key_file) if key_file else None
     if choice.name == REDIS:
-        settings = redis_settings(choice.settings)
+        settings = redis_settings(given)
         title = f"Redis at {settings.host}:{settings.port}"
         return StoredCache(
             RedisStore(settings), clock,
             title=title, timeout_s=settings.socket_ms / 1000, value_limit=settings.max_byte_size,
+            signing=signing,
         )  # fmt: skip
     try:
-        store = _factory(choice.name)(choice.settings)
+        store = _factory(choice.name)(given)
     except ValueError as error:
         raise InvalidArgument(f"cache '{choice.name}' does not take its settings: {error}") from None
-    return StoredCache(store, clock, title=f"cache '{choice.name}'", timeout_s=STORE_TIMEOUT_S)
+    return StoredCache(store, clock, title=f"cache '{choice.name}'", timeout_s=STORE_TIMEOUT_S, signing=signing)
 
 
 def _factory(name: str) -> Callable[[dict[str, str]], CacheStore]:

@@ -12,16 +12,17 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from kernel.cache.breaker import CircuitBreaker
-from kernel.cache.encoding import FORMAT, BadEntry, decode, encode
+from kernel.cache.encoding import FORMAT, BadEntry, can_be_stored, decode, encode
 from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from typing import Any
 
-    from kernel.cache.interface import CachedResponse, CacheStore
+    from kernel.cache.interface import CachedResponse, CacheStore, ExpectedOutputs
+    from kernel.cache.signing import Signing
     from kernel.loop.clock import Clock
     from kernel.serving.request import ParameterValue
     from shm.tensor import Tensor
@@ -55,10 +56,12 @@ class StoredCache:
         title: str,
         timeout_s: float,
         value_limit: int = DEFAULT_VALUE_LIMIT,
+        signing: Signing | None = None,
     ) -> None:
         """`title` names the store in the log. Each call of the store may take `timeout_s` seconds.
 
         Responses of more than `value_limit` bytes are not stored, and larger values in the store are ignored.
+        With `signing` values are signed, and others are ignored.
         """
         self.figures = CacheFigures()
         self._store = store
@@ -66,6 +69,8 @@ class StoredCache:
         self._title = title
         self._timeout_s = timeout_s
         self._value_limit = value_limit
+        self._signing = signing
+        self._prefix = f"naiad:{FORMAT}:" if signing is None else f"naiad:{FORMAT}:{signing.name}:"
         self._breaker = CircuitBreaker()
         self._lookups: set[asyncio.Task[None]] = set()
         self._insertions: set[asyncio.Task[None]] = set()
@@ -75,15 +80,21 @@ class StoredCache:
 
     # ---- kernel.cache.interface.ResponseCache ----------------------------------------------------
 
-    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs) -> None:
         """See `ResponseCache`."""
         self.figures.lookups += 1
         if self._closed or len(self._lookups) >= MAX_LOOKUPS or not self._breaker.allows(self._clock.now_ns()):
             found(None)
             return
-        self._run(self._lookups, self._find(key, found))
+        self._run(self._lookups, self._find(key, found, expected))
 
-    def insert(self, key: bytes, outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | None) -> bool:
+    def insert(
+        self,
+        key: bytes,
+        outputs: Sequence[Tensor],
+        parameters: dict[str, ParameterValue] | None,
+        expected: ExpectedOutputs,
+    ) -> bool:
         """See `ResponseCache`. The outputs are copied before this returns; that the key has an entry is not noticed."""
         byte_size = sum(each.byte_size for each in outputs)
         if (
@@ -91,12 +102,15 @@ class StoredCache:
             or self._closed
             or len(self._insertions) >= MAX_INSERTIONS
             or self._inserted_byte_size + byte_size > MAX_INSERTED_BYTE_SIZE
+            or not can_be_stored(outputs, parameters, expected())
             or not self._breaker.allows(self._clock.now_ns())
         ):
             self.figures.not_stored += 1
             return True
         begun_ns = self._clock.now_ns()
         value = encode(outputs, parameters)
+        if self._signing is not None:
+            value = self._signing.signed(key, value)
         self.figures.insertion_ns += self._clock.now_ns() - begun_ns
         self._inserted_byte_size += len(value)
         self._run(self._insertions, self._put(key, value))
@@ -118,26 +132,28 @@ class StoredCache:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    async def _find(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+    async def _find(
+        self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs
+    ) -> None:
         begun_ns = self._clock.now_ns()
         response: CachedResponse | None = None
         try:
-            value = await self._call(self._store.get(_text(key)))
+            value = await self._call(self._store.get(self._text(key)))
             if value is not None:
-                response = self._decoded(value)
+                response = self._decoded(key, value, expected())
         finally:  # also if this task is cancelled: the request waits
             self.figures.lookup_ns += self._clock.now_ns() - begun_ns
             self.figures.hits += response is not None
             found(response)
 
-    def _decoded(self, value: object) -> CachedResponse | None:
-        """Return the response in a value, or None if the value is not a response of this server."""
+    def _decoded(self, key: bytes, value: object, expected: Mapping[str, str]) -> CachedResponse | None:
+        """Return the response in a value, or None if the value is not a response of the model."""
         try:
             if not isinstance(value, bytes):
                 raise BadEntry(f"a value of type {type(value).__name__}, expected bytes")
             if len(value) > 2 * self._value_limit:
                 raise BadEntry(f"{len(value)} bytes, expected at most {2 * self._value_limit}")
-            return decode(value)
+            return decode(value if self._signing is None else self._signing.verified(key, value), expected)
         except BadEntry as error:
             self.figures.failures += 1
             _bad_values.log(
@@ -148,7 +164,7 @@ class StoredCache:
     async def _put(self, key: bytes, value: bytes) -> None:
         begun_ns = self._clock.now_ns()
         try:
-            await self._call(self._store.put(_text(key), value))
+            await self._call(self._store.put(self._text(key), value))
         finally:
             self._inserted_byte_size -= len(value)
             self.figures.insertion_ns += self._clock.now_ns() - begun_ns
@@ -178,7 +194,6 @@ class StoredCache:
         else:
             logger.debug("%s failed: %s", self._title, cause)
 
-
-def _text(key: bytes) -> str:
-    """Return the key as it is in the store."""
-    return f"naiad:{FORMAT}:{key.hex()}"
+    def _text(self, key: bytes) -> str:
+        """Return the key as it is in the store."""
+        return f"{self._prefix}{key.hex()}"

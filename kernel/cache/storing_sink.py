@@ -10,6 +10,7 @@ from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from kernel.cache.access import CacheAccess
+    from kernel.cache.interface import ExpectedOutputs
     from kernel.serving.response import Response, Sink
 
 
@@ -24,10 +25,15 @@ class StoringSink:
     client may change them.
     """
 
-    __slots__ = ("_key", "_lookup_ns", "_salt", "_several", "_sink", "access")
+    __slots__ = ("_expected", "_key", "_lookup_ns", "_salt", "_several", "_sink", "access")
 
-    def __init__(self, sink: Sink, access: CacheAccess, key: bytes, salt: bytes, lookup_ns: int) -> None:
-        """`salt` is in the key. `lookup_ns` is how long the lookup took, which is a part of the cost of a miss."""
+    def __init__(self, sink: Sink, access: CacheAccess, key: bytes, salt: bytes, lookup_ns: int,
+                 expected: ExpectedOutputs) -> None:  # fmt: skip
+        """`salt` is in the key. `lookup_ns` is how long the lookup took, which is a part of the cost of a miss.
+
+        `expected` is for the cache, see `ResponseCache`.
+        """
+        self._expected = expected
         self._sink = sink
         self.access = access
         self._key = key
@@ -65,7 +71,7 @@ class StoringSink:
             self._count_miss(0)
             return
         begun_ns = access.clock.now_ns()
-        if access.cache.insert(self._key, outputs, response.parameters):
+        if access.cache.insert(self._key, outputs, response.parameters, self._expected):
             # As in Triton, a request that ran beside an equal one counts neither as hit nor as miss.
             self._count_miss(access.clock.now_ns() - begun_ns)
 

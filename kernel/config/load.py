@@ -50,6 +50,10 @@ def from_pbtxt(text: bytes | None, source: str) -> ModelConfig:
         if shown and shown not in reason:  # protobuf quotes the line in some of its errors
             reason = f"{reason.rstrip('.')}, in the line: {shown}"
         raise BadConfig(f"{error_prefix}{where}: {reason}") from None
+    except BadConfig:
+        raise
+    except Exception as error:  # protobuf lets some of Python's pass, such as ValueError for the number of an enum
+        raise BadConfig(f"{error_prefix}{_place_of_value(text, error)}: {_reason(error)}") from None
 
 
 def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
@@ -65,10 +69,30 @@ def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
             raise BadConfig(f"{error_prefix}: expected a JSON object")
         parsed = _as_protobuf_reads(_MODEL_CONFIG, parsed)
         return json_format.ParseDict(parsed, ModelConfig())
-    except (ValueError, json_format.ParseError) as error:
-        raise BadConfig(f"{error_prefix}: {_shortened(str(error))}") from None
-    except RecursionError:
-        raise BadConfig(f"{error_prefix}: nested too deeply") from None
+    except BadConfig:
+        raise
+    except Exception as error:  # besides its own, protobuf lets some of Python's pass: OverflowError for 1e999
+        raise BadConfig(f"{error_prefix}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error of protobuf."""
+    return "nested too deeply" if isinstance(error, RecursionError) else _shortened(str(error) or type(error).__name__)
+
+
+def _place_of_value(text: bytes, error: Exception) -> str:
+    """Return the line and column of the value that ends the error's text, as `:2:7`; "" if it is not in the file."""
+    value = str(error).rpartition(" ")[2].encode(errors="replace")
+    begin = text.find(value) if value else -1
+    if begin < 0:
+        return ""
+    return _position(text, begin)
+
+
+def _position(text: bytes, offset: int) -> str:
+    """Return the line and column of a byte of the file, as `:2:7`."""
+    line, column = text.count(b"\n", 0, offset) + 1, offset - text.rfind(b"\n", 0, offset)
+    return f":{line}:{column}"
 
 
 def _wrong_line(text: bytes, line: int | None, column: int | None) -> str:
@@ -98,9 +122,7 @@ def _decoded(text: bytes, error_prefix: str) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        line = text.count(b"\n", 0, error.start) + 1
-        column = error.start - (text.rfind(b"\n", 0, error.start) + 1) + 1
-        raise BadConfig(f"{error_prefix}:{line}:{column}: not UTF-8") from None
+        raise BadConfig(f"{error_prefix}{_position(text, error.start)}: not UTF-8") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

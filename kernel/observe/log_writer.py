@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -37,14 +38,21 @@ class StreamTarget:
         with memoryview(lines) as rest:
             while written < len(lines):
                 try:
-                    written += os.write(self._fd, rest[written:])
-                except BlockingIOError:  # another process has made the pipe or terminal non-blocking
-                    room = select.poll()
-                    room.register(self._fd, select.POLLOUT)
-                    room.poll()
+                    written += _write_soon(self._fd, rest[written:])
                 except OSError:  # its reader has closed it
                     break
         return written
+
+
+def _write_soon(fd: int, lines: bytes | memoryview) -> int:
+    """Write `lines` or a part of them, as soon as there is room; returns how many bytes. Raises `OSError`."""
+    while True:
+        try:
+            return os.write(fd, lines)
+        except BlockingIOError:  # a FIFO, or a pipe or terminal that another process has made non-blocking
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            room.poll()
 
 
 _STDERR = 2
@@ -68,6 +76,8 @@ class FileTarget:
             self._fd = self._open()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
+            if isinstance(error, OSError) and error.errno == errno.ENXIO:
+                reason = "it is a FIFO that no process reads, or a device that is not there"
             raise BadOption(f"--log-file '{path}' cannot be written: {reason}") from None
         #: Whether the last write has failed, and standard error says so.
         self._reported = False
@@ -81,7 +91,7 @@ class FileTarget:
             self._follow()
         end_of_torn = b"\n" if self._torn else b""
         try:
-            written = os.write(self._fd, end_of_torn + lines)
+            written = _write_soon(self._fd, end_of_torn + lines)
         except OSError as error:  # a full disk
             self._report(error)
             return 0
@@ -101,7 +111,9 @@ class FileTarget:
                 os.write(_STDERR, f"the log file '{self._path}' cannot be written: {error.strerror}\n".encode())
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        # Without O_NONBLOCK the opening of a FIFO waits for its reader.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(self._path, flags, 0o644)
 
     def _follow(self) -> None:
         """Begin a new file if that at the path is no longer the open one. Where none can be made, the old one stays."""

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 #: This part of the memory stays free: no instance is started that would use it.
 _RESERVE = 20
 
+#: Seconds after which it begins again, if it has failed unexpectedly.
+RESTART_PAUSE_S = 10.0
+
 
 class ServingVersion(msgspec.Struct, frozen=True):
     """A version whose number of instances can be changed while it serves."""

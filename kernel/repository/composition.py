@@ -10,6 +10,7 @@ import msgspec
 
 from kernel.config.load import from_pbtxt
 from kernel.errors import ModelLoadFailed, ServingError
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.ensembles import CircularEnsembles, Ensembles, TrackedEnsemble, in_order, parts_of
 from kernel.repository.local import read_config
 
@@ -114,7 +115,7 @@ class Composition:
     ) -> tuple[list[ModelFolder], list[ModelFolder]]:
         """Return the models that are not ensembles, and the ensembles, each after those that are steps of it."""
         given = list(folders)
-        parts = await asyncio.to_thread(parts_by_name, given, config_name, self._read)
+        parts = await in_file_thread(parts_by_name, given, config_name, self._read)
         by_name: dict[str, list[ModelFolder]] = {}
         for folder in given:
             if folder.name in parts:
@@ -169,7 +170,7 @@ class Composition:
 
     async def _release(self, ensemble: TrackedEnsemble | None) -> None:
         if ensemble is not None and ensemble.files is not None:
-            await asyncio.to_thread(ensemble.files.release)
+            await in_file_thread(ensemble.files.release)
 
     async def unload_unneeded(self, ensemble: TrackedEnsemble) -> None:
         """Unload the models that were loaded only for `ensemble`, which was unloaded, and those of their steps."""
@@ -188,7 +189,8 @@ def parts_by_name(
 
     `read` returns the content of a configuration.
 
-    A configuration that cannot be read counts as one of a model, not of an ensemble: its load reports what is wrong.
+    A configuration that cannot be read, in whatever way, counts as one of a model, not of an ensemble: its load reports
+    what is wrong.
     """
     found: dict[str, tuple[str, ...]] = {}
     for folder in folders:
@@ -196,7 +198,7 @@ def parts_by_name(
         try:
             content = b"" if path is None else read(path)
             parts = parts_of(from_pbtxt(content, path or "")) if _MARK in content else ()
-        except ServingError:
+        except Exception:  # as above
             continue
         if parts:
             found[folder.name] = parts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import BadConfig
+from kernel.files.regular_files import read_regular
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -82,8 +83,7 @@ def requirements_beside(config: ModelConfig, model_dir: str, version: int) -> st
         if not file.is_file():
             continue
         try:
-            with file.open("rb") as opened:
-                content = opened.read(_MAX_BYTE_SIZE + 1)
+            content = read_regular(file, _MAX_BYTE_SIZE + 1)
             if len(content) > _MAX_BYTE_SIZE:
                 raise ValueError(f"it has more than {_MAX_BYTE_SIZE} bytes")
             if names_packages(content.decode()):

@@ -14,7 +14,7 @@ import msgspec
 
 from kernel.errors import InvalidArgument
 from kernel.repository.hints.repositories import repository_hint
-from kernel.texts import has_control, printable
+from kernel.texts import has_control, is_utf8, printable, shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -126,7 +126,9 @@ def check_model_name(name: str) -> None:
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
     if has_control(name):
         raise InvalidArgument(f"invalid model name '{printable(name)}', model name must not contain control characters")
-    if (byte_size := len(name.encode(errors="surrogateescape"))) > _MAX_NAME_BYTE_SIZE:
+    if not is_utf8(name):
+        raise InvalidArgument(f"invalid model name '{shown_text(name, _MAX_NAME_BYTE_SIZE)}', it is not UTF-8")
+    if (byte_size := len(name.encode())) > _MAX_NAME_BYTE_SIZE:
         raise InvalidArgument(
             f"invalid model name '{name}', model name must have at most {_MAX_NAME_BYTE_SIZE} bytes, it has {byte_size}"
         )
@@ -135,10 +137,10 @@ def check_model_name(name: str) -> None:
 def can_be_model(folder: str) -> bool:
     """Whether a folder of this name in a repository is a model. Hidden folders are not.
 
-    Nor are those with control characters in their names, which Triton serves: the name would be in metrics, tables
-    and logs, and HTTP has no path for it.
+    Nor are those with control characters in their names, or with bytes that are not UTF-8, which Triton serves: the
+    name would be in metrics, tables and logs, and neither HTTP nor gRPC can carry it.
     """
-    return not folder.startswith(".") and not has_control(folder)
+    return not folder.startswith(".") and not has_control(folder) and is_utf8(folder)
 
 
 def model_folder(repository: str, entry: Entry, *, namespacing: bool = False) -> ModelFolder:

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
-from kernel.repository.autoscaling import Autoscaling, ServingVersion
+from kernel.files.file_threads import in_file_thread
+from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
 from kernel.repository.background import BackgroundTasks
 from kernel.repository.composition import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.listing import RepositoryListing
-from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed
+from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed, unexpected_failure
 from kernel.repository.load_log import log_failure, log_not_found, log_oddities
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader, hold_origin
 from kernel.repository.local import list_repository
 from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
+from kernel.repository.polling import RepositoryPolling
 from kernel.repository.repositories import Repositories
 from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
@@ -79,6 +81,7 @@ class Lifecycle:
         self._locks: dict[str, asyncio.Lock] = {}
         self.running_loads = RunningLoads()
         self._background = BackgroundTasks()
+        self.polling = RepositoryPolling(self.poll, settings.poll_s, self._background.failures)
         #: Called after the workers of a version have ended that was unloaded or replaced.
         self.on_retired: Callable[[], None] = lambda: None
 
@@ -106,7 +109,7 @@ class Lifecycle:
         failed += await self._loads.load_all(folders, with_parts=wanted != ["*"])
         self._progress.close()
         if self._settings.poll_s:
-            self._background.start(self._poll_forever())
+            self._background.keep("the poll of the repositories", self.polling.run, self._settings.poll_s)
         return sorted(set(failed))
 
     @property
@@ -115,21 +118,12 @@ class Lifecycle:
         return self._progress.step(self._clock.now_ns())
 
     async def poll(self) -> None:
-        """Load new and changed models of the repositories, and unload removed ones (poll mode)."""
-        try:
-            found = await self._listing.scan()
-        except ServingError as error:
-            logger.error("failed to poll model repository: %s", error.message)
-            return
+        """Load new and changed models, and unload removed ones. Raises `ServingError` if no repository can be read."""
+        found = await self._listing.scan()
         for identifier in self._loaded.keys() - found.models.keys():
             await self._composition.forget(identifier)
             await self.unload_model(identifier)
         await self._loads.load_changed(found.models.values())
-
-    async def _poll_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.poll_s)
-            await self.poll()
 
     def _serving(self, identifier: str) -> list[Model]:
         return [loaded.model for loaded in self._loaded.get(identifier, {}).values()]
@@ -199,14 +193,14 @@ class Lifecycle:
     async def _load_files(self, name: str, files: dict[str, bytes | memoryview], config: str | None) -> None:
         """Load a model from the files of a load request. Raises `ServingError`."""
         try:
-            override = await asyncio.to_thread(OverrideFolder, files)
+            override = await in_file_thread(OverrideFolder, files)
             try:
-                entries = await asyncio.to_thread(list_repository, override.path)
+                entries = await in_file_thread(list_repository, override.path)
                 self._ensembles.requested.add(name)
                 folder = overriding_folder(name, override.path, entries)
                 await all_loaded([self.load_model(folder, LoadRequest(config, override))])
             finally:
-                await asyncio.to_thread(override.release)
+                await in_file_thread(override.release)
         except UnusableParameters as error:
             raise poll_failed(name, error) from error
 
@@ -218,14 +212,13 @@ class Lifecycle:
 
     async def load_model(self, folder: ModelFolder, request: LoadRequest) -> None:
         """Load every version that the version policy selects, then the ensembles that use the model. Raises as they."""
-        identifier, ensembles = folder.identifier, self._ensembles
-        before = self._serving(identifier)
+        identifier, ensembles, before = folder.identifier, self._ensembles, self._serving(folder.identifier)
         self._identifiers.setdefault(folder.name, set()).add(identifier)
         mark = self.running_loads.mark(identifier)
         async with self._lock(identifier):
             try:
                 self.running_loads.check(identifier, mark)
-                await self._load(folder, request)
+                await self._load_guarded(folder, request)
             except ServingError as error:
                 ensembles.note_result(folder.name, error)
                 await log_failure(folder, error, self._settings.backends())
@@ -238,6 +231,17 @@ class Lifecycle:
             await self.load_model(ensemble.folder, again)
         if self._serving(identifier) != before:
             await self._composition.changed(folder.name)
+
+    async def _load_guarded(self, folder: ModelFolder, request: LoadRequest) -> None:
+        """Load a model. Raises only `ServingError`: whatever happens to one model must not end the work on others."""
+        try:
+            await self._load(folder, request)
+        except ServingError:
+            raise
+        except Exception as error:
+            failure = unexpected_failure(folder.identifier, error)
+            self._mark_broken(folder, failure, request.config_override, is_model=False)
+            raise ModelLoadFailed(f"load failed for model '{folder.identifier}': {failure.message}\n") from failure
 
     async def _load(self, folder: ModelFolder, request: LoadRequest) -> None:
         identifier, override = folder.identifier, request.config_override
@@ -345,7 +349,8 @@ class Lifecycle:
             serving = ServingVersion(
                 version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
             )
-            self._background.start(Autoscaling(serving, settings, self._scale, self._commit, self._clock).run())
+            scaling = Autoscaling(serving, settings, self._scale, self._commit, self._clock)
+            self._background.keep(f"the autoscaling of model '{identifier}'", scaling.run, RESTART_PAUSE_S)
 
     async def _scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         load = self.loader.scale(version, source, count)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft, ServingError
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.catalog import UNLOADED, ModelState
+from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Mapping
@@ -46,8 +47,10 @@ def note_failure(
     """
     text = ""
     for version, error in sorted(errors.items()):
+        if not isinstance(error, Exception):
+            raise error  # the load was cancelled
         if not isinstance(error, ServingError):
-            raise error  # a bug, or the load was cancelled
+            error = unexpected_failure(identifier, error)
         reason = f"{error.code.title}: {error.message}"
         state = ModelState.READY if version in staying else ModelState.UNAVAILABLE
         text += f"version {version} is at {state.value} state: {reason};"
@@ -61,6 +64,15 @@ def note_failure(
     if any(isinstance(error, NoDescriptorLeft) for error in errors.values()):
         return NoDescriptorLeft()
     return ModelLoadFailed(f"load failed for model '{identifier}': {text}\n")
+
+
+def unexpected_failure(identifier: str, error: Exception) -> ServingError:
+    """Log an exception that no code expects, and return the error of the model's load: other models are not affected.
+
+    It is a bug, or a file or a library does what was never seen.
+    """
+    _failures.log(f"model '{identifier}'", "the load of '%s' has failed", identifier, exc_info=error)
+    return InternalError(f"unexpected {type(error).__name__}: {limited(str(error), MAX_TEXT_BYTE_SIZE)}")
 
 
 def poll_failed(name: str, reason: ServingError | str) -> ServingError:

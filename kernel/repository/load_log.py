@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
+from kernel.files.file_threads import in_file_thread
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.repository.hints.repositories import name_hint
 from kernel.repository.load_failures import not_found_reason
 from kernel.repository.local import read_start
+from kernel.texts import escaped, is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +27,8 @@ _failures = LimitedLog(logger)
 def log_oddities(found: RepositoryContents) -> None:
     """Log what is unusual about the repositories: folders that are not models, paths that are not repositories."""
     for path in found.misnamed:
-        logger.warning("model directory '%s' is ignored: its name contains control characters", path)
+        reason = "contains control characters" if is_utf8(path) else "is not UTF-8"
+        logger.warning("model directory '%s' is ignored: its name %s", escaped(path), reason)
     for hint in found.hints:
         logger.warning("%s", hint)
 
@@ -47,7 +49,7 @@ async def log_failure(folder: ModelFolder, error: ServingError, backends: Collec
         return
     cause = error.__cause__
     text = f"{cause.message} {error.message}" if isinstance(cause, ServingError) else error.message
-    if hint := await asyncio.to_thread(hint_for, folder, text, backends):
+    if hint := await in_file_thread(hint_for, folder, text, backends):
         logger.error("model '%s': %s", folder.identifier, hint)
 
 

@@ -19,6 +19,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.to_json import to_json
 from kernel.errors import ServingError, Unavailable
 from kernel.extensions import import_extensions
+from kernel.files.file_threads import in_file_thread
 from kernel.observe.log_context import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
@@ -89,7 +90,7 @@ class LoadedVersion(msgspec.Struct):
         await asyncio.gather(*(each.keeper.stop(at_once=at_once) for each in self.instances))
         held, self.held = self.held, None
         if held is not None:
-            await asyncio.to_thread(held.release)
+            await in_file_thread(held.release)
         agents, self.agents = self.agents, None
         if agents is not None:
             await agents.release()
@@ -216,7 +217,7 @@ class VersionLoader:
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
-            plans = await asyncio.to_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
+            plans = await in_file_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
             keepers += [self._new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await self._load_instances(instances, prepared.json)
@@ -241,8 +242,8 @@ class VersionLoader:
         self, source: ModelSource, config: ModelConfig, version: int, started_ns: int
     ) -> LoadedVersion:
         """Load an ensemble, which was checked against the models of its steps and has no instances of its own."""
-        prepared = await asyncio.to_thread(source.prepare, config)
-        spec = await asyncio.to_thread(source.ensemble_spec, prepared, version)
+        prepared = await in_file_thread(source.prepare, config)
+        spec = await in_file_thread(source.ensemble_spec, prepared, version)
         model = Model(spec, prepared.config, version, self._schedule, self._clock)
         await self._extend(model, source)
         for line in model.statistics.configure(self._settings.metrics, prepared.config):
@@ -282,12 +283,11 @@ class VersionLoader:
 
     async def scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         """Start the instances that `version` needs to have `count`, besides passive ones. As `update`."""
-        model = version.model
-        config = ModelConfig()
+        model, config = version.model, ModelConfig()
         config.CopyFrom(model.config)
         async with self._turn(source.folder.identifier, model.version) as slot:
             with about_model(source.name, model.version):
-                prepared = await asyncio.to_thread(source.prepare, config)
+                prepared = await in_file_thread(source.prepare, config)
                 return await self._start_update(version, source, prepared, version.origin, count, slot)
 
     async def update(self, version: LoadedVersion, source: ModelSource, config: ModelConfig) -> InstanceUpdate:
@@ -296,7 +296,7 @@ class VersionLoader:
         async with self._turn(source.folder.identifier, model.version) as slot:
             with about_model(source.name, model.version):
                 refuse_unsupported(config)
-                prepared = await asyncio.to_thread(source.prepare, with_changes(model.config, config))
+                prepared = await in_file_thread(source.prepare, with_changes(model.config, config))
                 count = version.serving_count if autoscale_settings(prepared.config) is not None else None
                 return await self._start_update(version, source, prepared, source.origin(config), count, slot)
 
@@ -309,7 +309,7 @@ class VersionLoader:
         count: int | None,
         slot: LoadSlot,
     ) -> InstanceUpdate:
-        instances = await asyncio.to_thread(self._match, version, prepared.config, source, count)
+        instances = await in_file_thread(self._match, version, prepared.config, source, count)
         new = [each for each in instances if each not in version.instances]
         slot.workers = [each.keeper for each in new]
         update = InstanceUpdate(version, origin, prepared, instances, new)
@@ -355,12 +355,12 @@ class VersionLoader:
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
         check_before_completion(config, source.gpus)
-        await keeper.start(source.name, await asyncio.to_thread(self._needs, source, config, version))
+        await keeper.start(source.name, await in_file_thread(self._needs, source, config, version))
         if self._settings.auto_complete:
             settings = backend_config(self._settings.backend_configs, config.backend)
             completed = await keeper.complete(to_json(config), str(source.path), version, settings)
             config = source.complete(config, completed)
-        prepared = await asyncio.to_thread(source.prepare, config)
+        prepared = await in_file_thread(source.prepare, config)
         refuse_unsupported(prepared.config)
         return prepared
 

@@ -1,8 +1,8 @@
 """Reads a model repository in a local folder: listings for `layout.py`, configurations and other files.
 
-All functions block, on a local disk for milliseconds; code on an event loop calls them in a thread. Listings
-omit entries that are absent or that the process has no permission to read. Other failures raise `InternalError`, or
-`NoDescriptorLeft`.
+All functions block, on a local disk for milliseconds, on a hung one perhaps for ever; code on an event loop calls them
+with `in_file_thread`. Only regular files are read: a FIFO or a device keeps nobody waiting. Listings omit entries that
+are absent or that the process has no permission to read. Other failures raise `InternalError`, or `NoDescriptorLeft`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
 
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, file_error
+from kernel.files.file_threads import uses
+from kernel.files.regular_files import read_regular
 from kernel.repository.layout import CONFIG_FILENAME, Entry, can_be_model
 
 #: Python writes these folders next to a model's code; they are not part of the model.
@@ -45,6 +46,7 @@ def list_repository(path: str, only: str = "") -> tuple[Entry, ...]:
 
 def list_names(path: str) -> list[str]:
     """Return the names of the folders in a repository that can be models, sorted. Raises `ServingError`."""
+    uses(path)
     try:
         with os.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and can_be_model(entry.name))
@@ -53,29 +55,37 @@ def list_names(path: str) -> list[str]:
         raise file_error(f"failed to read model repository '{path}': {reason}", error) from error
 
 
-def read_file(folder: str, name: str) -> bytes:
-    """Return the bytes of the file `name` in `folder`. Follows links. Raises `ServingError`."""
+def read_file(folder: str, name: str, max_byte_size: int) -> bytes:
+    """Return the bytes of the file `name` in `folder`. Follows links.
+
+    Raises `ServingError`, also if it has more than `max_byte_size` bytes.
+    """
     path = os.path.join(folder, name)
+    uses(path)
     try:
-        return Path(path).read_bytes()
+        content = read_regular(path, max_byte_size + 1)
     except OSError as error:
         raise file_error(f"failed to open text file for read {path}: {error.strerror}", error) from None
+    if len(content) > max_byte_size:
+        raise InternalError(f"failed to read {path}: it has more than {max_byte_size} bytes")
+    return content
 
 
 def read_start(folder: str, name: str, byte_size: int = 256) -> bytes:
     """Return the first bytes of the file `name` in `folder`; none if it cannot be read."""
+    path = os.path.join(folder, name)
+    uses(path)
     try:
-        with open(os.path.join(folder, name), "rb") as file:
-            return file.read(byte_size)
+        return read_regular(path, byte_size)
     except OSError:
         return b""
 
 
 def read_config(path: str) -> bytes:
     """Return the bytes of a configuration file, at most one byte more than `kernel.config.load` accepts."""
+    uses(path)
     try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTE_SIZE + 1)
+        return read_regular(path, MAX_BYTE_SIZE + 1)
     except OSError as error:
         raise file_error(f"failed to read '{path}': {error.strerror}", error) from error
 
@@ -89,6 +99,7 @@ def _read(path: str) -> Entry | None:
 
 def _entry(path: str, parents: frozenset[_Identity]) -> Entry | None:
     """Return the file or folder at `path`, or None; `parents` are all folders above it."""
+    uses(path)
     try:
         status = os.stat(path)
         name = os.path.basename(os.path.abspath(path))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from kernel.config.gpus import NO_GPUS, may_use_gpus
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.agents.model_agents import ModelAgents
 from kernel.repository.layout import overriding_folder
 from kernel.repository.local import list_repository
@@ -42,7 +42,7 @@ class OpenedModel(msgspec.Struct, eq=False):
             await self.agents.__aexit__(*error)
         finally:
             if self.copy is not None:
-                await asyncio.to_thread(self.copy.release)
+                await in_file_thread(self.copy.release)
 
 
 async def open_model(
@@ -67,7 +67,7 @@ async def open_model(
         opened = await _opened(source, override, settings, files_of_request)
     except BaseException:
         if copy is not None:
-            await asyncio.to_thread(copy.release)
+            await in_file_thread(copy.release)
         raise
     opened.copy = copy
     return opened
@@ -79,18 +79,16 @@ async def _opened(
     folder, path_before = source.folder, str(source.path)
     await look_for_gpus(source, override, settings.gpus)
     agents = ModelAgents(folder.name)
-    config = await asyncio.to_thread(_read_unless_agents, source, override)
+    config = await in_file_thread(_read_unless_agents, source, override)
     if not config.model_repository_agents.agents:
         return OpenedModel(source, config, agents)
     path = await agents.load(config, path_before, settings.load_timeout_s)
     try:
         if path != path_before:
             gpus = await settings.gpus.usable()
-            source, config = await asyncio.to_thread(
-                _reopened, folder, path, override, settings, files_of_request, gpus
-            )
+            source, config = await in_file_thread(_reopened, folder, path, override, settings, files_of_request, gpus)
         else:
-            config = await asyncio.to_thread(source.check, config)
+            config = await in_file_thread(source.check, config)
     except BaseException:
         await agents.failed()
         raise
@@ -101,7 +99,7 @@ async def look_for_gpus(source: ModelSource, override: str | None, gpus: ServerG
     """Let the source know the GPUs of the server, if it depends on them where the model's instances run."""
     if not gpus.possible:
         return
-    config = await asyncio.to_thread(source.parse, override)
+    config = await in_file_thread(source.parse, override)
     if may_use_gpus(config):
         source.gpus = await gpus.usable()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.clouds.address import is_address
 from kernel.repository.layout import find_models, known_names
 from kernel.repository.local import list_names, list_repository, read_config
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 #: Triton's names of the folder for copies, one for each cloud. Here one folder is for all.
 _MOUNT_VARIABLES = ("TRITON_AWS_MOUNT_DIRECTORY", "TRITON_GCS_MOUNT_DIRECTORY", "TRITON_AZURE_MOUNT_DIRECTORY")
+
+
+#: How long the end of the server waits for the removal of copies, in seconds.
+_CLOSE_S = 10.0
 
 
 class Repository(Protocol):
@@ -48,11 +54,11 @@ class LocalRepository:
 
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
         """See `Repository`."""
-        return await asyncio.to_thread(list_repository, self.path, only)
+        return await in_file_thread(list_repository, self.path, only)
 
     async def list_names(self) -> list[str]:
         """See `Repository`."""
-        return await asyncio.to_thread(list_names, self.path)
+        return await in_file_thread(list_names, self.path)
 
 
 class Repositories:
@@ -88,7 +94,7 @@ class Repositories:
         if only:
             return find_models(listings, namespacing=self._namespacing)
         # Of thousands of models this takes too long for the event loop.
-        return await asyncio.to_thread(find_models, listings, namespacing=self._namespacing)
+        return await in_file_thread(find_models, listings, namespacing=self._namespacing)
 
     async def listings(self, only: str = "") -> dict[str, tuple[Entry, ...]]:
         """Return the entries of each repository, or of the model called `only` in each. Raises `ServingError`."""
@@ -147,4 +153,6 @@ class _Clouds:
 
     async def close(self) -> None:
         await self._reader.close()
-        await asyncio.to_thread(self._copies.close)
+        with contextlib.suppress(TimeoutError):  # their file system hangs: the next server removes them
+            async with asyncio.timeout(_CLOSE_S):
+                await in_file_thread(self._copies.close)

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.composition import LoadRequest
 from kernel.repository.failed_loads import FailedLoads
 
@@ -76,7 +77,7 @@ class RepositoryLoads:
 
         In thousands of models few have changed: the others cost a comparison, in a thread, and no task.
         """
-        await self.load_all(await asyncio.to_thread(self._due, list(folders), self._clock.now_ns()))
+        await self.load_all(await in_file_thread(self._due, list(folders), self._clock.now_ns()))
 
     def _due(self, folders: Iterable[ModelFolder], now_ns: int) -> list[ModelFolder]:
         return [

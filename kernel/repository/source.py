@@ -30,11 +30,15 @@ from kernel.repository.layout import find_models
 from kernel.repository.local import list_repository, read_config, read_file
 from kernel.repository.origin import Origin
 from kernel.repository.versions import choose_versions, missing_versions
-from kernel.repository.warmup import WARMUP_FOLDER, warmup_files
+from kernel.repository.warmup import MAX_BYTE_SIZE, WARMUP_FOLDER, warmup_files
 
 if TYPE_CHECKING:
     from kernel.config.gpus import UsableGpus
     from kernel.repository.layout import ModelFolder, RepositoryContents
+
+
+#: The most bytes of a file with labels.
+_MAX_LABELS = 64 << 20
 
 
 class PreparedConfig(msgspec.Struct, frozen=True):
@@ -207,7 +211,8 @@ class ModelSource:
         outputs = dict(spec.outputs)
         for name, output in spec.outputs.items():
             if output.label_filename:
-                labels = read_file(str(self.path), output.label_filename).decode(errors="replace").splitlines()
+                content = read_file(str(self.path), output.label_filename, _MAX_LABELS)
+                labels = content.decode(errors="replace").splitlines()
                 outputs[name] = msgspec.structs.replace(output, labels=tuple(label.strip() for label in labels))
         ensemble = msgspec.structs.replace(spec.ensemble, version_text=str(version))
         return msgspec.structs.replace(spec, outputs=outputs, ensemble=ensemble)
@@ -218,7 +223,7 @@ class ModelSource:
         Raises `InternalError` if a file cannot be read.
         """
         folder = str(self.path / WARMUP_FOLDER)
-        return {name: read_file(folder, name) for name in warmup_files(config)}
+        return {name: read_file(folder, name, MAX_BYTE_SIZE) for name in warmup_files(config)}
 
     def check_label_files(self, config: ModelConfig) -> None:
         """Check that label files exist and are inside the model's folder; workers read them later.

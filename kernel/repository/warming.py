@@ -10,6 +10,7 @@ import random
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.warmup import warmup_samples
 from kernel.serving.batch import Batch
 
@@ -35,7 +36,7 @@ async def warm_up(
     """
     if not model.config.model_warmup or not instances:
         return
-    files = await asyncio.to_thread(source.read_warmup_files, model.config)
+    files = await in_file_thread(source.read_warmup_files, model.config)
     samples = warmup_samples(model.config, model.spec, files, random.Random())
     try:
         async with asyncio.timeout(limit_s or None):

@@ -13,6 +13,7 @@ import msgspec
 
 from kernel.config.model_parameters import model_parameters, preloaded_modules
 from kernel.errors import BadConfig
+from kernel.files.regular_files import read_regular
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 PRELOAD_FILE = "preload.py"
 
 _KIND_GPU = 1
+
+#: The most bytes of such a file that its digest covers.
+_MAX_PRELOAD = 16 << 20
 
 
 class PreloadSet(msgspec.Struct, frozen=True):
@@ -66,7 +70,7 @@ def worker_needs(
     path = digest = ""
     if file.is_file():
         try:
-            path, digest = str(file), hashlib.sha256(file.read_bytes()).hexdigest()
+            path, digest = str(file), hashlib.sha256(read_regular(file, _MAX_PRELOAD)).hexdigest()
         except OSError as error:
             raise BadConfig(f"model '{config.name}': its {PRELOAD_FILE} cannot be read: {error.strerror}") from error
     gpu = any(group.kind == _KIND_GPU for group in config.instance_group)

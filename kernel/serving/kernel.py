@@ -21,6 +21,7 @@ from kernel.errors import (
     Unavailable,
 )
 from kernel.loop.cancellations import Cancellations
+from kernel.observe.reporting.repository_health import RepositoryHealth
 from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
@@ -128,6 +129,8 @@ class Kernel:
         self.certificate_expiry: dict[str, Callable[[], float | None]] = {}
         #: Returns how many lines of the log were lost.
         self.lost_log_lines: Callable[[], int] = int
+        #: Set by the composition root.
+        self.repository_health = RepositoryHealth()
         #: Returns how many traces were written, and how many were lost.
         self.trace_counts: Callable[[], tuple[int, int]] = _no_traces
         #: The same for records of the recorder.

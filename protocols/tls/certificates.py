@@ -12,8 +12,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from kernel.files.file_threads import in_file_thread
+from kernel.files.regular_files import read_regular
+from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.options import BadOption
-from protocols.tls.context import server_context
+from protocols.tls.context import MAX_BYTE_SIZE, server_context
 from protocols.tls.expiry import expiry_s
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from kernel.options import TlsOptions
 
 logger = logging.getLogger(__name__)
+
+#: Each look may fail.
+_failures = LimitedLog(logger)
 
 #: How often the files are looked at, in seconds.
 LOOK_S = 10.0
@@ -68,12 +74,12 @@ class Certificates:
 
     def _look_later(self) -> None:
         # In a thread: the files may be on a file system that does not respond.
-        look = asyncio.get_running_loop().run_in_executor(None, self.look, time.time())
+        look = asyncio.ensure_future(in_file_thread(self.look, time.time()))
         look.add_done_callback(self._looked)
 
     def _looked(self, look: asyncio.Future[None]) -> None:
-        if not look.cancelled():
-            look.result()
+        if not look.cancelled() and (error := look.exception()) is not None:
+            _failures.log(self._title, "%s could not look for a new certificate", self._title, exc_info=error)
         if self._timer is not None:  # not stopped
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
 
@@ -131,7 +137,7 @@ class Certificates:
 
 def _expiry_of(options: TlsOptions) -> float | None:
     try:
-        return expiry_s(options.certificate.read_bytes())
+        return expiry_s(read_regular(options.certificate, MAX_BYTE_SIZE))
     except OSError:
         return None
 

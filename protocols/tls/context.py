@@ -7,6 +7,7 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING
 
+from kernel.files.regular_files import read_regular
 from kernel.options import BadOption
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel.options import TlsOptions
+
+#: The most bytes of a file that are looked at.
+MAX_BYTE_SIZE = 16 << 20
 
 _PEM_BEGIN = b"-----BEGIN "
 
@@ -70,7 +74,7 @@ def _require_certificates(context: ssl.SSLContext, client_ca: Path | None) -> No
 def _check_pem(title: str, path: Path) -> None:
     """Raise `BadOption` for a file that cannot be read, or that is clearly not PEM."""
     try:
-        text = path.read_bytes()
+        text = read_regular(path, MAX_BYTE_SIZE)
     except OSError as error:
         raise BadOption(f"TLS {title} '{path}' cannot be read: {error.strerror}") from None
     if _PEM_BEGIN not in text:

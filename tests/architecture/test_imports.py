@@ -43,9 +43,9 @@ _WORKER_SIDE = {
     "backends/streaming", "backends/traced_tensors", "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/health", "kernel/loop", "kernel/memory",
-    "kernel/observe", "kernel/options", "kernel/recording", "kernel/server_paths", "kernel/serving", "kernel/settings",
-    "kernel/texts", "kernel/tracing",
+    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/files", "kernel/health", "kernel/loop",
+    "kernel/memory", "kernel/observe", "kernel/options", "kernel/recording", "kernel/server_paths", "kernel/serving",
+    "kernel/settings", "kernel/texts", "kernel/tracing",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
@@ -65,11 +65,12 @@ ROOMS = {
     "kernel/machine": set[str](),
     "kernel/health": _KERNEL_BASE | {"kernel/serving"},
     "kernel/extensions": _KERNEL_BASE | {"kernel/config"},
+    "kernel/files": _KERNEL_BASE,
     "kernel/loop": _KERNEL_BASE,
     "kernel/config": _KERNEL_BASE,
     "kernel/settings": _KERNEL_BASE,
     "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/recording", "kernel/settings", "kernel/repository"},
-    "kernel/cache": _KERNEL_BASE | {"kernel/loop", "kernel/observe", "kernel/serving"},
+    "kernel/cache": _KERNEL_BASE | {"kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
@@ -85,6 +86,7 @@ ROOMS = {
     | {
         "kernel/config",
         "kernel/extensions",
+        "kernel/files",
         "kernel/loop",
         "kernel/machine",
         "kernel/observe",

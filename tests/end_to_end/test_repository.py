@@ -9,12 +9,12 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from bench.server import ServerProcess, wait_for
+import pytest
+
+from bench.server import ServerFailed, ServerProcess, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tests.end_to_end.conftest import WriteModel
 
@@ -138,3 +138,46 @@ def test_without_its_repository_a_server_that_is_not_to_exit_says_that_it_is_not
         assert server.get("/v2/health/ready")[0] == 400
         assert json.loads(server.get("/v2")[1])["name"] == "triton"
         server.wait_for_log(f"creating server: Internal - failed to read model repository '{absent}'")
+
+
+OUT_OF_RANGE = TENSORS.replace("TYPE_INT32", "99999999999999999999", 1)
+
+
+def test_a_model_whose_configuration_cannot_be_parsed_ends_neither_the_start_nor_the_polls(
+    write_model: WriteModel,
+) -> None:
+    repository = write_model("good", TENSORS, COUNTER)
+    write_model("bad", OUT_OF_RANGE, COUNTER)
+    os.makedirs(os.fsencode(repository) + b"/name\xff/1")
+    flags = ["--exit-on-error=false", "--model-control-mode=poll", "--repository-poll-secs=1"]
+    with ServerProcess(repository, *flags) as server:
+        client = Client(server)
+        client.infer("good")
+        _, index = client.post("/v2/repository/index")
+        assert {item["name"]: item["state"] for item in index} == {"good": "READY", "bad": "UNAVAILABLE"}
+        write_model("new", TENSORS, COUNTER)
+        wait_for(lambda: client.post("/v2/models/new/infer", request(0))[0] == 200)
+        (repository / "bad" / "config.pbtxt").write_text(f'backend: "python"\n{TENSORS}')
+        wait_for(lambda: client.post("/v2/models/bad/infer", request(0))[0] == 200)
+
+
+def test_a_fifo_as_configuration_or_log_holds_neither_the_server_nor_its_end(
+    write_model: WriteModel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    repository = write_model("good", TENSORS, COUNTER)
+    write_model("bad", TENSORS, COUNTER)
+    (repository / "bad" / "config.pbtxt").unlink()
+    os.mkfifo(repository / "bad" / "config.pbtxt")
+    flags = ["--exit-on-error=false", "--model-control-mode=poll", "--repository-poll-secs=1"]
+    with ServerProcess(repository, *flags) as server:
+        client = Client(server)
+        client.infer("good")
+        write_model("new", TENSORS, COUNTER)
+        wait_for(lambda: client.post("/v2/models/new/infer", request(0))[0] == 200)
+        assert "it is a FIFO, not a regular file" in server.log
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.wait() == 0
+    log = tmp_path_factory.mktemp("logs") / "log"
+    os.mkfifo(log)
+    with pytest.raises(ServerFailed, match="it is a FIFO that no process reads"):
+        ServerProcess(repository, f"--log-file={log}").start()

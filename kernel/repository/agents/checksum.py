@@ -10,6 +10,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, Unsupported
+from kernel.files.regular_files import open_regular
 from kernel.repository.agents.interface import RepositoryAgent
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _digest(folder: Path, name: str, title: str) -> str:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve()):
             raise InvalidArgument(f"file '{name}' of a checksum is outside of the model's folder")
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             return hashlib.file_digest(file, title.lower()).hexdigest()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -13,6 +13,7 @@ import msgspec
 from kernel.config.to_json import to_json
 from kernel.errors import InternalError, ServingError
 from kernel.extensions import REPOSITORY_AGENTS, extension
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.agents.action_thread import in_own_thread
 from kernel.repository.agents.checksum import ChecksumAgent
 from kernel.repository.agents.interface import AgentModel, RepositoryAgent
@@ -153,7 +154,7 @@ class ModelAgents:
     async def _end(self) -> None:
         agents, self._agents = self._agents, []
         for agent in agents:
-            await asyncio.to_thread(agent.remove_folder)
+            await in_file_thread(agent.remove_folder)
 
 
 def agent_class(name: str) -> type[RepositoryAgent]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.repository.layout import Entry
+from kernel.texts import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,10 +74,11 @@ def _can_be_path(parts: list[str]) -> bool:
     """Whether the parts of an object's name can be names of folders and of a file, and stay in the repository."""
     return len(parts) <= _MAX_DEPTH and all(
         part not in ("", ".", "..")
+        and is_utf8(part)
         and "\0" not in part
         and "\\" not in part
         and _VERSION not in part.lower()
-        and len(part.encode(errors="surrogatepass")) <= _MAX_NAME_BYTE_SIZE
+        and len(part.encode()) <= _MAX_NAME_BYTE_SIZE
         for part in parts
     )
 

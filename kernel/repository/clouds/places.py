@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
+from kernel.files.regular_files import read_regular
 from kernel.repository.clouds.credentials import (
     FILE_VARIABLE,
     BadCredentials,
@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 #: Cloud → name of its client in fsspec.
 _PROTOCOLS = {"s3": "s3", "gs": "gs", "as": "abfs"}
+
+
+#: The most bytes of a file of credentials that are read.
+_MAX_BYTE_SIZE = 1 << 20
 
 
 class RepositoryPlace:
@@ -62,7 +66,7 @@ class RepositoryPlace:
         credentials = Credentials()
         if self._file:
             try:
-                credentials = parse_credentials(Path(self._file).read_bytes())
+                credentials = parse_credentials(read_regular(self._file, _MAX_BYTE_SIZE))
             except (OSError, BadCredentials) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
                 raise InternalError(

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kernel.errors import InternalError, ServingError
+from kernel.files.file_threads import in_file_thread
 from kernel.repository.background import BackgroundTasks
 from kernel.repository.clouds.configs import CloudConfigs, portions
 from kernel.repository.clouds.copies import Copies, PartialCopy, digest_of
@@ -19,7 +20,7 @@ from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, R
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
 from kernel.repository.layout import Entry, can_be_model, model_folder
 from kernel.repository.load_progress import bytes_text
-from kernel.texts import limited
+from kernel.texts import escaped, limited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +89,7 @@ class CloudRepository:
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
         """See `Repository`."""
         objects = await self._objects(only)
-        entries, left_out = await asyncio.to_thread(entries_of, objects)
+        entries, left_out = await in_file_thread(entries_of, objects)
         self._warn_of(left_out)
         if only:
             modified_ns = max((entry.modified_ns for entry in entries), default=0)
@@ -136,7 +137,7 @@ class CloudRepository:
         begun: PartialCopy | None = None
         try:
             for _ in range(_ATTEMPTS):
-                digest = await asyncio.to_thread(digest_of, model)
+                digest = await in_file_thread(digest_of, model)
                 found = await _completed(partial(copies.find, self.path, folder.name, digest), _release)
                 if found is not None:
                     return model, found
@@ -144,10 +145,10 @@ class CloudRepository:
                 new = await _completed(partial(copies.begin, self.path, folder.name, model), PartialCopy.abandon)
                 former, begun = begun, new
                 if former is not None:
-                    await asyncio.to_thread(former.abandon)
+                    await in_file_thread(former.abandon)
                 failure = await self._download(folder.name, new, report)
                 now = await self._listed_again(folder.name, failure)
-                if await asyncio.to_thread(digest_of, now) == digest:
+                if await in_file_thread(digest_of, now) == digest:
                     if failure is not None:
                         raise failure
                     return now, await _completed(partial(new.finish, digest, keep=copies.keeps), _release)
@@ -157,7 +158,7 @@ class CloudRepository:
         finally:
             # A whole copy is returned without an `await`: a caller that is cancelled there would lose it.
             if begun is not None and not begun.ended:
-                await asyncio.to_thread(begun.abandon)
+                await in_file_thread(begun.abandon)
         raise InternalError(f"model '{folder.name}' in '{self.path}' changes while it is copied")
 
     async def _listed_again(self, name: str, failure: InternalError | None) -> Entry:
@@ -181,7 +182,7 @@ class CloudRepository:
     async def _renew_place(self) -> None:
         """Use new credentials. Downloads follow a listing."""
         if self._place_now is not None:
-            self._place = await asyncio.to_thread(self._place_now)
+            self._place = await in_file_thread(self._place_now)
 
     def _know_names(self, found: Sequence[str], failure: str = "") -> None:
         self._names, self._names_failure = [name for name in found if can_be_model(name)], failure
@@ -190,7 +191,7 @@ class CloudRepository:
     async def _read_configs(self, entries: tuple[Entry, ...], only: str) -> None:
         """Read the configurations that are new or have changed, and forget those that are gone."""
         read: dict[str, bytes | None] = {}
-        for files in portions(await asyncio.to_thread(self._configs.unread, entries)):
+        for files in portions(await in_file_thread(self._configs.unread, entries)):
             names, byte_sizes = list(files), [each.byte_size for each in files.values()]
             try:
                 request = ReadObjects(self._place, names, byte_sizes)
@@ -198,7 +199,7 @@ class CloudRepository:
             except CloudFailed as error:
                 raise self._failed(error) from error
             read.update(zip(names, contents, strict=True))
-        self._configs.put(await asyncio.to_thread(self._configs.updated, entries, read), only)
+        self._configs.put(await in_file_thread(self._configs.updated, entries, read), only)
 
     async def _download(self, name: str, copy: PartialCopy, report: Callable[[int, int], None]) -> InternalError | None:
         """Receive what a copy misses. Returns an error that may have its reason in a change of the model.
@@ -225,7 +226,7 @@ class CloudRepository:
                 logger.info("copying model '%s': %s, %s", name, bytes_text(byte_size, count), rate)
 
         report(0, byte_size)
-        request = await asyncio.to_thread(copy.request, self._place)
+        request = await in_file_thread(copy.request, self._place)
         try:
             await self._reader.ask(request, None, received)
         except CloudFailed as error:
@@ -242,7 +243,7 @@ class CloudRepository:
             self._left_out = left_out
             logger.warning(
                 "%d objects in %s cannot be files of a repository and are left out, such as '%s'",
-                len(left_out), self.path, limited(left_out[0], 200),
+                len(left_out), self.path, escaped(limited(left_out[0], 200)),
             )  # fmt: skip
 
     def _failed(self, error: CloudFailed) -> InternalError:
@@ -254,7 +255,7 @@ async def _completed(work: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
 
     What is begun ends also if the caller is cancelled again.
     """
-    working = asyncio.get_running_loop().run_in_executor(None, work)
+    working = asyncio.ensure_future(in_file_thread(work))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -264,7 +265,7 @@ async def _completed(work: Callable[[], _T], undo: Callable[[_T], None]) -> _T:
 
 async def _undone(working: asyncio.Future[_T], undo: Callable[[_T], None]) -> None:
     with contextlib.suppress(ServingError, OSError):
-        await asyncio.to_thread(undo, await working)
+        await in_file_thread(undo, await working)
 
 
 def _release(copy: Copy | None) -> None:

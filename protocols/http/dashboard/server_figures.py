@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import ModelState
 from kernel.texts import shown_text
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from shm.region import Region
 
 _MAX_NAME = 256
+
+#: The most bytes of what is wrong with the repositories.
+_MAX_TROUBLE = 1024
 
 
 class ServerRow(msgspec.Struct, frozen=True):
@@ -42,6 +46,10 @@ class ServerRow(msgspec.Struct, frozen=True):
     cpu: float | None
     byte_size: int
     lost_log_lines: int
+    #: How much work in the background has ended by an exception.
+    background_failures: int
+    #: What is wrong with the polls of the repositories, in a sentence; empty if nothing is.
+    repository_trouble: str
 
 
 class RegionRow(msgspec.Struct, frozen=True):
@@ -97,6 +105,8 @@ def server_figures(kernel: Kernel, sums: ServerFigures, cpu: float | None, byte_
         cpu,
         byte_size,
         kernel.lost_log_lines(),
+        kernel.repository_health.background_failures,
+        shown_text(SERVER_PATHS.hidden_in(kernel.repository_health.trouble()), _MAX_TROUBLE),
     )
 
 

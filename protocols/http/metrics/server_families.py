@@ -43,6 +43,15 @@ class ServerMetrics:
             "Number of log lines that were dropped because nobody read the log, or could not be written",
             registry=self.registry,
         )
+        self._background_failures = Counter(
+            "naiad_server_background_failures_total",
+            "Number of times that work in the background, such as a poll of the repositories, has ended by a bug",
+            registry=self.registry,
+        )
+        self._last_poll = self._gauge(
+            "naiad_repository_last_poll_timestamp_seconds",
+            "When the model repositories were last polled without a failure, in seconds since the epoch",
+        )
         self._traces = Counter(
             "naiad_traces_total", "Number of traces that were written or exported", registry=self.registry
         )
@@ -76,6 +85,9 @@ class ServerMetrics:
                 self._expiry.set({"protocol": protocol}, expires_s)
         self._memory_refusals.set({}, self._kernel.memory_refusals.count)
         self._lost_log_lines.set({}, self._kernel.lost_log_lines())
+        self._background_failures.set({}, self._kernel.repository_health.background_failures)
+        if (polled_s := self._kernel.repository_health.succeeded_s) is not None:
+            self._last_poll.set({}, polled_s)
         written, lost = self._kernel.trace_counts()
         self._traces.set({}, written)
         self._lost_traces.set({}, lost)

@@ -54,10 +54,10 @@ class SlowCache:
         self.asked: list[Callable[[CachedResponse | None], None]] = []
         self.stored: list[bytes] = []
 
-    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None]) -> None:
+    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: object) -> None:
         self.asked.append(found)
 
-    def insert(self, key: bytes, outputs: object, parameters: object) -> bool:
+    def insert(self, key: bytes, outputs: object, parameters: object, expected: object) -> bool:
         self.stored.append(key)
         return True
 

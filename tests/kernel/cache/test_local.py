@@ -29,11 +29,11 @@ class Case:
         self.cache = LocalCache(byte_size, self.budget, later=self.later.append)
 
     def put(self, key: str, data: bytes, name: str = "OUT") -> bool:
-        return self.cache.insert(key.encode(), [Tensor(name, "UINT8", [len(data)], data)], None)
+        return self.cache.insert(key.encode(), [Tensor(name, "UINT8", [len(data)], data)], None, dict)
 
     def find(self, key: str) -> CachedResponse | None:
         found: list[CachedResponse | None] = []
-        self.cache.lookup(key.encode(), found.append)
+        self.cache.lookup(key.encode(), found.append, dict)
         [response] = found
         return response
 
@@ -68,7 +68,7 @@ def case() -> Iterator[Case]:
 def test_what_was_stored_is_found_with_its_parameters(case: Case) -> None:
     outputs = [Tensor("A", "FP32", [1], b"1234"), Tensor("B", "UINT8", [2, 3000], bytes(range(250)) * 24)]
     assert case.find("a") is None
-    assert case.cache.insert(b"a", outputs, {"p": 1})
+    assert case.cache.insert(b"a", outputs, {"p": 1}, dict)
     found = case.find("a")
     assert found is not None
     assert [(t.name, t.datatype, t.shape, bytes(t.raw())) for t in found.outputs] == [
@@ -141,7 +141,7 @@ def test_a_response_stays_readable_when_its_entry_is_removed(case: Case) -> None
 def test_the_cache_copies_what_is_in_memory_of_others(case: Case) -> None:
     with Arena("worker", 1 << 20) as arena:
         output = in_arena(arena, b"z" * 10_000)
-        case.cache.insert(b"a", [output], None)
+        case.cache.insert(b"a", [output], None, dict)
         output.release()
         assert arena.allocator.block_count == 0
     found = case.find("a")
@@ -154,7 +154,7 @@ def test_a_large_response_is_copied_in_slices_and_found_when_it_is_complete(case
     data = bytes(range(256)) * (3 * SLICE_BYTE_SIZE // 256) + b"end"
     with Arena("worker", 1 << 23) as arena:
         output = in_arena(arena, data)
-        case.cache.insert(b"a", [output], None)
+        case.cache.insert(b"a", [output], None, dict)
         output.release()
         assert len(case.later) == 1
         assert not case.has("a")
@@ -172,7 +172,7 @@ def test_a_cache_that_is_closed_gives_back_what_it_was_copying() -> None:
     case = Case(8 * MIB)
     with Arena("worker", 1 << 23) as arena:
         output = in_arena(arena, bytes(3 * MIB))
-        case.cache.insert(b"a", [output], None)
+        case.cache.insert(b"a", [output], None, dict)
         output.release()
         asyncio.run(case.cache.close())
         case.finish()

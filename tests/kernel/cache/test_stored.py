@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kernel.cache.breaker import FAILURE_LIMIT, FIRST_PAUSE_NS
+from kernel.cache.signing import Signing
 from kernel.cache.stored import MAX_INSERTED_BYTE_SIZE, MAX_INSERTIONS, MAX_LOOKUPS, StoredCache
 from kernel.testing import FakeClock
 from shm.tensor import Tensor
@@ -55,14 +56,18 @@ class Case:
         options: dict[str, object] = {"title": "the store", "timeout_s": 5, **more}
         self.cache = StoredCache(self.store, self.clock, **options)  # type: ignore[arg-type]
 
+    def expected(self) -> dict[str, str]:
+        """Return the datatypes of the model's outputs."""
+        return {"OUT": "UINT8", "TEXT": "BYTES"}
+
     async def find(self, key: bytes = b"key") -> CachedResponse | None:
         found = asyncio.get_running_loop().create_future()
-        self.cache.lookup(key, found.set_result)
+        self.cache.lookup(key, found.set_result, self.expected)
         result: CachedResponse | None = await found
         return result
 
     async def put(self, key: bytes = b"key", output: Tensor = OUTPUT) -> None:
-        self.cache.insert(key, [output], None)
+        self.cache.insert(key, [output], None, self.expected)
         await settled()
 
 
@@ -175,7 +180,7 @@ def test_insertions_are_limited_in_number_and_bytes() -> None:
     async def scenario(case: Case) -> None:
         case.store.gate = asyncio.Event()
         for number in range(MAX_INSERTIONS + 1):
-            case.cache.insert(bytes([number]), [OUTPUT], None)
+            case.cache.insert(bytes([number]), [OUTPUT], None, case.expected)
         assert case.cache.figures.not_stored == 1
         case.store.gate.set()
         await settled()
@@ -183,7 +188,7 @@ def test_insertions_are_limited_in_number_and_bytes() -> None:
         case.store.gate.clear()
         large = Tensor("OUT", "UINT8", [MAX_INSERTED_BYTE_SIZE // 2], bytes(MAX_INSERTED_BYTE_SIZE // 2))
         for number in range(2):
-            case.cache.insert(bytes([200 + number]), [large], None)
+            case.cache.insert(bytes([200 + number]), [large], None, case.expected)
         assert case.cache.figures.not_stored == 2
         case.store.gate.set()
         await settled()
@@ -196,11 +201,48 @@ def test_a_lookup_that_runs_when_the_cache_is_closed_finds_nothing() -> None:
     async def scenario(case: Case) -> None:
         case.store.gate = asyncio.Event()
         found: list[CachedResponse | None] = []
-        case.cache.lookup(b"key", found.append)
+        case.cache.lookup(b"key", found.append, case.expected)
         await settled()
         await case.cache.close()
         assert found == [None]
-        case.cache.lookup(b"key", found.append)
+        case.cache.lookup(b"key", found.append, case.expected)
         assert found == [None, None]
 
     run(scenario)
+
+
+def test_a_value_that_the_model_could_not_have_sent_is_a_miss() -> None:
+    async def scenario(case: Case) -> None:
+        case.cache.insert(b"key", [Tensor("X", "UINT8", [1], b"a")], None, lambda: {"X": "UINT8"})
+        await settled()
+        assert len(case.store.values) == 1
+        assert await case.find() is None
+        assert case.cache.figures.failures == 1
+
+    run(scenario)
+
+
+def test_strings_with_wrong_lengths_are_a_miss() -> None:
+    async def scenario(case: Case) -> None:
+        await case.put(output=Tensor("TEXT", "BYTES", [1], b"\2\0\0\0hi"))
+        assert await case.find() is not None
+        await case.put(output=Tensor("TEXT", "BYTES", [1], b"\3\0\0\0hi"))
+        assert await case.find() is None
+
+    run(scenario)
+
+
+def test_with_a_signing_key_only_signed_values_are_found() -> None:
+    async def scenario(case: Case) -> None:
+        await case.put()
+        assert await case.find() is not None
+        [(name, value)] = case.store.values.items()
+        assert isinstance(value, bytes)
+        for forged in (value[32:], bytes(32) + value[32:], value[:-1] + b"x"):
+            case.store.values[name] = forged
+            assert await case.find() is None
+        await case.put(b"other")
+        case.store.values[name] = case.store.values[name.replace(b"key".hex(), b"other".hex())]
+        assert await case.find() is None, "the value of another key"
+
+    run(scenario, signing=Signing(b"0123456789abcdef"))

@@ -60,6 +60,8 @@ def test_every_notation_of_a_list_is_parsed() -> None:
         (b'name: "unfinished', "1:7"),
         (b"max_batch_size: 99999999999", "1:17"),
         (b'name: "ok"\nbackend: "\xff"', "2:11"),
+        (b"input [{ data_type: 99999999999999999999 }]", "1:21"),
+        (b"input {\n  data_type: -5000000000 }", "2:14"),
     ],
 )
 def test_the_error_of_a_wrong_file_has_its_name_line_and_column(text: bytes, position: str) -> None:
@@ -178,6 +180,8 @@ def test_a_repeated_field_takes_a_single_value_as_a_list_of_one() -> None:
         '{"name": "a", "name": "b"}',
         '{"name": "a"} more',
         '{"max_batch_size": ' + "9" * 5000 + "}",
+        '{"input": [{"data_type": 1e999}]}',
+        '{"optimization": {"priority": -1e999}}',
         "[" * 100_000,
         '{"input":' * 100_000,
     ],

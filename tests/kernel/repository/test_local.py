@@ -3,7 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +11,9 @@ from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, NoDescriptorLeft
 from kernel.repository.layout import ModelFolder, find_models
 from kernel.repository.local import list_names, list_repository, read_config, read_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def find_model(repository: str, name: str) -> ModelFolder | None:
@@ -134,15 +137,14 @@ def test_without_file_descriptors_the_server_is_unavailable(
     def fail(*given: object, **more: object) -> object:
         raise OSError(number, os.strerror(number), "m")
 
-    monkeypatch.setattr(Path, "open", fail)
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(os, "open", fail)
     monkeypatch.setattr(os, "listdir", fail)
     monkeypatch.setattr(os, "scandir", fail)
     folder = str(repository)
     for read in (
         lambda: list_repository(folder),
         lambda: list_names(folder),
-        lambda: read_file(folder, "m"),
+        lambda: read_file(f"{folder}/m", "config.pbtxt", 100),
         lambda: read_config(f"{folder}/m/config.pbtxt"),
     ):
         with pytest.raises(NoDescriptorLeft):

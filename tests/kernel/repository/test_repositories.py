@@ -105,12 +105,12 @@ def test_polling_loads_new_and_changed_models_and_unloads_removed_ones(tmp_path:
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.start()
         kept, keepers = lab.catalog.resolve("kept"), len(lab.keepers)
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         assert len(lab.keepers) == keepers, "an unchanged model was loaded again"
         shutil.rmtree(tmp_path / "gone")
         lab.write("new")
         lab.write("kept", (1, 2))
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         await settled()
         assert lab.catalog.resolve("kept").version == 2
         assert lab.catalog.resolve("kept") is not kept
@@ -140,7 +140,7 @@ def test_a_poll_loads_only_what_has_changed(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(lab.lifecycle, "load_model", noted)
         lab.write("b", (1, 2))
         for _ in range(3):
-            await lab.lifecycle.poll()
+            await lab.lifecycle.polling.once()
         assert loads == ["b"]
 
     run(lab, scenario)
@@ -155,12 +155,12 @@ def test_files_that_are_as_before_a_failed_load_again_end_the_report_of_it(tmp_p
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.start()
         lab.write("m", config="max_batch_size: many")
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         [item] = lab.catalog.index()
         assert item.reason.startswith("newer files could not be loaded")
         lab.write("m")
         os.utime(config, ns=(status.st_atime_ns, status.st_mtime_ns))
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         [item] = lab.catalog.index()
         assert item.reason == ""
 
@@ -180,13 +180,13 @@ def test_index_and_log_say_that_newer_files_could_not_be_loaded_until_they_are(
         await lab.lifecycle.start()
         assert index() == [("READY", "")]
         lab.write("m", config="max_batch_size: many")
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         reason = "newer files could not be loaded: Invalid argument: failed to read text proto from "
         assert [(state, text[: len(reason)]) for state, text in index()] == [("READY", reason)]
         assert "model 'm' continues to serve with the files that it was loaded from" in caplog.text
         caplog.clear()
         lab.write("m", config=CONFIG)
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         assert index() == [("READY", "")]
         assert "continues to serve" not in caplog.text
 
@@ -200,10 +200,10 @@ def test_polling_does_not_try_the_same_broken_files_each_time(tmp_path: Path, ca
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.start()
         for _ in range(3):
-            await lab.lifecycle.poll()
+            await lab.lifecycle.polling.once()
         assert sum("failed to load 'm'" in message for message in caplog.messages) == 1
         lab.write("m", config=CONFIG)
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         assert lab.catalog.resolve("m").ready
 
     run(lab, scenario)
@@ -217,10 +217,10 @@ def test_when_polling_finds_a_broken_configuration_the_old_version_still_serves(
         await lab.lifecycle.start()
         serving = lab.catalog.resolve("m")
         lab.write("m", config="max_batch_size: many")
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         assert lab.catalog.resolve("m") is serving
         lab.write("m", config=CONFIG + "max_batch_size: 2")
-        await lab.lifecycle.poll()
+        await lab.lifecycle.polling.once()
         assert lab.catalog.resolve("m").spec.max_batch_size == 2
 
     run(lab, scenario)

@@ -63,8 +63,11 @@ function showServer({ server }) {
   }
   const [kind, text] = SERVER_STATES[server.state];
   const lost = server.lost_log_lines ? `; ${count(server.lost_log_lines)} lines of the log were lost` : "";
-  put(byId("server-state"), text + lost);
-  putAttribute(byId("server-state"), "data-kind", kind);
+  const failed = server.background_failures
+    ? `; work in the background has failed ${count(server.background_failures)} times, see the log` : "";
+  const trouble = server.repository_trouble ? `; ${server.repository_trouble}` : "";
+  put(byId("server-state"), text + lost + failed + trouble);
+  putAttribute(byId("server-state"), "data-kind", kind === "good" && (failed || trouble) ? "warn" : kind);
 }
 
 // ---- events --------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ def test_what_no_path_can_be_is_left_out() -> None:
         "m/a\0b",
         "m\\a",
         "m/a?versionId=1",
+        "m/a\ud800",
+        "m\udcff/config.pbtxt",
         "a" * 256,
         "/".join("a" * 101),
     ]

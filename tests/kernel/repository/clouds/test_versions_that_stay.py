@@ -49,7 +49,7 @@ def test_other_instances_and_versions_neither_end_its_workers_nor_keep_later_cop
             reader.objects["m/config.pbtxt"] = group(number)
             reader.objects[f"m/{number}/x"] = str(number)
             reader.objects.pop(f"m/{number - 1}/x" if number > 2 else "", None)
-            await lab.lifecycle.poll()
+            await lab.lifecycle.polling.once()
             await settled()
             assert lab.catalog.resolve("m", "1") is serving
             assert serving.instances.count == number

@@ -1,0 +1,95 @@
+"""Polls the repositories again and again, and knows what keeps a poll from its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kernel.errors import ServingError
+from kernel.files.file_threads import oldest_path
+from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.reporting.repository_health import RepositoryHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kernel.repository.background import FailureCount
+
+logger = logging.getLogger(__name__)
+
+#: A repository that cannot be read fails each poll.
+_failures = LimitedLog(logger)
+
+#: After how many seconds a poll is reported for the first time. Each further report comes after twice the time.
+REPORT_S = 30.0
+
+
+class RepositoryPolling(RepositoryHealth):
+    """The polls of one server."""
+
+    def __init__(self, poll: Callable[[], Awaitable[None]], interval_s: float, failures: FailureCount) -> None:
+        """`poll` looks at the repositories once, and raises `ServingError` if they cannot be read.
+
+        `failures` counts work in the background that has failed.
+        """
+        self._failures = failures
+        self._poll = poll
+        self._interval_s = interval_s
+        #: Why the last poll has failed; empty if it has not.
+        self._failure = ""
+        #: Since when a poll runs (of the monotonic clock), None if none does.
+        self._begun_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def background_failures(self) -> int:  # type: ignore[override]
+        """See `RepositoryHealth`."""
+        return self._failures.value
+
+    async def run(self) -> None:
+        """Poll until cancelled. Raises what a poll raises that nobody expects."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.once()
+
+    async def once(self) -> None:
+        """Poll. Logs why the repositories cannot be read, if so."""
+        self._begun_s = time.monotonic()
+        self._report_after(REPORT_S)
+        try:
+            await self._poll()
+        except ServingError as error:
+            self._failure = error.message
+            _failures.log("the poll", "failed to poll model repository: %s", error.message)
+        except Exception as error:
+            self._failure = f"unexpected {type(error).__name__}"
+            raise
+        else:
+            self._failure, self.succeeded_s = "", time.time()
+        finally:
+            self._begun_s = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def trouble(self) -> str:
+        """See `RepositoryHealth`."""
+        if (since_s := self._waiting_s()) >= REPORT_S:
+            return self._waits(since_s)
+        return f"The last poll of the model repositories has failed: {self._failure}" if self._failure else ""
+
+    def _waiting_s(self) -> float:
+        return 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
+
+    def _waits(self, since_s: float) -> str:
+        path = oldest_path()
+        what = f"waits for the file system at '{path}'" if path else "waits for the loads of models"
+        return f"The poll of the model repositories has lasted for {since_s:.0f} s: it {what}"
+
+    def _report_after(self, time_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(time_s, self._report, time_s)
+
+    def _report(self, time_s: float) -> None:
+        logger.warning("%s", self._waits(self._waiting_s()))
+        self._report_after(2 * time_s)

@@ -1,0 +1,117 @@
+"""Files that would block their reader are refused, and a file system that hangs holds neither others nor the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.files import file_threads
+from kernel.repository import polling
+from kernel.repository.settings import LifecycleSettings
+from kernel.repository.testing import CONFIG, RepositoryLab, run, until
+from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WARMUP = """
+model_warmup [{ name: "w" batch_size: 1 inputs { key: "IN" value {
+    data_type: TYPE_FP32 dims: [1] input_data_file: "data" } } }]
+"""
+
+LABELS = CONFIG.replace('name: "OUT"', 'name: "OUT" label_filename: "labels"')
+
+
+def states(lab: RepositoryLab) -> dict[str, str]:
+    return {item.name: item.state for item in lab.catalog.index()}
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def of_proc(path: Path) -> None:
+    path.symlink_to("/proc/kmsg")
+
+
+@pytest.mark.parametrize("make", [fifo, device, of_proc])
+@pytest.mark.parametrize(
+    ("name", "config"), [("config.pbtxt", CONFIG), ("warmup/data", CONFIG + WARMUP), ("labels", LABELS)]
+)
+def test_a_file_that_blocks_fails_its_model_only(
+    tmp_path: Path, name: str, config: str, make: Callable[[Path], None]
+) -> None:
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
+    lab.write("bad", config=config)
+    (tmp_path / "bad" / "warmup").mkdir()
+    (tmp_path / "bad" / name).unlink(missing_ok=True)
+    make(tmp_path / "bad" / name)
+    lab.write("good")
+
+    async def scenario(lab: RepositoryLab) -> None:
+        assert await lab.lifecycle.start() == ["bad"]
+        assert states(lab)["good"] == "READY"
+        await lab.lifecycle.polling.once()
+
+    run(lab, scenario)
+
+
+def test_a_poll_that_waits_for_a_file_system_names_the_path_and_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(file_threads, "WAITING_S", 0.001)
+    monkeypatch.setattr(polling, "REPORT_S", 0.01)
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), poll_s=0.001))
+    lab.write("m")
+    hung, end = str(tmp_path / "m" / "config.pbtxt"), threading.Event()
+    stat = os.stat
+
+    def hanging(path: str, **more: bool) -> os.stat_result:
+        if path == hung:
+            end.wait(60)
+        return stat(path, **more)
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        monkeypatch.setattr(os, "stat", hanging)
+        trouble = f"it waits for the file system at '{hung}'"
+        await until(lambda: trouble in lab.lifecycle.polling.trouble())
+        await until(lambda: trouble in caplog.text)
+        end.set()
+        await until(lambda: lab.lifecycle.polling.trouble() == "")
+
+    run(lab, scenario)
+
+
+def test_the_end_of_the_server_does_not_wait_for_a_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,)))
+    lab.write("m")
+    hung, begun, end = str(tmp_path / "m" / "config.pbtxt"), threading.Event(), threading.Event()
+    stat = os.stat
+
+    def hanging(path: str, **more: bool) -> os.stat_result:
+        if path == hung:
+            begun.set()
+            end.wait(60)
+        return stat(path, **more)
+
+    async def scenario(lab: RepositoryLab) -> None:
+        monkeypatch.setattr(os, "stat", hanging)
+        starting = asyncio.ensure_future(lab.lifecycle.start())
+        await asyncio.to_thread(begun.wait)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    run(lab, scenario)
+    assert not end.is_set()
+    end.set()
