@@ -1,0 +1,110 @@
+"""Triton with its Python backend, and with its C++ ONNX Runtime backend where that is built (`bench/triton.py`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from bench.models import ONE_CPU, one_tensor, write_onnx_model
+from bench.peers.naiad import write_digits, write_python_models
+from bench.peers.peer import NotInstalled, Peer, Served, Setup, v2_endpoints
+from bench.peers.workloads import ADD_SUB, DIGITS, GRPC, MEBIBYTE, V2_BINARY, V2_JSON
+from bench.triton import NotAvailable, server_root, triton
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: A folder with a built `libtriton_onnxruntime.so`, for a cache that has none.
+BACKEND_VARIABLE = "NAIAD_BENCH_ONNX_BACKEND"
+_BACKEND_FILE = "libtriton_onnxruntime.so"
+
+
+@contextlib.contextmanager
+def serve_python(setup: Setup) -> Iterator[Served]:
+    write_python_models(setup.folder, setup.workers)
+    with _serve(setup) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def serve_onnx(setup: Setup) -> Iterator[Served]:
+    _require_onnx_backend()
+    write_onnx_models(setup.folder, setup.workers)
+    write_digits(setup.folder, setup.workers)
+    with _serve(setup) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def _serve(setup: Setup) -> Iterator[Served]:
+    try:
+        with triton(setup.folder, setup.http_port, setup.grpc_port, setup.metrics_port) as pid:
+            yield Served(setup.http_port, setup.grpc_port, pid)
+    except NotAvailable as error:
+        raise NotInstalled(str(error)) from None
+
+
+def _require_onnx_backend() -> None:
+    """Let the server find the C++ backend. Raises `NotInstalled` if it is not built."""
+    try:
+        backends = server_root() / "pytriton/tritonserver/backends"
+    except NotAvailable as error:
+        raise NotInstalled(str(error)) from None
+    target = backends / "onnxruntime"
+    built = os.environ.get(BACKEND_VARIABLE, "")
+    if not target.exists() and built:
+        target.unlink(missing_ok=True)
+        target.symlink_to(built)
+    if not (target / _BACKEND_FILE).exists():
+        raise NotInstalled(f"the C++ backend is not built; {BACKEND_VARIABLE} names a folder with {_BACKEND_FILE}")
+
+
+def write_onnx_models(root: Path, workers: int) -> None:
+    """Write `add_sub` and `identity` as ONNX graphs, each on one thread."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    group = ONE_CPU.replace("count: 1", f"count: {workers}")
+    write_onnx_model(root)
+    written = root / f"{ADD_SUB}_onnx"
+    config = written / "config.pbtxt"
+    config.write_text(config.read_text().replace(ONE_CPU, group))
+    written.rename(root / ADD_SUB)
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "size"]) for name in ("INPUT0", "OUTPUT0")]
+    graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], MEBIBYTE, shapes[:1], shapes[1:])
+    folder = root / MEBIBYTE
+    (folder / "1").mkdir(parents=True)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "1" / "model.onnx"
+    )
+    threads = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
+    tensors = one_tensor("input", "INPUT0", "TYPE_FP32", "[-1]") + one_tensor("output", "OUTPUT0", "TYPE_FP32", "[-1]")
+    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{group}{threads}max_batch_size: 64\n{tensors}')
+
+
+_SOURCE = "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/optimization.html"
+
+PYTHON = Peer(
+    name="triton",
+    title="Triton, Python",
+    settings="2.51, Naiad's files for add_sub and identity, instance_group count N; no digits (ONNX models have the"
+    " C++ backend)",
+    source=_SOURCE,
+    endpoints=v2_endpoints({ADD_SUB: V2_JSON, MEBIBYTE: V2_BINARY}),
+    grpc=v2_endpoints({ADD_SUB: GRPC}),
+    serve=serve_python,
+    analyzer=(),
+)
+
+ONNX = Peer(
+    name="triton-onnx",
+    title="Triton, C++ ONNX",
+    settings="2.51, all three models as ONNX graphs in its process, one thread each, instance_group count N",
+    source=_SOURCE,
+    endpoints=v2_endpoints({ADD_SUB: V2_JSON, DIGITS: V2_JSON, MEBIBYTE: V2_BINARY}),
+    grpc=v2_endpoints({ADD_SUB: GRPC}),
+    serve=serve_onnx,
+    analyzer=(),
+)
