@@ -20,7 +20,8 @@ from bench.contenders import Measurement, measure, trees_of_ours
 from bench.inside_apart import PATHS, measure_apart
 from bench.intervals import CONFIDENCE, Interval, Quantity, RatioVerdict, geometric_means, median_interval, verdict
 from bench.machine import PERF_ANALYZER, Machine, this_machine
-from bench.models import write_onnx_model, write_python_models
+from bench.models import write_python_models
+from bench.onnx_models import write_onnx_models
 from bench.progress import progress
 from bench.rows import Analyzer, Row, all_rows
 from bench.store import write_json
@@ -119,7 +120,7 @@ def run(commit: str, only: str, rounds: int, window_s: float, output: Path | Non
     ):
         repository = Path(temporary)
         write_python_models(repository)
-        write_onnx_model(repository)
+        write_onnx_models(repository)
         trees = {BEFORE: before_tree, NOW: now_tree}
         measured = Rounds(analyzer, rows, inside, trees, repository, generator)
         measured.measure(rounds)

@@ -19,7 +19,8 @@ import msgspec
 
 from bench.contenders import Contender, Measurement, contenders, measure
 from bench.machine import PERF_ANALYZER, TRITON, this_machine
-from bench.models import write_onnx_model, write_python_models
+from bench.models import write_python_models
+from bench.onnx_models import write_onnx_models
 from bench.progress import progress
 from bench.rows import Analyzer, Row, all_rows
 from bench.store import write_json
@@ -66,7 +67,7 @@ def run(only: str, rounds: int, window_s: float, output: Path | None, *, with_tr
         folder = Path(temporary)
         write_python_models(folder / "python")
         write_python_models(folder / "ours")
-        write_onnx_model(folder / "ours")
+        write_onnx_models(folder / "ours")
         with contenders(folder / "ours", folder / "python" if with_triton else None) as servers:
             found = _measure_all(analyzer, rows, servers, rounds)
     processor_count = len(os.sched_getaffinity(0))

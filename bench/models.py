@@ -1,4 +1,4 @@
-"""The models that are measured: Python models, which a real Triton runs too, and an ONNX model for our server."""
+"""The Python models that are measured, which a real Triton runs too. ONNX models are in `bench/onnx_models.py`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,18 @@ PYTHON_MODELS = {
 }
 
 
+#: Models of the rows with a light client only: `identity` for another datatype.
+LIGHT_MODELS = {
+    f"identity_{datatype.lower()}": (
+        "max_batch_size: 64\ndynamic_batching { }\n"
+        + one_tensor("input", "INPUT0", kind, "[-1]")
+        + one_tensor("output", "OUTPUT0", kind, "[-1]"),
+        IDENTITY,
+    )
+    for datatype, kind in (("INT64", "TYPE_INT64"), ("BYTES", "TYPE_STRING"))
+}
+
+
 def chain(name: str, model: str, tensors: tuple[str, ...], data_type: str, dims: str, batch: int) -> str:
     """Return the configuration of an ensemble that executes `model` three times, each on the outputs of the one before.
 
@@ -119,6 +131,12 @@ def write_python_models(root: Path) -> None:
     for name, config in ENSEMBLES.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(config)
+
+
+def write_light_models(root: Path) -> None:
+    """Write `LIGHT_MODELS` into the repository `root`."""
+    for name, (config, source) in LIGHT_MODELS.items():
+        write_python_model(root / name, config, source)
 
 
 def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> None:
@@ -169,27 +187,3 @@ def write_python_model(folder: Path, config: str, source: str, instances: int = 
     group = ONE_CPU.replace("count: 1", f"count: {instances}")
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{group}{config}')
     (folder / "1" / "model.py").write_text(HEAD + source)
-
-
-def write_onnx_model(root: Path) -> None:
-    """Write `add_sub_onnx`, the same sums in ONNX Runtime on one thread, into `root`. Needs `onnx`."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    def value(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [16])
-
-    nodes = [
-        helper.make_node(kind, ["INPUT0", "INPUT1"], [output])
-        for kind, output in (("Add", "OUTPUT0"), ("Sub", "OUTPUT1"))
-    ]
-    graph = helper.make_graph(
-        nodes, "add_sub", [value("INPUT0"), value("INPUT1")], [value("OUTPUT0"), value("OUTPUT1")]
-    )
-    folder = root / "add_sub_onnx"
-    (folder / "1").mkdir(parents=True)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "1" / "model.onnx"
-    )
-    threads = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
-    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{ONE_CPU}{threads}max_batch_size: 0\n{FOUR_TENSORS}')
