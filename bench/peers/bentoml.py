@@ -53,7 +53,7 @@ def service(setup: Setup) -> Service:
 PEER = Peer(
     name="bentoml",
     title="BentoML",
-    settings="workers=N, async endpoints, no access log, no metrics, no batching; NumPy arrays as JSON, 1 MiB as a file",
+    settings="workers=N, async endpoints, no access log, no metrics, no batching; arrays as JSON, 1 MiB as a file",
     source="https://docs.bentoml.com/en/latest/build-with-bentoml/parallelize-requests.html, iotypes.html",
     endpoints=plain_endpoints({ADD_SUB: PLAIN_JSON, DIGITS: PLAIN_JSON, MEBIBYTE: RAW}),
     requirements=("bentoml", "onnxruntime", "numpy"),

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from bench.models import ONE_CPU, one_tensor, write_onnx_model
+from bench import onnx_models as models
 from bench.peers.naiad import write_digits, write_python_models
 from bench.peers.peer import NotInstalled, Peer, Served, Setup, v2_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, GRPC, MEBIBYTE, V2_BINARY, V2_JSON
@@ -23,24 +23,27 @@ _BACKEND_FILE = "libtriton_onnxruntime.so"
 
 @contextlib.contextmanager
 def serve_python(setup: Setup) -> Iterator[Served]:
-    write_python_models(setup.folder, setup.workers)
-    with _serve(setup) as served:
+    repository = setup.folder / "models"
+    write_python_models(repository, setup.workers)
+    with _serve(setup, repository) as served:
         yield served
 
 
 @contextlib.contextmanager
 def serve_onnx(setup: Setup) -> Iterator[Served]:
     _require_onnx_backend()
-    write_onnx_models(setup.folder, setup.workers)
-    write_digits(setup.folder, setup.workers)
-    with _serve(setup) as served:
+    repository = setup.folder / "models"
+    repository.mkdir()
+    write_onnx_models(repository, setup.folder / "written", setup.workers)
+    write_digits(repository, setup.workers)
+    with _serve(setup, repository) as served:
         yield served
 
 
 @contextlib.contextmanager
-def _serve(setup: Setup) -> Iterator[Served]:
+def _serve(setup: Setup, repository: Path) -> Iterator[Served]:
     try:
-        with triton(setup.folder, setup.http_port, setup.grpc_port, setup.metrics_port) as pid:
+        with triton(repository, setup.http_port, setup.grpc_port, setup.metrics_port) as pid:
             yield Served(setup.http_port, setup.grpc_port, pid)
     except NotAvailable as error:
         raise NotInstalled(str(error)) from None
@@ -61,27 +64,13 @@ def _require_onnx_backend() -> None:
         raise NotInstalled(f"the C++ backend is not built; {BACKEND_VARIABLE} names a folder with {_BACKEND_FILE}")
 
 
-def write_onnx_models(root: Path, workers: int) -> None:
-    """Write `add_sub` and `identity` as ONNX graphs, each on one thread."""
-    import onnx
-    from onnx import TensorProto, helper
-
-    group = ONE_CPU.replace("count: 1", f"count: {workers}")
-    write_onnx_model(root)
-    written = root / f"{ADD_SUB}_onnx"
-    config = written / "config.pbtxt"
-    config.write_text(config.read_text().replace(ONE_CPU, group))
-    written.rename(root / ADD_SUB)
-    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "size"]) for name in ("INPUT0", "OUTPUT0")]
-    graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], MEBIBYTE, shapes[:1], shapes[1:])
-    folder = root / MEBIBYTE
-    (folder / "1").mkdir(parents=True)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "1" / "model.onnx"
-    )
-    threads = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
-    tensors = one_tensor("input", "INPUT0", "TYPE_FP32", "[-1]") + one_tensor("output", "OUTPUT0", "TYPE_FP32", "[-1]")
-    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{group}{threads}max_batch_size: 64\n{tensors}')
+def write_onnx_models(root: Path, written: Path, workers: int) -> None:
+    """Write `add_sub` and `identity` as ONNX graphs into `root`, by way of the folder `written`."""
+    models.write_onnx_models(written)
+    for name in (ADD_SUB, MEBIBYTE):
+        (written / f"{name}_onnx").rename(root / name)
+        config = root / name / "config.pbtxt"
+        config.write_text(config.read_text().replace("count: 1", f"count: {workers}"))
 
 
 _SOURCE = "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/optimization.html"
