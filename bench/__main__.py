@@ -207,7 +207,7 @@ def draw(quick: Quick = False) -> None:
     """Draw the pictures again from the JSON files of the last runs, without a measurement."""
     from bench.peers.measurement import PeerResults  # imports NumPy and the protocol's messages
 
-    kinds = {"curve": curve.Curve, "growth": growth.Growth, "density": Density, "peers": PeerResults}
+    kinds: dict[str, Any] = {"curve": curve.Curve, "growth": growth.Growth, "density": Density, "peers": PeerResults}
     for name, kind in kinds.items():
         path = store.stem(name, quick=quick).with_suffix(".json")
         if path.exists():

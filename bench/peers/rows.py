@@ -8,7 +8,7 @@ import msgspec
 
 from bench.light import LightLoad, LightRequest, run_load
 from bench.machine import cpu_times
-from bench.peers.workloads import ADD_SUB, DIGITS, MEBIBYTE, TITLES
+from bench.peers.workloads import ADD_SUB, DIGITS, MEBIBYTE, TITLES, outputs_of
 from bench.rows import Analyzer, Row
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def _load(endpoint: Endpoint, model: str, served: Served, connections: int, seco
     message = endpoint.body.request(model)
     request = LightRequest(endpoint.path, message.body, message.headers)
     if endpoint.is_grpc:
-        return LightLoad("grpc", served.grpc_port, request, connections, seconds=seconds)
+        smallest = sum(values.nbytes for values in outputs_of(model).values())
+        return LightLoad("grpc", served.grpc_port, request, connections, seconds=seconds, response_byte_size=smallest)
     return LightLoad("http", served.http_port, request, connections, seconds=seconds)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from bench.checkout import ROOT
 from protocols.grpc.generated import grpc_service_pb2 as pb
@@ -85,7 +86,7 @@ class BodyFormat(msgspec.Struct, frozen=True):
         """Compare a response with the correct outputs. Raises `WrongResponse`."""
         try:
             found = self.read(response)
-        except (ValueError, KeyError, TypeError, IndexError, msgspec.MsgspecError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, msgspec.MsgspecError, DecodeError) as error:
             raise WrongResponse(f"{model}: not readable as {self.name}: {error!r}: {response.body[:200]!r}") from None
         for name, expected in outputs_of(model).items():
             values = np.asarray(found.get(name, []), np.float32).ravel()
