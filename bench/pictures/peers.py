@@ -27,7 +27,7 @@ PANELS = [
     ("ONNX classifier, JSON,\n32 clients", PeerRow(DIGITS, LIGHT, 32), "rate"),
     ("1 MiB tensor,\n4 clients", PeerRow(MEBIBYTE, LIGHT, 4), "rate"),
     ("gRPC, 16 floats,\n32 clients", PeerRow(ADD_SUB, GRPC, 32), "rate"),
-    ("CPU time, µs, per request\nof JSON, 16 floats, 32 clients", PeerRow(ADD_SUB, LIGHT, 32), "cpu_us"),
+    ("CPU time per request, µs:\nJSON, 16 floats, 32 clients", PeerRow(ADD_SUB, LIGHT, 32), "cpu_us"),
 ]
 
 _BAR = 0.38
@@ -43,8 +43,8 @@ def draw_peers(results: PeerResults) -> Figure:
         height = 1.9 + 0.36 * len(servers)
         panels = figure.subplots(
             1, len(PANELS), sharey=True, squeeze=False,
-            gridspec_kw={"left": 0.125, "right": 0.96, "bottom": 0.78 / height, "top": 1 - 0.95 / height,
-                         "wspace": 0.42},
+            gridspec_kw={"left": 0.13, "right": 0.95, "bottom": 0.78 / height, "top": 1 - 0.95 / height,
+                         "wspace": 0.4},
         )[0]  # fmt: skip
         for axes, (title, row, value) in zip(panels, PANELS, strict=True):
             _panel(axes, [peer.name for peer in servers], counts, row.name, value, figures)
