@@ -38,6 +38,11 @@ cli = typer.Typer(
 )
 
 Only = Annotated[str, typer.Option(help="only rows whose name contains this: 'small', 'grpc', 'c=8'")]
+OnlyOf = Annotated[str, typer.Option(help="only rows whose name contains one of these: 'small', 'light json,onnx_cpp'")]
+Full = Annotated[bool, typer.Option("--full", help="with --against: all rounds of each row, also of settled ones")]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="keep our figures in bench/results/kept.json, which later runs compare with")
+]
 Rounds = Annotated[
     int | None,
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
@@ -48,7 +53,9 @@ HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server
 TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and not in twelve: an hour")]
 Seconds = Annotated[
     float | None,
-    typer.Option(min=0.1, help="length of a window; a round has three", show_default="1.0, with --against 0.5"),
+    typer.Option(
+        min=0.1, help="length of a window of perf_analyzer; a round has three", show_default="1.0, with --against 0.5"
+    ),
 ]
 Against = Annotated[
     str, typer.Option(metavar="COMMIT", help="compare this tree with a commit of ours instead of with Triton")
@@ -62,23 +69,28 @@ Quick = Annotated[
 
 @cli.command()
 def rows(
-    only: Only = "",
+    only: OnlyOf = "",
     rounds: Rounds = None,
     seconds: Seconds = None,
     output: Output = None,
     without_triton: WithoutTriton = False,
     against: Against = "",
+    full: Full = False,
+    keep: Keep = False,
 ) -> None:
-    """42 rows of load: requests/s, p99, CPU time of a request, and the ratios. 17 minutes, with --against 32.
+    """Load in 102 rows: requests/s, p99, CPU time of a request, and the ratios. 35 minutes, with --against 20.
 
-    With --against both commits are measured in paired rounds, and each ratio has an interval. The exit code is 1
-    where a row is worse than before by more than 7 % with confidence, or all rows together by more than 2 %.
+    Rows are loaded by perf_analyzer, or, where their names begin with `light` or `onnx_cpp`, by wrk and h2load
+    (Debian: wrk, nghttp2-client). With --against both commits are measured in paired rounds. A row has no further
+    rounds when they could not change its verdict. The exit code is 1 where a row's rate is below 0.95 of the one
+    before with confidence, or a row fails.
     """
     _warn_if_busy()
     if against:
-        generator = random.Random(0)  # equal orders in every run
-        raise typer.Exit(against_commit.run(against, only, rounds or 9, seconds or 0.5, output, generator))
-    raise typer.Exit(compare.run(only, rounds or 3, seconds or 1.0, output, with_triton=not without_triton))
+        plan = against_commit.Plan(rounds or 9, seconds or 0.5, full, output, keep)
+        raise typer.Exit(against_commit.run(against, only, plan, random.Random(0)))  # equal orders in every run
+    plan_beside_triton = compare.Plan(rounds or 3, seconds or 1.0, not without_triton, output, keep)
+    raise typer.Exit(compare.run(only, plan_beside_triton))
 
 
 @cli.command("curve")

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.machine import ProcessTimes, cpu_times, cpu_times_of
+from bench.rows import Row
 from bench.server import ServerProcess, free_ports
 from bench.triton import NotAvailable, triton
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from bench.rows import Analyzer, Figures, Row
+    from bench.light_client import LightClient
+    from bench.light_rows import LightRow
+    from bench.rows import Analyzer, Figures
 
 OURS, TRITON = "ours", "triton"
 
@@ -55,23 +58,45 @@ class Measurement(msgspec.Struct, frozen=True):
         return self.main.total_s / self.figures.requests * 1e6
 
 
-def measure(analyzer: Analyzer, row: Row, server: Contender) -> Measurement | str:
-    """Measure a row on a server once. Returns the reason if there are no figures."""
-    model = row.triton_model if server.name == TRITON and row.triton_model else row.model
+class Clients(msgspec.Struct, frozen=True):
+    """The clients that rows need: perf_analyzer, unless no row is its own, and the light ones."""
+
+    analyzer: Analyzer | None
+    light: LightClient
+
+    def measure(self, row: Row | LightRow, server: Contender) -> Measurement | str:
+        """Measure a row on a server once. Returns the reason if there are no figures.
+
+        A light client's row is checked and warmed up first, of which nothing is counted.
+        """
+        model = row.triton_model if server.name == TRITON and row.triton_model else row.model
+        if isinstance(row, Row):
+            assert self.analyzer is not None, "rows of perf_analyzer need it"
+            return _counted(server, lambda: self.analyzer.measure(row, model, server.ports[row.protocol]))
+        load = self.light.prepare(row, model, server.ports)
+        if isinstance(load, str):
+            return load
+        return _counted(server, lambda: self.light.measure(load))
+
+
+def _counted(server: Contender, run: Callable[[], Figures | str]) -> Measurement | str:
+    """Run a load, and count the CPU time that the server uses meanwhile."""
     main, everything = cpu_times_of(server.pid), cpu_times(server.pid)
-    figures = analyzer.measure(row, model, server.ports[row.protocol])
+    figures = run()
     if isinstance(figures, str):
         return figures
-    # perf_analyzer's windows follow one another from its start to its end, so it counts all but a few requests.
+    # A client's windows follow one another from its start to its end, so it counts all but a few requests.
     main, everything = cpu_times_of(server.pid) - main, cpu_times(server.pid) - everything
     return Measurement(figures, main, everything - main)
 
 
 @contextlib.contextmanager
 def contenders(
-    ours: Path, theirs: Path | None, *flags: str, our_flags: Sequence[str] = ()
+    ours: Path, theirs: Path | None, *flags: str, our_flags: Sequence[str] = (), onnx_backend: Path | None = None
 ) -> Iterator[list[Contender]]:
     """Start our server over the repository `ours` and a Triton over `theirs`. `our_flags` are for ours only.
+
+    `onnx_backend` is the folder of a C++ ONNX Runtime backend, which Triton then has.
 
     Yields ours first. Yields only ours if `theirs` is None, or if Triton is not available, with the reason on
     standard error.
@@ -82,7 +107,9 @@ def contenders(
         if theirs is not None:
             http_port, grpc_port, metrics_port = free_ports(3)
             try:
-                pid = stack.enter_context(triton(theirs, http_port, grpc_port, metrics_port, *flags))
+                pid = stack.enter_context(
+                    triton(theirs, http_port, grpc_port, metrics_port, *flags, onnx_backend=onnx_backend)
+                )
                 found.append(Contender(TRITON, {"http": http_port, "grpc": grpc_port}, pid))
             except NotAvailable as error:
                 print(f"not compared with Triton: {error}", file=sys.stderr)
@@ -90,15 +117,15 @@ def contenders(
 
 
 @contextlib.contextmanager
-def trees_of_ours(trees: Mapping[str, Path], repository: Path) -> Iterator[list[Contender]]:
+def trees_of_ours(trees: Mapping[str, Path], repository: Path, *flags: str) -> Iterator[list[Contender]]:
     """Start the server of each source tree over the same repository, in the order of `trees`, named by its keys.
 
-    They get only flags which every commit knows: for addresses and ports, and to start although an older commit lacks
-    what one of the models needs. Raises `ServerFailed`.
+    They get `flags` and those which every commit knows: for addresses and ports, and to start although an older commit
+    lacks what one of the models needs. Raises `ServerFailed`.
     """
     with contextlib.ExitStack() as stack:
         yield [
-            contender(name, stack.enter_context(ServerProcess(repository, *_WITHOUT_SOME, tree=tree)))
+            contender(name, stack.enter_context(ServerProcess(repository, *_WITHOUT_SOME, *flags, tree=tree)))
             for name, tree in trees.items()
         ]
 

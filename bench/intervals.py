@@ -44,10 +44,30 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     """
     ordered = sorted(values)
     count = len(ordered)
+    k = _rank(count, confidence)
+    return Interval(statistics.median(ordered), ordered[k - 1], ordered[count - k], _coverage(count, k))
+
+
+def _rank(count: int, confidence: float) -> int:
+    """Return k: the limits of an interval are the k-th smallest and the k-th largest of `count` values."""
     k = 1
     while _coverage(count, k + 1) >= confidence:
         k += 1
-    return Interval(statistics.median(ordered), ordered[k - 1], ordered[count - k], _coverage(count, k))
+    return k
+
+
+def is_acquitted(goods: Sequence[float], rounds: int, limit: float) -> bool:
+    """Return whether the interval of all `rounds` can no longer lie below `limit`, whatever the rounds to come bring.
+
+    `goods` are the ratios so far, of which lower is worse. The interval's upper limit is the k-th largest value, so
+    that k values at or above `limit` settle it (two of nine rounds, one of six). What is measured after that cannot
+    change the verdict, so that leaving it out does not, either: a stopped row would have been acquitted in the end,
+    and a row that is found guilty has all its rounds. With too few `rounds` for a verdict no row is stopped.
+    """
+    k = _rank(rounds, CONFIDENCE)
+    if _coverage(rounds, k) < CONFIDENCE:
+        return False
+    return sum(each >= limit for each in goods) >= k
 
 
 def _coverage(count: int, k: int) -> float:
@@ -73,12 +93,25 @@ class Quantity(enum.Enum):
         self.worse = worse
         self.better = better
 
+    def beyond(self, limit: float) -> str:
+        """Say that a ratio is worse than `limit`, the smallest ratio of rates that is accepted."""
+        return f"below {limit:.2f}" if self is Quantity.RATE else f"above {1 / limit:.2f}"
+
+
+#: The verdict on fewer rounds than `CONFIDENCE` needs.
+TOO_FEW = "too few rounds for a verdict"
+
 
 class RatioVerdict(msgspec.Struct, frozen=True):
     """A verdict on a ratio in words, and whether the ratio is beyond the limit with confidence."""
 
     text: str
     beyond_limit: bool = False
+
+    @property
+    def confident(self) -> bool:
+        """Whether there were enough rounds for a verdict."""
+        return self.text != TOO_FEW
 
 
 def verdict(quantity: Quantity, ratio: Interval, limit: float) -> RatioVerdict:
@@ -91,8 +124,8 @@ def verdict(quantity: Quantity, ratio: Interval, limit: float) -> RatioVerdict:
     is_rate = quantity is Quantity.RATE
     good = ratio if is_rate else ratio.inverse
     if ratio.confidence < CONFIDENCE:
-        return RatioVerdict("too few rounds for a verdict")
-    beyond = f"below {limit:.2f}" if is_rate else f"above {1 / limit:.2f}"
+        return RatioVerdict(TOO_FEW)
+    beyond = quantity.beyond(limit)
     if good.high < limit:
         return RatioVerdict(f"{quantity.worse} with confidence, and {beyond} with confidence", True)
     if good.low > 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from bench.light import MODEL_INFER, LightRequest
 from bench.onnx_models import mlp_output
@@ -166,13 +167,16 @@ def wrong_outputs(case: Case, headers: dict[str, str], body: bytes) -> str:
                 found = {name: [value] for name, value in json.loads(body).items() if name in case.outputs}
             case _:
                 found = {each["name"]: each["data"] for each in json.loads(body)["outputs"]}
-    except (ValueError, KeyError, TypeError) as error:
+        return compared(case, found)
+    except (ValueError, KeyError, TypeError, DecodeError) as error:
         return f"the response cannot be read: {error!r}"
-    return compared(case, found)
 
 
 def compared(case: Case, found: dict[str, Any]) -> str:
-    """Return how outputs (lists, arrays or bytes, by name) differ from those of the case, or nothing."""
+    """Return how outputs (lists, arrays or bytes, by name) differ from those of the case, or nothing.
+
+    Raises `ValueError` for elements of another kind.
+    """
     for name, right in case.outputs.items():
         if name not in found:
             return f"the response has no output '{name}'"

@@ -63,9 +63,9 @@ class CheckClient:
         except (OSError, http.client.HTTPException, h2.exceptions.H2Error) as error:
             raise BadAnswer(f"no response: {error!r}") from error
 
-    def warm_up(self, request: LightRequest, seconds: float = WARM_UP_S) -> None:
-        """Send a request again and again for `seconds`. Raises `BadAnswer`."""
-        end = time.monotonic() + seconds
+    def warm_up(self, request: LightRequest) -> None:
+        """Send a request again and again for `WARM_UP_S`. Raises `BadAnswer`."""
+        end = time.monotonic() + WARM_UP_S
         while time.monotonic() < end:
             self.exchange(request)
 

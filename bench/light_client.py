@@ -31,7 +31,7 @@ class LightClient:
     def __init__(self, seconds: int = 1) -> None:
         """`seconds` is the length of each load; wrk knows whole seconds only."""
         self.seconds = seconds
-        self._files: dict[str, Path] = {}
+        self.files: dict[str, Path] = {}
 
     def __enter__(self) -> LightClient:
         return self
@@ -39,9 +39,9 @@ class LightClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for path in self._files.values():
+        for path in self.files.values():
             path.unlink(missing_ok=True)
-        self._files.clear()
+        self.files.clear()
 
     def prepare(self, row: LightRow, model: str, ports: dict[str, int]) -> LightLoad | str:
         """Check one response of a server and warm the model up. Returns the load, or what is wrong with the server.
@@ -88,4 +88,4 @@ class LightClient:
             client.exchange(LightRequest(f"{base}/register", msgspec.json.encode(settings)))
 
     def _file(self, region: str) -> Path:
-        return self._files.setdefault(region, _SHARED_MEMORY / f"{region}_{os.getpid()}")
+        return self.files.setdefault(region, _SHARED_MEMORY / f"{region}_{os.getpid()}")

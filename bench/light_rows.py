@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.light import client_versions, missing
 from bench.light_cases import BINARY, GENERATE, GRPC, JSON, SHARED, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Groups of rows, which have their own geometric means.
-PERF_ANALYZER, LIGHT, CPP = "perf_analyzer", "light client", "Triton's C++ ONNX Runtime backend"
+#: Groups of rows, as `bench.rows.PERF_ANALYZER`.
+LIGHT, CPP = "light client", "C++ backend"
 
 #: Floats of JSON rows: 330 bytes of text to 5 MB.
 JSON_SIZES = (16, 256, 1024, 4096, 16384, 262144)
@@ -95,13 +94,3 @@ def _cpp_rows() -> list[LightRow]:
 
 def _rows(name: str, payload: Payload, model: str, connections: Iterable[int], group: str = LIGHT) -> list[LightRow]:
     return [LightRow(f"{name} c={count}", payload, model, count, group=group) for count in connections]
-
-
-def reason_to_skip(row: LightRow) -> str:
-    """Return why a row cannot be measured on this machine, or nothing."""
-    return missing(row.protocol)
-
-
-def light_client_line() -> str:
-    """Return the settings of light rows in one line."""
-    return f"{client_versions()} with one thread"

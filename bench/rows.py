@@ -1,4 +1,4 @@
-"""The rows of load, and the run of one row with perf_analyzer."""
+"""The rows of load with perf_analyzer, and the run of one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
+#: The group of rows with perf_analyzer. Each group has its own geometric mean.
+PERF_ANALYZER = "perf_analyzer"
+
 
 class Row(msgspec.Struct, frozen=True):
     """A load with `concurrency` requests always in flight. The model may differ between the servers."""
@@ -26,9 +29,23 @@ class Row(msgspec.Struct, frozen=True):
     #: The model that Triton runs in this row; empty for the same one.
     triton_model: str = ""
 
+    @property
+    def group(self) -> str:
+        return PERF_ANALYZER
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server's ports have TLS in this row."""
+        return False
+
+    @property
+    def on_triton(self) -> bool:
+        """Whether Triton can serve the row."""
+        return True
+
 
 def all_rows() -> list[Row]:
-    """Return every row in the order of the report."""
+    """Return every row with perf_analyzer in the order of the report. `light_rows` returns the others."""
     table: list[Row] = []
     for protocol in ("http", "grpc"):
         table += [Row(f"small {protocol} c={c}", "add_sub", protocol, c) for c in (1, 8, 32)]

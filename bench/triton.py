@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -27,6 +28,10 @@ CACHE = Path(os.environ.get("NAIAD_BENCH_CACHE", Path.home() / ".cache" / "naiad
 SERVER_WHEEL = "nvidia-pytriton==0.7.0"
 CLIENT_WHEEL = "tritonclient==2.41.0"  # the last that carries perf_analyzer for glibc 2.36
 NUMPY = "numpy==1.26.4"  # this Triton's Python backend reads arrays of NumPy 2 wrongly
+
+#: Names a folder with a C++ ONNX Runtime backend for this Triton. The wheel has none.
+ONNX_BACKEND = "NAIAD_BENCH_ONNX_BACKEND"
+_ONNX_LIBRARY = "libtriton_onnxruntime.so"
 
 START_TIMEOUT_S = 60
 
@@ -77,6 +82,31 @@ def _install_stub(root: Path) -> None:
         libraries.symlink_to(root / "nvidia_pytriton.libs")
 
 
+def onnx_backend() -> Path:
+    """Return the folder of Triton's C++ ONNX Runtime backend. Raises `NotAvailable`, with what to do."""
+    named = os.environ.get(ONNX_BACKEND, "")
+    folder = Path(named) if named else server_root() / "pytriton/tritonserver/backends/onnxruntime"
+    if (folder / _ONNX_LIBRARY).exists():
+        return folder
+    raise NotAvailable(
+        f"there is no {_ONNX_LIBRARY} in {folder}: build it from NVIDIA's sources (onnxruntime_backend, branch r24.10),"
+        f" and put it there with its libonnxruntime.so, or name their folder in {ONNX_BACKEND}"
+    )
+
+
+@contextlib.contextmanager
+def _backends(onnx: Path | None) -> Iterator[Path]:
+    """Yield a folder with the backends of the wheel, and one for ONNX if it is given."""
+    own = server_root() / "pytriton/tritonserver/backends"
+    if onnx is None or onnx.parent == own:
+        yield own
+        return
+    with tempfile.TemporaryDirectory(prefix="naiad-backends-") as folder:
+        for name, target in (("python", own / "python"), ("onnxruntime", onnx.resolve())):
+            Path(folder, name).symlink_to(target)
+        yield Path(folder)
+
+
 def _numpy() -> Path:
     target = CACHE / f"{NUMPY.replace('==', '-')}-{sys.implementation.cache_tag}"
     if not target.exists():
@@ -92,37 +122,46 @@ def triton(
     metrics_port: int,
     *flags: str,
     start_timeout_s: float = START_TIMEOUT_S,
+    onnx_backend: Path | None = None,
 ) -> Iterator[int]:
-    """Serve `models` with Triton on loopback while the block runs. Yields the process id when it is ready."""
+    """Serve `models` with Triton on loopback while the block runs. Yields the process id when it is ready.
+
+    `onnx_backend` is what the function of that name returns, for models of the C++ ONNX Runtime backend.
+    """
     root = server_root()
     server = root / "pytriton/tritonserver"
-    command = [
-        str(server / "bin/tritonserver"), f"--model-repository={models}", f"--backend-directory={server / 'backends'}",
-        f"--cache-directory={server / 'caches'}", f"--http-port={http_port}", f"--grpc-port={grpc_port}",
-        f"--metrics-port={metrics_port}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *flags,
-    ]  # fmt: skip
-    libraries = f"{root / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "LD_LIBRARY_PATH": libraries},
-        cwd=_numpy(),  # the stub ignores PYTHONPATH and looks in its working folder first
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        _wait_ready(process, http_port, start_timeout_s)
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
+    with _backends(onnx_backend) as backends:
+        command = [
+            str(server / "bin/tritonserver"), f"--model-repository={models}", f"--backend-directory={backends}",
+            f"--cache-directory={server / 'caches'}", f"--http-port={http_port}", f"--grpc-port={grpc_port}",
+            f"--metrics-port={metrics_port}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", *flags,
+        ]  # fmt: skip
+        libraries = f"{root / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "LD_LIBRARY_PATH": libraries},
+            cwd=_numpy(),  # the stub ignores PYTHONPATH and looks in its working folder first
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        # The Python workers of a Triton that has crashed do not end with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            _wait_ready(process, http_port, start_timeout_s)
+            yield process.pid
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    # The Python workers of a Triton that has crashed do not end with it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], http_port: int, timeout_s: float) -> None:

@@ -11,19 +11,28 @@ import msgspec
 import pytest
 
 from bench import against, store
-from bench.against import BEFORE, NOW, AgainstReport, PairedRow, Rounds, print_report, report_of
-from bench.contenders import Contender, Measurement
+from bench.against import Rounds
+from bench.against_report import BEFORE, NOW, AgainstReport, PairedRow, print_report, report_of, value_of
+from bench.contenders import Clients, Contender, Measurement
 from bench.inside_apart import PATHS
 from bench.intervals import Quantity
+from bench.kept import Kept
+from bench.light_client import LightClient
+from bench.light_rows import light_rows
 from bench.machine import ProcessTimes
 from bench.rows import Analyzer, Figures, Row
 from tests.bench.conftest import MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from bench.chosen import AnyRow
+
+    Rows = Sequence[AnyRow]
 
 ROWS = [Row("small http c=8", "add_sub", "http", 8), Row("small grpc c=8", "add_sub", "grpc", 8)]
-ANALYZER = Analyzer(Path("perf_analyzer"), {})
+TLS_ROWS = [row for row in light_rows() if row.tls]
+CLIENTS = Clients(Analyzer(Path("perf_analyzer"), {}), LightClient())
 TREES = {BEFORE: Path("old"), NOW: Path("new")}
 
 
@@ -37,27 +46,35 @@ class FakeServers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
+        #: Measurements by row, of both servers.
+        self.measured: dict[str, int] = {}
+        #: Figures of one row on one server that are not those of the others.
+        self.row_figures: dict[tuple[str, str], Measurement | str] = {}
         self.figures: dict[str, Measurement | str] = {BEFORE: measurement(10_000), NOW: measurement(9_000)}
         self.inside: dict[str, dict[str, float]] = {"old": dict.fromkeys(PATHS, 20.0), "new": dict.fromkeys(PATHS, 10)}
         monkeypatch.setattr(against, "trees_of_ours", self.trees_of_ours)
-        monkeypatch.setattr(against, "measure", self.measure)
+        monkeypatch.setattr(Clients, "measure", lambda _, row, server: self.measure(row, server))
         monkeypatch.setattr(against, "measure_apart", lambda tree: self.inside[str(tree)])
 
     @contextlib.contextmanager
-    def trees_of_ours(self, trees: dict[str, Path], repository: Path) -> Iterator[list[Contender]]:
+    def trees_of_ours(self, trees: dict[str, Path], repository: Path, *flags: str) -> Iterator[list[Contender]]:
         assert trees == TREES
-        self.log.append("start")
+        self.log.append(" ".join(["start", *flags]))
         yield [Contender(name, {}, 0) for name in trees]
         self.log.append("stop")
 
-    def measure(self, analyzer: Analyzer, row: Row, server: Contender) -> Measurement | str:
+    def measure(self, row: AnyRow, server: Contender) -> Measurement | str:
         self.log.append(server.name)
-        return self.figures[server.name]
+        self.measured[row.name] = self.measured.get(row.name, 0) + 1
+        return self.row_figures.get((row.name, server.name), self.figures[server.name])
 
-    def report(self, rounds: int, *, inside: tuple[str, ...] = (), seed: int = 0) -> AgainstReport:
-        measured = Rounds(ANALYZER, ROWS, inside, TREES, Path("models"), random.Random(seed))
-        measured.measure(rounds)
-        return report_of(MACHINE, "abc", "a load", measured)
+    def report(
+        self, rounds: int, *, inside: tuple[str, ...] = (), seed: int = 0, full: bool = True, rows: Rows = ROWS
+    ) -> AgainstReport:
+        flags = ("--tls",)
+        measured = Rounds(CLIENTS, rows, inside, TREES, Path("models"), random.Random(seed), tls_flags=flags)
+        measured.measure(rounds, full=full)
+        return report_of(MACHINE, "abc", "a load", [*measured.rows.values()], [*measured.inside.values()], {})
 
 
 @pytest.fixture
@@ -103,7 +120,7 @@ def test_a_row_below_its_limit_fails_the_comparison(servers: FakeServers) -> Non
 
 
 def test_a_mean_below_its_limit_fails_where_no_row_does(servers: FakeServers) -> None:
-    servers.figures[NOW] = measurement(9_600)
+    servers.figures[NOW] = measurement(9_700)
     report = servers.report(rounds=6)
     assert not any(each.verdict.beyond_limit for row in report.rows for each in row.compared.values())
     assert report.failed
@@ -112,13 +129,13 @@ def test_a_mean_below_its_limit_fails_where_no_row_does(servers: FakeServers) ->
 def test_a_round_without_figures_is_left_out_and_its_row_is_not_in_the_mean(servers: FakeServers) -> None:
     servers.figures[NOW] = "perf_analyzer did not end"
     report = servers.report(rounds=2)
-    assert report.rows[0].failures == [f"round {number}, now: perf_analyzer did not end" for number in (1, 2)]
+    assert report.rows[0].failures == {NOW: [f"round {number}: perf_analyzer did not end" for number in (1, 2)]}
     assert (report.rows[0].compared, report.mean) == ({}, {})
     assert report.failed
 
 
 def test_cpu_time_below_a_step_of_the_clock_is_not_zero() -> None:
-    assert against.value_of(measurement(1000, main_us=0), Quantity.CPU) > 0
+    assert value_of(measurement(1000, main_us=0), Quantity.CPU) > 0
 
 
 def test_a_request_inside_the_kernel_process_is_compared_by_its_cpu_time(servers: FakeServers) -> None:
@@ -131,14 +148,14 @@ def test_a_commit_without_that_measurement_does_not_fail_the_comparison(servers:
     servers.inside["old"] = {}
     servers.figures[NOW] = servers.figures[BEFORE]
     report = servers.report(rounds=6, inside=PATHS[:1])
-    assert report.inside[0].failures[0] == "round 1, before: bench/inside.py has no figures"
+    assert report.inside[0].failures[BEFORE][0] == "round 1: bench/inside.py has no figures"
     assert not report.failed
 
 
 def test_a_report_has_figures_and_a_verdict_for_each_row(
     servers: FakeServers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_report(servers.report(rounds=6, inside=PATHS))
+    print_report(servers.report(rounds=6, inside=PATHS), Kept())
     printed = capsys.readouterr().out
     assert "97% confidence" in printed
     for name in (*(row.name for row in ROWS), *PATHS, "geometric mean of the rows"):
@@ -148,7 +165,7 @@ def test_a_report_has_figures_and_a_verdict_for_each_row(
 
 
 def test_with_few_rounds_the_report_has_no_verdicts(servers: FakeServers, capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(servers.report(rounds=3))
+    print_report(servers.report(rounds=3), Kept())
     printed = capsys.readouterr().out
     assert printed.count("no verdicts: 95% confidence needs six rounds, this run has 75%") == 1
     assert "with confidence" not in printed
@@ -158,6 +175,62 @@ def test_a_stored_comparison_is_read_again(servers: FakeServers, tmp_path: Path)
     report = servers.report(rounds=2, inside=PATHS)
     store.write_json(tmp_path / "against.json", report)
     assert store.read_json(tmp_path / "against.json", AgainstReport) == report
+
+
+def test_a_row_that_only_the_other_commit_fails_in_does_not_fail_the_comparison(servers: FakeServers) -> None:
+    servers.figures[BEFORE] = "unknown model"
+    report = servers.report(rounds=6, full=False)
+    assert not report.failed
+    assert report.rows[0].failures == {BEFORE: ["round 1: unknown model", "round 2: unknown model"]}
+
+
+def test_a_row_has_no_further_rounds_when_they_could_not_change_its_verdict(servers: FakeServers) -> None:
+    servers.figures[NOW] = servers.figures[BEFORE]
+    slow, fast = ROWS[0].name, ROWS[1].name
+    servers.row_figures[slow, NOW] = measurement(9_000)
+    report = servers.report(rounds=9, full=False)
+    assert servers.measured == {slow: 2 * 9, fast: 2 * 2}
+    assert [row.rounds for row in report.rows] == [9, 2]
+    assert report.failed
+    [beyond] = report.beyond_limit
+    assert beyond == f"{slow} (rate 0.900, 0.900 to 0.900)"
+    assert report.rows[1].compared["rate"].verdict.text == "not below 0.95, which was settled after 2 rounds"
+
+
+def test_servers_are_not_started_for_rounds_that_nothing_needs(servers: FakeServers) -> None:
+    servers.figures[NOW] = servers.figures[BEFORE]
+    servers.report(rounds=9, full=False)
+    assert servers.log.count("start") == 2
+
+
+def test_all_rounds_of_a_settled_row_are_measured_on_demand(servers: FakeServers) -> None:
+    servers.figures[NOW] = servers.figures[BEFORE]
+    assert [row.rounds for row in servers.report(rounds=9, full=True).rows] == [9, 9]
+
+
+def test_the_mean_is_that_of_the_rounds_that_all_rows_have(servers: FakeServers) -> None:
+    servers.figures[NOW] = servers.figures[BEFORE]
+    servers.row_figures[ROWS[0].name, NOW] = measurement(4_900)
+    mean = servers.report(rounds=9, full=False).mean["rate"]
+    assert mean.ratio.median == pytest.approx(0.7)
+    assert not mean.verdict.confident
+
+
+def test_rows_with_tls_have_servers_of_their_own(servers: FakeServers) -> None:
+    servers.report(rounds=1, rows=[TLS_ROWS[0], *ROWS])
+    assert [each for each in servers.log if each.startswith("st")] == ["start", "stop", "start --tls", "stop"]
+
+
+def test_the_report_names_what_is_beyond_its_limit_and_the_ratio_to_the_kept_figures(
+    servers: FakeServers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = servers.report(rounds=6)
+    kept = Kept().with_rows(report.kept_figures(), report.machine)
+    assert kept.rows[ROWS[0].name].figures.rate == 9_000
+    print_report(report, kept)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith(f"beyond the limit with confidence: {ROWS[0].name} (rate 0.900, 0.900 to 0.900); ")
+    assert next(line for line in printed if line.startswith(ROWS[0].name)).endswith(" 1.00")
 
 
 def test_a_row_keeps_every_round(servers: FakeServers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare import Measured, report_line
+from bench.compare import Measured, mean_lines, report_line
 from bench.contenders import Measurement
 from bench.machine import ProcessTimes
 from bench.rows import Figures, Row
@@ -36,3 +36,14 @@ def test_a_server_without_figures_has_the_reason_in_its_place() -> None:
     line = report_line(ROW, {"ours": Measured(failure="no response"), "triton": TRITON}, processor_count=2)
     assert line["ours"] == {"failed": "no response"}
     assert "ratio_limit" not in line
+
+
+def test_each_group_has_a_geometric_mean_beside_that_of_all_rows() -> None:
+    rows = [{"group": "a", "rate_ratio": 2.0}, {"group": "b", "rate_ratio": 8.0}, {"group": "b"}]
+    assert mean_lines(rows) == [
+        "2 rows compared, geometric mean of the ratios 4.00",
+        "1 rows compared (a), geometric mean of the ratios 2.00",
+        "1 rows compared (b), geometric mean of the ratios 8.00",
+    ]
+    assert len(mean_lines(rows[:1])) == 1
+    assert mean_lines([]) == []

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from bench.intervals import Interval, Quantity, RatioVerdict, geometric_means, median_interval, verdict
+from bench.intervals import Interval, Quantity, RatioVerdict, geometric_means, is_acquitted, median_interval, verdict
 
 LIMIT = 0.93
 
@@ -86,3 +86,23 @@ def test_a_latency_is_longer_only_where_the_whole_interval_lies_above_1(low: flo
 def test_few_rounds_give_no_verdict_however_far_the_ratio_is_from_1() -> None:
     found = verdict(Quantity.RATE, median_interval([0.1] * 5), LIMIT)
     assert found == RatioVerdict("too few rounds for a verdict")
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 8, 9, 12, 15])
+def test_a_row_is_acquitted_exactly_when_no_rounds_to_come_can_find_it_guilty(rounds: int) -> None:
+    for goods in range(rounds + 1):
+        for bads in range(rounds + 1 - goods):
+            so_far = [1.0] * goods + [0.9] * bads
+            worst = so_far + [0.0001] * (rounds - len(so_far))
+            guilty = verdict(Quantity.RATE, median_interval(worst), 0.95).beyond_limit
+            assert is_acquitted(so_far, rounds, 0.95) is not guilty
+
+
+def test_with_too_few_rounds_for_a_verdict_no_row_is_acquitted_early() -> None:
+    assert not is_acquitted([1.0] * 5, rounds=5, limit=0.95)
+
+
+def test_two_of_nine_rounds_settle_a_row_and_one_of_six() -> None:
+    assert not is_acquitted([1.0], rounds=9, limit=0.95)
+    assert is_acquitted([0.5, 1.0, 0.95], rounds=9, limit=0.95)
+    assert is_acquitted([1.0], rounds=6, limit=0.95)
