@@ -3,65 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 from bench import onnx_models as models
 from bench.peers.naiad import write_digits, write_python_models
 from bench.peers.peer import NotInstalled, Peer, Served, Setup, v2_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, GRPC, MEBIBYTE, V2_BINARY, V2_JSON
-from bench.triton import NotAvailable, server_root, triton
+from bench.triton import NotAvailable, onnx_backend, triton
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-#: A folder with a built `libtriton_onnxruntime.so`, for a cache that has none.
-BACKEND_VARIABLE = "NAIAD_BENCH_ONNX_BACKEND"
-_BACKEND_FILE = "libtriton_onnxruntime.so"
 
 
 @contextlib.contextmanager
 def serve_python(setup: Setup) -> Iterator[Served]:
     repository = setup.folder / "models"
     write_python_models(repository, setup.workers)
-    with _serve(setup, repository) as served:
+    with _serve(setup, repository, None) as served:
         yield served
 
 
 @contextlib.contextmanager
 def serve_onnx(setup: Setup) -> Iterator[Served]:
-    _require_onnx_backend()
+    try:
+        backend = onnx_backend()
+    except NotAvailable as error:
+        raise NotInstalled(str(error)) from None
     repository = setup.folder / "models"
     repository.mkdir()
     write_onnx_models(repository, setup.folder / "written", setup.workers)
     write_digits(repository, setup.workers)
-    with _serve(setup, repository) as served:
+    with _serve(setup, repository, backend) as served:
         yield served
 
 
 @contextlib.contextmanager
-def _serve(setup: Setup, repository: Path) -> Iterator[Served]:
+def _serve(setup: Setup, repository: Path, backend: Path | None) -> Iterator[Served]:
+    ports = setup.http_port, setup.grpc_port, setup.metrics_port
     try:
-        with triton(repository, setup.http_port, setup.grpc_port, setup.metrics_port) as pid:
+        with triton(repository, *ports, onnx_backend=backend) as pid:
             yield Served(setup.http_port, setup.grpc_port, pid)
     except NotAvailable as error:
         raise NotInstalled(str(error)) from None
-
-
-def _require_onnx_backend() -> None:
-    """Let the server find the C++ backend. Raises `NotInstalled` if it is not built."""
-    try:
-        backends = server_root() / "pytriton/tritonserver/backends"
-    except NotAvailable as error:
-        raise NotInstalled(str(error)) from None
-    target = backends / "onnxruntime"
-    built = os.environ.get(BACKEND_VARIABLE, "")
-    if not target.exists() and built:
-        target.unlink(missing_ok=True)
-        target.symlink_to(built)
-    if not (target / _BACKEND_FILE).exists():
-        raise NotInstalled(f"the C++ backend is not built; {BACKEND_VARIABLE} names a folder with {_BACKEND_FILE}")
 
 
 def write_onnx_models(root: Path, written: Path, workers: int) -> None:
