@@ -64,9 +64,9 @@ class LightLoad(msgspec.Struct, frozen=True):
     seconds: int = 1
     tls: bool = False
     keep_alive: bool = True
+    response_byte_size: int = 0
     #: Requests that a connection sends before it waits for their responses, over HTTP only.
     pipelining: int = 1
-    response_byte_size: int = 0
 
     @property
     def url(self) -> str:

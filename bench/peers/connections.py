@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.light import LightLoad, LightRequest, run_load
-from bench.peers.naiad import PEER
+from bench.peers.servers.naiad import PEER
 from bench.peers.serving import serving
 from bench.peers.workloads import ADD_SUB
 

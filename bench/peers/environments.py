@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.peers.peer import NotInstalled, Peer
+from bench.peers.peer import NotInstalled, PeerServer
 from bench.triton import CACHE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Environment(msgspec.Struct, frozen=True):
         return str(self.folder / "bin" / name)
 
 
-def environment(peer: Peer) -> Environment:
+def environment(peer: PeerServer) -> Environment:
     """Return the environment of a peer. It is made if it is not there. Raises `NotInstalled`."""
     folder = FOLDER / peer.name
     record = folder / "installed.json"
@@ -50,7 +50,7 @@ def environment(peer: Peer) -> Environment:
     return Environment(folder, _versions(frozen, peer.requirements))
 
 
-def remove(peer: Peer) -> None:
+def remove(peer: PeerServer) -> None:
     """Remove the environment of a peer, so that its newest version is installed the next time."""
     shutil.rmtree(FOLDER / peer.name, ignore_errors=True)
 

@@ -17,9 +17,9 @@ from bench.machine import PERF_ANALYZER, Machine, this_machine
 from bench.machine import TRITON as TRITON_VERSION
 from bench.peers.connections import ConnectionPoint, measure_connections
 from bench.peers.environments import environment
-from bench.peers.known import PEERS
-from bench.peers.peer import NotInstalled, Peer
+from bench.peers.peer import NotInstalled, PeerServer
 from bench.peers.rows import ROWS, PeerSample, applies, run_row, warm_up
+from bench.peers.servers.known import PEERS
 from bench.peers.serving import check, serving
 from bench.peers.workloads import WrongResponse
 from bench.progress import progress
@@ -66,7 +66,7 @@ class PeerResults(msgspec.Struct, frozen=True):
     connections: list[ConnectionPoint] = []
 
 
-def chosen(only: str) -> list[Peer]:
+def chosen(only: str) -> list[PeerServer]:
     """Return the peers whose name contains `only`, or is it, or all of them for an empty text."""
     exact = [peer for peer in PEERS if peer.name == only]
     return exact or [peer for peer in PEERS if only in peer.name]
@@ -78,7 +78,7 @@ def worker_counts(asked: int | None) -> list[int]:
 
 
 def measure(
-    peers: Sequence[Peer], counts: Sequence[int], rounds: int, seconds: int, *, connections: bool
+    peers: Sequence[PeerServer], counts: Sequence[int], rounds: int, seconds: int, *, connections: bool
 ) -> PeerResults:
     """Measure peers with each number of workers, in rounds; and our server by `connections` if wanted."""
     machine = this_machine()
@@ -124,11 +124,11 @@ def merged(before: PeerResults, added: PeerResults) -> PeerResults:
     )
 
 
-def _rows_of(peer: Peer) -> int:
+def _rows_of(peer: PeerServer) -> int:
     return sum(applies(row, peer) for row in ROWS)
 
 
-def _describe(peer: Peer, shown: Progress, bar: TaskID, failures: list[PeerFailure]) -> PeerDescription | None:
+def _describe(peer: PeerServer, shown: Progress, bar: TaskID, failures: list[PeerFailure]) -> PeerDescription | None:
     """Install a peer, and describe it. Returns None if that fails, with a failure for all numbers of workers."""
     shown.update(bar, description=f"installing {peer.title}")
     versions = {"triton": TRITON_VERSION} if peer.name.startswith("triton") else {}
@@ -145,7 +145,7 @@ def _describe(peer: Peer, shown: Progress, bar: TaskID, failures: list[PeerFailu
 
 
 def _measure_peer(
-    peer: Peer,
+    peer: PeerServer,
     workers: int,
     seconds: int,
     analyzer: Analyzer | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from bench.light import MODEL_INFER
 from bench.peers.workloads import GRPC, BodyFormat
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Setup(msgspec.Struct, frozen=True):
     workers: int
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedPeer(msgspec.Struct, frozen=True):
     """A peer that serves: its ports, and its main process. All its processes are descendants of that one."""
 
     http_port: int
@@ -47,7 +48,7 @@ class Service(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class PeerEndpoint(msgspec.Struct, frozen=True):
     """Where a model is asked: a path, and how bodies are written."""
 
     path: str
@@ -58,7 +59,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         return self.body is GRPC
 
 
-class Peer(msgspec.Struct, frozen=True):
+class PeerServer(msgspec.Struct, frozen=True):
     """A server to compare with.
 
     `endpoints` are by model, and `grpc` those that are asked over gRPC as well. `settings` is one line about what was
@@ -71,24 +72,23 @@ class Peer(msgspec.Struct, frozen=True):
     title: str
     settings: str
     source: str
-    endpoints: dict[str, Endpoint]
-    grpc: dict[str, Endpoint] = {}
+    endpoints: dict[str, PeerEndpoint]
+    grpc: dict[str, PeerEndpoint] = {}
     requirements: tuple[str, ...] = ()
     service: Callable[[Setup], Service] | None = None
-    serve: Callable[[Setup], AbstractContextManager[Served]] | None = None
+    serve: Callable[[Setup], AbstractContextManager[ServedPeer]] | None = None
     #: perf_analyzer's options for this peer; None if it cannot measure it.
     analyzer: tuple[str, ...] | None = None
 
 
-def v2_endpoints(body: dict[str, BodyFormat]) -> dict[str, Endpoint]:
+def v2_endpoints(body: dict[str, BodyFormat]) -> dict[str, PeerEndpoint]:
     """Return endpoints of the KServe v2 protocol for models and how their bodies are written."""
     return {
-        model: Endpoint("/inference.GRPCInferenceService/ModelInfer" if each is GRPC else f"/v2/models/{model}/infer",
-                        each)
+        model: PeerEndpoint(MODEL_INFER if each is GRPC else f"/v2/models/{model}/infer", each)
         for model, each in body.items()
-    }  # fmt: skip
+    }
 
 
-def plain_endpoints(body: dict[str, BodyFormat]) -> dict[str, Endpoint]:
+def plain_endpoints(body: dict[str, BodyFormat]) -> dict[str, PeerEndpoint]:
     """Return endpoints whose path is the name of the model."""
-    return {model: Endpoint(f"/{model}", each) for model, each in body.items()}
+    return {model: PeerEndpoint(f"/{model}", each) for model, each in body.items()}

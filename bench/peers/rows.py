@@ -12,7 +12,7 @@ from bench.peers.workloads import ADD_SUB, DIGITS, MEBIBYTE, TITLES, outputs_of
 from bench.rows import Analyzer, Row
 
 if TYPE_CHECKING:
-    from bench.peers.peer import Endpoint, Peer, Served
+    from bench.peers.peer import PeerEndpoint, PeerServer, ServedPeer
     from bench.rows import Figures
 
 LIGHT, GRPC, ANALYZER = "light", "grpc", "perf_analyzer"
@@ -60,14 +60,14 @@ class PeerSample(msgspec.Struct, frozen=True):
     requests: int
 
 
-def applies(row: PeerRow, peer: Peer) -> bool:
+def applies(row: PeerRow, peer: PeerServer) -> bool:
     """Return whether a peer has what a row asks for."""
     if row.client == ANALYZER:
         return peer.analyzer is not None
     return row.model in (peer.grpc if row.client == GRPC else peer.endpoints)
 
 
-def warm_up(peer: Peer, served: Served) -> None:
+def warm_up(peer: PeerServer, served: ServedPeer) -> None:
     """Ask every model for a second. What goes wrong shows in the rows as well."""
     for endpoint, model in [(each, model) for endpoints in (peer.endpoints, peer.grpc)
                             for model, each in endpoints.items()]:  # fmt: skip
@@ -75,7 +75,7 @@ def warm_up(peer: Peer, served: Served) -> None:
 
 
 def run_row(
-    row: PeerRow, peer: Peer, served: Served, workers: int, seconds: int, analyzer: Analyzer | None
+    row: PeerRow, peer: PeerServer, served: ServedPeer, workers: int, seconds: int, analyzer: Analyzer | None
 ) -> PeerSample | str:
     """Run a row on a peer once. Returns the reason if there are no figures."""
     before = cpu_times(served.pid)
@@ -99,7 +99,7 @@ def run_row(
     )
 
 
-def _load(endpoint: Endpoint, model: str, served: Served, connections: int, seconds: int) -> LightLoad:
+def _load(endpoint: PeerEndpoint, model: str, served: ServedPeer, connections: int, seconds: int) -> LightLoad:
     message = endpoint.body.request(model)
     request = LightRequest(endpoint.path, message.body, message.headers)
     if endpoint.is_grpc:
@@ -108,7 +108,7 @@ def _load(endpoint: Endpoint, model: str, served: Served, connections: int, seco
     return LightLoad("http", served.http_port, request, connections, seconds=seconds)
 
 
-def _analyze(row: PeerRow, peer: Peer, served: Served, analyzer: Analyzer | None) -> Figures | str:
+def _analyze(row: PeerRow, peer: PeerServer, served: ServedPeer, analyzer: Analyzer | None) -> Figures | str:
     if analyzer is None:
         return "perf_analyzer is not available"
     measured = Row(row.name, row.model, "http", row.connections, peer.analyzer or ())

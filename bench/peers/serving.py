@@ -20,8 +20,8 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from bench.machine import children_of
 from bench.peers.environments import environment
-from bench.peers.peer import Endpoint, NotInstalled, Peer, Served, Setup
-from bench.peers.workloads import Message, WrongResponse
+from bench.peers.peer import NotInstalled, PeerEndpoint, PeerServer, ServedPeer, Setup
+from bench.peers.workloads import PeerMessage, WrongResponse
 from bench.server import free_ports
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
@@ -35,7 +35,7 @@ RESPONSE_TIMEOUT_S = 20
 
 
 @contextlib.contextmanager
-def serving(peer: Peer, workers: int) -> Iterator[Served]:
+def serving(peer: PeerServer, workers: int) -> Iterator[ServedPeer]:
     """Serve with a peer while the block runs. All its models have given correct responses when it begins.
 
     Raises `NotInstalled`, also where the peer does not start or responds wrongly.
@@ -53,7 +53,7 @@ def serving(peer: Peer, workers: int) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def _installed(peer: Peer, setup: Setup) -> Iterator[Served]:
+def _installed(peer: PeerServer, setup: Setup) -> Iterator[ServedPeer]:
     """Write the files of a peer's service, and run its command in a session of its own."""
     assert peer.service is not None
     own = environment(peer)
@@ -74,7 +74,7 @@ def _installed(peer: Peer, setup: Setup) -> Iterator[Served]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    served = Served(setup.http_port, setup.grpc_port, process.pid)
+    served = ServedPeer(setup.http_port, setup.grpc_port, process.pid)
     try:
         _wait_until_correct(peer, served, lambda: _last_lines(log) if process.poll() is not None else "")
         yield served
@@ -82,7 +82,7 @@ def _installed(peer: Peer, setup: Setup) -> Iterator[Served]:
         end(process)
 
 
-def _wait_until_correct(peer: Peer, served: Served, ended: Callable[[], str]) -> None:
+def _wait_until_correct(peer: PeerServer, served: ServedPeer, ended: Callable[[], str]) -> None:
     """Ask until all responses are correct. `ended` returns why they never will be, or nothing."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -102,7 +102,7 @@ def _last_lines(log: Path) -> str:
     return " ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) or "it printed nothing"
 
 
-def check(peer: Peer, served: Served) -> None:
+def check(peer: PeerServer, served: ServedPeer) -> None:
     """Ask each model once. Raises `WrongResponse`, and `OSError` where nothing listens."""
     for endpoints in (peer.endpoints, peer.grpc):
         for model, endpoint in endpoints.items():
@@ -110,7 +110,7 @@ def check(peer: Peer, served: Served) -> None:
             endpoint.body.check(model, _respond(endpoint, request, served))
 
 
-def _respond(endpoint: Endpoint, request: Message, served: Served) -> Message:
+def _respond(endpoint: PeerEndpoint, request: PeerMessage, served: ServedPeer) -> PeerMessage:
     if endpoint.is_grpc:
         return asyncio.run(_respond_grpc(endpoint.path, request, served.grpc_port))
     connection = http.client.HTTPConnection("127.0.0.1", served.http_port, timeout=RESPONSE_TIMEOUT_S)
@@ -124,10 +124,10 @@ def _respond(endpoint: Endpoint, request: Message, served: Served) -> Message:
         connection.close()
     if response.status != 200:
         raise WrongResponse(f"{endpoint.path}: status {response.status}: {body[:200]!r}")
-    return Message({name.lower(): value for name, value in response.getheaders()}, body)
+    return PeerMessage({name.lower(): value for name, value in response.getheaders()}, body)
 
 
-async def _respond_grpc(path: str, request: Message, port: int) -> Message:
+async def _respond_grpc(path: str, request: PeerMessage, port: int) -> PeerMessage:
     channel = Channel("127.0.0.1", port)
     try:
         async with (
@@ -142,7 +142,7 @@ async def _respond_grpc(path: str, request: Message, port: int) -> Message:
         channel.close()
     if message is None:
         raise WrongResponse(f"{path}: no message")
-    return Message({}, b"\0\0\0\0\0" + message.SerializeToString())
+    return PeerMessage({}, b"\0\0\0\0\0" + message.SerializeToString())
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

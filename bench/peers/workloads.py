@@ -60,7 +60,7 @@ def outputs_of(model: str) -> Tensors:
     return {"OUTPUT0": inputs["INPUT0"]}
 
 
-class Message(msgspec.Struct, frozen=True):
+class PeerMessage(msgspec.Struct, frozen=True):
     """A request or a response: header fields with lower-case names, and a body."""
 
     headers: dict[str, str]
@@ -75,14 +75,14 @@ class BodyFormat(msgspec.Struct, frozen=True):
     """
 
     name: str
-    write: Callable[[str, Tensors], Message]
-    read: Callable[[Message], dict[str, Any]]
+    write: Callable[[str, Tensors], PeerMessage]
+    read: Callable[[PeerMessage], dict[str, Any]]
 
-    def request(self, model: str) -> Message:
+    def request(self, model: str) -> PeerMessage:
         """Return the request that every client sends to `model`."""
         return self.write(model, inputs_of(model))
 
-    def check(self, model: str, response: Message) -> None:
+    def check(self, model: str, response: PeerMessage) -> None:
         """Compare a response with the correct outputs. Raises `WrongResponse`."""
         try:
             found = self.read(response)
@@ -106,29 +106,29 @@ def _short(values: NDArray[np.float32]) -> Any:
     return np.array(flat).reshape(values.shape).tolist()
 
 
-def _v2_json(model: str, inputs: Tensors) -> Message:
+def _v2_json(model: str, inputs: Tensors) -> PeerMessage:
     tensors = [
         {"name": name, "datatype": "FP32", "shape": values.shape, "data": _short(values.ravel())}
         for name, values in inputs.items()
     ]
-    return Message(_JSON, msgspec.json.encode({"inputs": tensors}))
+    return PeerMessage(_JSON, msgspec.json.encode({"inputs": tensors}))
 
 
-def _read_v2_json(response: Message) -> dict[str, Any]:
+def _read_v2_json(response: PeerMessage) -> dict[str, Any]:
     return {each["name"]: each["data"] for each in json.loads(response.body)["outputs"]}
 
 
-def _v2_binary(model: str, inputs: Tensors) -> Message:
+def _v2_binary(model: str, inputs: Tensors) -> PeerMessage:
     tensors = [
         {"name": name, "datatype": "FP32", "shape": values.shape, "parameters": {"binary_data_size": values.nbytes}}
         for name, values in inputs.items()
     ]
     head = msgspec.json.encode({"inputs": tensors, "parameters": {"binary_data_output": True}})
     body = head + b"".join(values.tobytes() for values in inputs.values())
-    return Message({**_BYTES, "inference-header-content-length": str(len(head))}, body)
+    return PeerMessage({**_BYTES, "inference-header-content-length": str(len(head))}, body)
 
 
-def _read_v2_binary(response: Message) -> dict[str, Any]:
+def _read_v2_binary(response: PeerMessage) -> dict[str, Any]:
     length = int(response.headers["inference-header-content-length"])
     found: dict[str, Any] = {}
     position = length
@@ -139,19 +139,19 @@ def _read_v2_binary(response: Message) -> dict[str, Any]:
     return found
 
 
-def _grpc(model: str, inputs: Tensors) -> Message:
+def _grpc(model: str, inputs: Tensors) -> PeerMessage:
     message = pb.ModelInferRequest(
         model_name=model, raw_input_contents=[values.tobytes() for values in inputs.values()]
     )
     for name, values in inputs.items():
         message.inputs.add(name=name, datatype="FP32", shape=values.shape)
     encoded = message.SerializeToString()
-    return Message(
+    return PeerMessage(
         {"content-type": "application/grpc", "te": "trailers"}, b"\0" + struct.pack(">I", len(encoded)) + encoded
     )
 
 
-def _read_grpc(response: Message) -> dict[str, Any]:
+def _read_grpc(response: PeerMessage) -> dict[str, Any]:
     message = pb.ModelInferResponse.FromString(response.body[5:])
     raw = list(message.raw_output_contents)
     return {
@@ -160,39 +160,39 @@ def _read_grpc(response: Message) -> dict[str, Any]:
     }
 
 
-def _named_lists(model: str, inputs: Tensors) -> Message:
-    return Message(_JSON, msgspec.json.encode({name: _short(values) for name, values in inputs.items()}))
+def _named_lists(model: str, inputs: Tensors) -> PeerMessage:
+    return PeerMessage(_JSON, msgspec.json.encode({name: _short(values) for name, values in inputs.items()}))
 
 
-def _read_json(response: Message) -> dict[str, Any]:
+def _read_json(response: PeerMessage) -> dict[str, Any]:
     return dict(json.loads(response.body))
 
 
-def _base64_json(model: str, inputs: Tensors) -> Message:
+def _base64_json(model: str, inputs: Tensors) -> PeerMessage:
     texts = {name: base64.b64encode(values.tobytes()).decode() for name, values in inputs.items()}
-    return Message(_JSON, msgspec.json.encode(texts))
+    return PeerMessage(_JSON, msgspec.json.encode(texts))
 
 
-def _read_base64_json(response: Message) -> dict[str, Any]:
+def _read_base64_json(response: PeerMessage) -> dict[str, Any]:
     texts = json.loads(response.body)
     return {name: np.frombuffer(base64.b64decode(text), np.float32) for name, text in texts.items()}
 
 
-def _raw(model: str, inputs: Tensors) -> Message:
+def _raw(model: str, inputs: Tensors) -> PeerMessage:
     (values,) = inputs.values()
-    return Message(_BYTES, values.tobytes())
+    return PeerMessage(_BYTES, values.tobytes())
 
 
-def _read_raw(response: Message) -> dict[str, Any]:
+def _read_raw(response: PeerMessage) -> dict[str, Any]:
     return {"OUTPUT0": np.frombuffer(response.body, np.float32)}
 
 
-def _msgpack(model: str, inputs: Tensors) -> Message:
+def _msgpack(model: str, inputs: Tensors) -> PeerMessage:
     body = msgspec.msgpack.encode({name: values.tobytes() for name, values in inputs.items()})
-    return Message({"content-type": "application/msgpack"}, body)
+    return PeerMessage({"content-type": "application/msgpack"}, body)
 
 
-def _read_msgpack(response: Message) -> dict[str, Any]:
+def _read_msgpack(response: PeerMessage) -> dict[str, Any]:
     found = msgspec.msgpack.decode(response.body, type=dict[str, bytes])
     return {name: np.frombuffer(data, np.float32) for name, data in found.items()}
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from bench.peers.connections import CLOSED, KEEP_ALIVE, PIPELINED, ConnectionPoint, points, verdicts
-from bench.peers.known import PEERS
 from bench.peers.measurement import PeerDescription, PeerFailure, PeerResults, merged
 from bench.peers.rows import ROWS, PeerSample, applies
+from bench.peers.servers.known import PEERS
 from bench.peers.table import print_table, summarize
 from bench.store import read_json, write_json
 from tests.bench.conftest import MACHINE

@@ -10,9 +10,9 @@ import pytest
 
 from bench.peers import environments
 from bench.peers.environments import environment
-from bench.peers.known import PEERS
 from bench.peers.measurement import chosen, worker_counts
-from bench.peers.peer import NotInstalled, Peer, Setup
+from bench.peers.peer import NotInstalled, PeerServer, Setup
+from bench.peers.servers.known import PEERS
 from bench.peers.serving import serving
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SERVICES = [peer for peer in PEERS if peer.service is not None]
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("peer", SERVICES, ids=lambda peer: peer.name)
-def test_the_files_of_a_service_are_complete(peer: Peer, workers: int, tmp_path: Path) -> None:
+def test_the_files_of_a_service_are_complete(peer: PeerServer, workers: int, tmp_path: Path) -> None:
     assert peer.service is not None
     service = peer.service(Setup(tmp_path, 12345, 12346, 12347, workers))
     everything = " ".join([*service.files.values(), *service.command])
@@ -38,14 +38,14 @@ def test_the_files_of_a_service_are_complete(peer: Peer, workers: int, tmp_path:
 
 
 @pytest.mark.parametrize("peer", SERVICES, ids=lambda peer: peer.name)
-def test_the_number_of_workers_is_set(peer: Peer, tmp_path: Path) -> None:
+def test_the_number_of_workers_is_set(peer: PeerServer, tmp_path: Path) -> None:
     assert peer.service is not None
     one, three = (peer.service(Setup(tmp_path, 12345, 12346, 12347, workers)) for workers in (1, 3))
     assert (one.files, one.command) != (three.files, three.command)
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_every_peer_says_what_was_set_and_where_that_is_documented(peer: Peer) -> None:
+def test_every_peer_says_what_was_set_and_where_that_is_documented(peer: PeerServer) -> None:
     assert peer.settings
     assert peer.source
     assert (peer.service is None) == (not peer.requirements) == (peer.serve is not None)
@@ -65,8 +65,8 @@ def test_one_worker_and_as_many_as_there_are_cores() -> None:
     assert worker_counts(None) == sorted(set(worker_counts(None)))
 
 
-def failing(peer: Peer, requirement: str) -> Peer:
-    return Peer("absent", "Absent", "", "", {}, requirements=(requirement,), service=peer.service)
+def failing(peer: PeerServer, requirement: str) -> PeerServer:
+    return PeerServer("absent", "Absent", "", "", {}, requirements=(requirement,), service=peer.service)
 
 
 def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(
@@ -102,6 +102,8 @@ def test_a_service_that_ends_is_reported_with_its_last_lines(tmp_path: Path, mon
     uvicorn.write_text("#!/bin/sh\necho no such event loop\nexit 3\n")
     uvicorn.chmod(0o755)
     fastapi = next(peer for peer in SERVICES if peer.name == "fastapi")
-    broken = Peer("absent", "Absent", "", "", fastapi.endpoints, requirements=("absent",), service=fastapi.service)
+    broken = PeerServer(
+        "absent", "Absent", "", "", fastapi.endpoints, requirements=("absent",), service=fastapi.service
+    )
     with pytest.raises(NotInstalled, match="it has ended: no such event loop"), serving(broken, 1):
         pass

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.peers.known import PEERS
+from bench.peers.servers.known import PEERS
 from bench.peers.workloads import (
     ADD_SUB,
     BASE64_JSON,
@@ -25,7 +25,7 @@ from bench.peers.workloads import (
     V2_BINARY,
     V2_JSON,
     BodyFormat,
-    Message,
+    PeerMessage,
     WrongResponse,
     inputs_of,
     outputs_of,
@@ -40,50 +40,50 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, NDArray[np.float32]]
 
 
-def v2_json(outputs: Tensors) -> Message:
+def v2_json(outputs: Tensors) -> PeerMessage:
     tensors = [{"name": name, "data": values.ravel().tolist()} for name, values in outputs.items()]
-    return Message({}, json.dumps({"outputs": tensors}).encode())
+    return PeerMessage({}, json.dumps({"outputs": tensors}).encode())
 
 
-def v2_binary(outputs: Tensors) -> Message:
+def v2_binary(outputs: Tensors) -> PeerMessage:
     tensors = [{"name": name, "parameters": {"binary_data_size": each.nbytes}} for name, each in outputs.items()]
     head = json.dumps({"outputs": tensors}).encode()
     body = head + b"".join(values.tobytes() for values in outputs.values())
-    return Message({"inference-header-content-length": str(len(head))}, body)
+    return PeerMessage({"inference-header-content-length": str(len(head))}, body)
 
 
-def grpc_raw(outputs: Tensors) -> Message:
+def grpc_raw(outputs: Tensors) -> PeerMessage:
     message = pb.ModelInferResponse(raw_output_contents=[values.tobytes() for values in outputs.values()])
     for name in outputs:
         message.outputs.add(name=name)
-    return Message({}, b"\0" + struct.pack(">I", 0) + message.SerializeToString())
+    return PeerMessage({}, b"\0" + struct.pack(">I", 0) + message.SerializeToString())
 
 
-def grpc_contents(outputs: Tensors) -> Message:
+def grpc_contents(outputs: Tensors) -> PeerMessage:
     message = pb.ModelInferResponse()
     for name, values in outputs.items():
         message.outputs.add(name=name).contents.fp32_contents.extend(values.ravel().tolist())
-    return Message({}, b"\0" + struct.pack(">I", 0) + message.SerializeToString())
+    return PeerMessage({}, b"\0" + struct.pack(">I", 0) + message.SerializeToString())
 
 
-def plain_json(outputs: Tensors) -> Message:
-    return Message({}, json.dumps({name: values.tolist() for name, values in outputs.items()}).encode())
+def plain_json(outputs: Tensors) -> PeerMessage:
+    return PeerMessage({}, json.dumps({name: values.tolist() for name, values in outputs.items()}).encode())
 
 
-def base64_json(outputs: Tensors) -> Message:
+def base64_json(outputs: Tensors) -> PeerMessage:
     texts = {name: base64.b64encode(values.tobytes()).decode() for name, values in outputs.items()}
-    return Message({}, json.dumps(texts).encode())
+    return PeerMessage({}, json.dumps(texts).encode())
 
 
-def raw(outputs: Tensors) -> Message:
-    return Message({}, b"".join(values.tobytes() for values in outputs.values()))
+def raw(outputs: Tensors) -> PeerMessage:
+    return PeerMessage({}, b"".join(values.tobytes() for values in outputs.values()))
 
 
-def packed(outputs: Tensors) -> Message:
-    return Message({}, msgspec.msgpack.encode({name: values.tobytes() for name, values in outputs.items()}))
+def packed(outputs: Tensors) -> PeerMessage:
+    return PeerMessage({}, msgspec.msgpack.encode({name: values.tobytes() for name, values in outputs.items()}))
 
 
-RESPONSES: list[tuple[BodyFormat, str, Callable[[Tensors], Message]]] = [
+RESPONSES: list[tuple[BodyFormat, str, Callable[[Tensors], PeerMessage]]] = [
     (V2_JSON, ADD_SUB, v2_json),
     (V2_JSON, DIGITS, v2_json),
     (V2_BINARY, MEBIBYTE, v2_binary),
@@ -98,14 +98,14 @@ IDS = [f"{body.name} {respond.__name__} {model}" for body, model, respond in RES
 
 
 @pytest.mark.parametrize(("body", "model", "respond"), RESPONSES, ids=IDS)
-def test_a_correct_response_passes(body: BodyFormat, model: str, respond: Callable[[Tensors], Message]) -> None:
+def test_a_correct_response_passes(body: BodyFormat, model: str, respond: Callable[[Tensors], PeerMessage]) -> None:
     body.check(model, respond(outputs_of(model)))
     assert body.read(respond(outputs_of(model))).keys() == outputs_of(model).keys()
 
 
 @pytest.mark.parametrize(("body", "model", "respond"), RESPONSES, ids=IDS)
 def test_a_response_with_wrong_values_does_not(
-    body: BodyFormat, model: str, respond: Callable[[Tensors], Message]
+    body: BodyFormat, model: str, respond: Callable[[Tensors], PeerMessage]
 ) -> None:
     wrong = {name: values + np.float32(1) for name, values in outputs_of(model).items()}
     with pytest.raises(WrongResponse, match="is not what it should be"):
@@ -114,10 +114,10 @@ def test_a_response_with_wrong_values_does_not(
 
 @pytest.mark.parametrize(("body", "model", "respond"), RESPONSES, ids=IDS)
 def test_a_response_that_cannot_be_read_says_so(
-    body: BodyFormat, model: str, respond: Callable[[Tensors], Message]
+    body: BodyFormat, model: str, respond: Callable[[Tensors], PeerMessage]
 ) -> None:
     with pytest.raises(WrongResponse, match=f"{model}: "):
-        body.check(model, Message({}, b"Internal Server Error"))
+        body.check(model, PeerMessage({}, b"Internal Server Error"))
 
 
 def test_a_response_that_lacks_an_output_does_not_pass() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers import bentoml, fastapi, kserve, litserve, mlserver, mosec, naiad, ray_serve, triton
+from bench.peers.servers import bentoml, fastapi, kserve, litserve, mlserver, mosec, naiad, ray_serve, triton
 
 PEERS = [
     naiad.PEER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers.peer import Peer, Service, Setup, plain_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, plain_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, MEBIBYTE, PLAIN_JSON, RAW
 
 SOURCE = """import numpy as np
@@ -66,7 +66,7 @@ def service(setup: Setup) -> Service:
     return Service({"service.py": source}, ["python", "service.py"], ENVIRONMENT)
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="ray",
     title="Ray Serve",
     settings="num_replicas=N, max_ongoing_requests=1000, async methods, RAY_SERVE_THROUGHPUT_OPTIMIZED=1, HAProxy as"

@@ -6,8 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from bench import onnx_models as models
-from bench.peers.naiad import write_digits, write_python_models
-from bench.peers.peer import NotInstalled, Peer, Served, Setup, v2_endpoints
+from bench.peers.peer import NotInstalled, PeerServer, ServedPeer, Setup, v2_endpoints
+from bench.peers.servers.naiad import write_digits, write_python_models
 from bench.peers.workloads import ADD_SUB, DIGITS, GRPC, MEBIBYTE, V2_BINARY, V2_JSON
 from bench.triton import NotAvailable, onnx_backend, triton
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def serve_python(setup: Setup) -> Iterator[Served]:
+def serve_python(setup: Setup) -> Iterator[ServedPeer]:
     repository = setup.folder / "models"
     write_python_models(repository, setup.workers)
     with _serve(setup, repository, None) as served:
@@ -25,7 +25,7 @@ def serve_python(setup: Setup) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def serve_onnx(setup: Setup) -> Iterator[Served]:
+def serve_onnx(setup: Setup) -> Iterator[ServedPeer]:
     try:
         backend = onnx_backend()
     except NotAvailable as error:
@@ -39,11 +39,11 @@ def serve_onnx(setup: Setup) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
-def _serve(setup: Setup, repository: Path, backend: Path | None) -> Iterator[Served]:
+def _serve(setup: Setup, repository: Path, backend: Path | None) -> Iterator[ServedPeer]:
     ports = setup.http_port, setup.grpc_port, setup.metrics_port
     try:
         with triton(repository, *ports, onnx_backend=backend) as pid:
-            yield Served(setup.http_port, setup.grpc_port, pid)
+            yield ServedPeer(setup.http_port, setup.grpc_port, pid)
     except NotAvailable as error:
         raise NotInstalled(str(error)) from None
 
@@ -59,7 +59,7 @@ def write_onnx_models(root: Path, written: Path, workers: int) -> None:
 
 _SOURCE = "https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/user_guide/optimization.html"
 
-PYTHON = Peer(
+PYTHON = PeerServer(
     name="triton",
     title="Triton, Python",
     settings="2.51, Naiad's files for add_sub and identity, instance_group count N; no digits (ONNX models have the"
@@ -71,7 +71,7 @@ PYTHON = Peer(
     analyzer=(),
 )
 
-ONNX = Peer(
+ONNX = PeerServer(
     name="triton-onnx",
     title="Triton, C++ ONNX",
     settings="2.51, all three models as ONNX graphs in its process, one thread each, instance_group count N",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers.peer import Peer, Service, Setup, plain_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, plain_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, MEBIBYTE, MSGPACK, PLAIN_JSON
 
 SOURCE = """import numpy as np
@@ -53,7 +53,7 @@ def service(setup: Setup) -> Service:
     return Service({"service.py": source}, command)
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="mosec",
     title="mosec",
     settings="num workers for each model, no batching (a batch waits longer than these models take); JSON, and msgpack"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bench.models import ADD_SUB as ADD_SUB_SOURCE
 from bench.models import FOUR_TENSORS, IDENTITY, one_tensor, write_python_model
-from bench.peers.peer import NotInstalled, Peer, Served, Setup, v2_endpoints
+from bench.peers.peer import NotInstalled, PeerServer, ServedPeer, Setup, v2_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, GRPC, MEBIBYTE, V2_BINARY, V2_JSON
 from bench.server import ServerFailed, ServerProcess
 
@@ -38,17 +38,17 @@ def write_digits(root: Path, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def serve(setup: Setup) -> Iterator[Served]:
+def serve(setup: Setup) -> Iterator[ServedPeer]:
     write_python_models(setup.folder, setup.workers)
     write_digits(setup.folder, setup.workers)
     try:
         with ServerProcess(setup.folder) as server:
-            yield Served(server.http_port, server.grpc_port, server.pid)
+            yield ServedPeer(server.http_port, server.grpc_port, server.pid)
     except ServerFailed as error:
         raise NotInstalled(str(error).strip().rpartition("\n")[2]) from None
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="naiad",
     title="Naiad",
     settings="defaults; add_sub and identity in Python, digits in ONNX Runtime, instance_group count N; 1 MiB as binary"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bench.peers.peer import Peer, Service, Setup, v2_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, v2_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, GRPC, MEBIBYTE, V2_JSON
 
 SOURCE = """import onnxruntime
@@ -65,7 +65,7 @@ def service(setup: Setup) -> Service:
     return Service(files, ["mlserver", "start", "."], {"PYTHONPATH": str(setup.folder)})
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="mlserver",
     title="MLServer",
     settings="custom runtimes; one worker is parallel_workers 0 (no pool, faster here), more are parallel_workers N;"

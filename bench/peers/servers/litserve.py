@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers.peer import Peer, Service, Setup, plain_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, plain_endpoints
 from bench.peers.workloads import ADD_SUB, BASE64_JSON, DIGITS, DIGITS_MODEL, MEBIBYTE, PLAIN_JSON
 
 SOURCE = """import base64
@@ -71,7 +71,7 @@ def service(setup: Setup) -> Service:
     return Service({"service.py": source.replace("@PORT@", str(setup.http_port))}, ["python", "service.py"])
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="litserve",
     title="LitServe",
     settings="workers_per_device and num_api_servers are the number of workers, no batching, no access log; 1 MiB as"

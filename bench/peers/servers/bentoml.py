@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers.peer import Peer, Service, Setup, plain_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, plain_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, MEBIBYTE, PLAIN_JSON, RAW
 
 SOURCE = """from __future__ import annotations
@@ -50,7 +50,7 @@ def service(setup: Setup) -> Service:
     return Service({"service.py": source}, command, environment)
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="bentoml",
     title="BentoML",
     settings="workers=N, async endpoints, no access log, no metrics, no batching; arrays as JSON, 1 MiB as a file",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers.peer import Peer, Service, Setup, plain_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, plain_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, MEBIBYTE, PLAIN_JSON, RAW
 
 SOURCE = """import numpy as np
@@ -61,7 +61,7 @@ def service(setup: Setup) -> Service:
     return Service({"service.py": SOURCE.replace("@MODEL@", str(DIGITS_MODEL))}, command)
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="fastapi",
     title="FastAPI, uvicorn",
     settings="async endpoints with models of pydantic in and out, one process per worker, uvloop, httptools, no access"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.peers.peer import Peer, Service, Setup, v2_endpoints
+from bench.peers.peer import PeerServer, Service, Setup, v2_endpoints
 from bench.peers.workloads import ADD_SUB, DIGITS, DIGITS_MODEL, GRPC, MEBIBYTE, V2_BINARY, V2_JSON
 
 SOURCE = """import onnxruntime
@@ -83,7 +83,7 @@ def service(setup: Setup) -> Service:
     return Service({"service.py": source, "logging.yaml": LOGGING}, command)
 
 
-PEER = Peer(
+PEER = PeerServer(
     name="kserve",
     title="KServe SDK",
     settings="workers=N (processes of uvicorn; gRPC has one), async predict, event_loop=uvloop, no latency or access"
