@@ -48,7 +48,7 @@ Rounds = Annotated[
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
 ]
 OnlyKind = Annotated[str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch")]
-OnlyPeers = Annotated[str, typer.Option(help="only peers whose name contains this: naiad, triton, mosec, ray")]
+OnlyPeers = Annotated[str, typer.Option(help="only these peers, or parts of their names: naiad,mosec,ray")]
 HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
 TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and not in twelve: an hour")]
 Seconds = Annotated[
@@ -137,6 +137,7 @@ def density_command(quick: Quick = False, without_triton: WithoutTriton = False,
 def peers_command(
     only: OnlyPeers = "",
     rounds: Annotated[int, typer.Option(min=1, help="rounds over all peers; figures are medians")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 2,
     workers: Annotated[
         int | None, typer.Option(min=1, help="workers of each server", show_default="1, and as many as cores")
     ] = None,
@@ -157,7 +158,7 @@ def peers_command(
     _warn_if_busy()
     path = store.stem("peers", quick=quick).with_suffix(".json")
     measured = command.run(only, 1 if quick else rounds, workers, path if add else None, connections=connections,
-                           seconds=1 if quick else 2, upgrade=upgrade)  # fmt: skip
+                           seconds=1 if quick else seconds, upgrade=upgrade)  # fmt: skip
     _publish("peers", measured, quick=quick)
 
 

@@ -6,6 +6,7 @@ installation leaves is made anew.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def _run(command: list[str]) -> str:
 def _versions(frozen: Sequence[str], requirements: Sequence[str]) -> dict[str, str]:
     """Return the versions of the named packages in lines of `pip freeze`, in the order of the requirements."""
     found = {_normal(name): version for name, _, version in (line.partition("==") for line in frozen) if version}
-    names = [requirement.partition("[")[0].partition("=")[0] for requirement in requirements]
+    names = [re.split(r"[\[<>=]", requirement)[0] for requirement in requirements]
     return {name: found[_normal(name)] for name in names if _normal(name) in found}
 
 

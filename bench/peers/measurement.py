@@ -67,9 +67,15 @@ class PeerResults(msgspec.Struct, frozen=True):
 
 
 def chosen(only: str) -> list[PeerServer]:
-    """Return the peers whose name contains `only`, or is it, or all of them for an empty text."""
-    exact = [peer for peer in PEERS if peer.name == only]
-    return exact or [peer for peer in PEERS if only in peer.name]
+    """Return the peers that a list of names with commas asks for; a name that is no whole one is a part of several.
+
+    An empty text asks for all.
+    """
+    found: list[PeerServer] = []
+    for name in only.split(","):
+        exact = [peer for peer in PEERS if peer.name == name]
+        found += exact or [peer for peer in PEERS if name in peer.name]
+    return [peer for peer in PEERS if peer in found]
 
 
 def worker_counts(asked: int | None) -> list[int]:

@@ -77,7 +77,7 @@ class PeerServer(msgspec.Struct, frozen=True):
     requirements: tuple[str, ...] = ()
     service: Callable[[Setup], Service] | None = None
     serve: Callable[[Setup], AbstractContextManager[ServedPeer]] | None = None
-    #: perf_analyzer's options for this peer; None if it cannot measure it.
+    #: perf_analyzer's options for this peer; None if it cannot measure it. It needs Triton's model configuration.
     analyzer: tuple[str, ...] | None = None
 
 

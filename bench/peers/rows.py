@@ -24,8 +24,8 @@ _WARM_UP_CONNECTIONS, _WARM_UP_S = 8, 1
 class PeerRow(msgspec.Struct, frozen=True):
     """A load: which model is asked, by which client, over how many connections.
 
-    `LIGHT` is wrk, or h2load where the peer takes the model only over gRPC. `GRPC` is h2load and perf_analyzer
-    `ANALYZER`; both only for peers with the v2 protocol.
+    `LIGHT` is wrk, or h2load where the peer takes the model only over gRPC. `GRPC` is h2load, for peers with the v2
+    protocol, and `ANALYZER` perf_analyzer, for those with Triton's model configuration.
     """
 
     model: str
