@@ -34,7 +34,7 @@ COLLAPSED = 0.5
 class ConnectionPoint(msgspec.Struct, frozen=True):
     """A load: its line, connections and requests in flight on each; medians of the rates and latencies of rounds.
 
-    `failures` are the reasons of rounds without figures.
+    `failures` are the reasons of rounds without figures. wrk has no p99 (0) of requests that were sent ahead.
     """
 
     line: str

@@ -89,8 +89,8 @@ def service(setup: Setup) -> Service:
 PEER = PeerServer(
     name="kserve",
     title="KServe SDK",
-    settings="workers=N (processes of uvicorn; gRPC has one), async predict, event_loop=uvloop, no latency or access"
-    " log; 1 MiB over gRPC (binary tensors over HTTP become lists: 126 ms). It listens on all addresses, because it has no setting for that",
+    settings="workers=N (uvicorn processes; gRPC has one), async predict, event_loop=uvloop, no latency or access log;"
+    " 1 MiB over gRPC (binary tensors over HTTP become lists: 126 ms). It listens on all addresses: it has no setting",
     source="https://kserve.github.io/website/docs/reference/python-runtime-sdk/python-runtime-sdk-api",
     endpoints=v2_endpoints({ADD_SUB: V2_JSON, DIGITS: V2_JSON, MEBIBYTE: GRPC}),
     grpc=v2_endpoints({ADD_SUB: GRPC}),
