@@ -105,9 +105,11 @@ def _settings(results: PeerResults) -> list[str]:
     versions = [f"{peer.title} {next(iter(peer.versions.values()))}" for peer in results.peers if peer.versions]
     half = (len(versions) + 1) // 2
     rounds = max((each.rounds for each in summarize(results.samples).values()), default=0)
+    measured = f"Medians of {rounds} rounds in turn, {results.seconds} s each; thin lines: lowest to highest"
+    if rounds == 1:
+        measured = f"One round of {results.seconds} s"
     return [
-        f"Medians of {rounds} rounds in turn, {results.seconds} s each; thin lines: lowest to highest. Clients on the"
-        f" same machine: {results.clients}. Each server with its recommended settings.",
+        f"{measured}. Clients on the same machine: {results.clients}. Each server with its recommended settings.",
         f"{', '.join(versions[:half])},",
         f"{', '.join(versions[half:])}.",
         f"{results.machine.line}.",
