@@ -115,14 +115,18 @@ def measure(
 def merged(before: PeerResults, added: PeerResults) -> PeerResults:
     """Return results with the rounds of both; versions, settings and machine are those of `added`.
 
+    The machine's load before the start is the higher one.
+
     Peers and connections that `added` lacks stay as they were.
     """
     names = {peer.name for peer in added.peers} | {failure.peer for failure in added.failures if not failure.workers}
     described = {peer.name: peer for peer in [*before.peers, *added.peers]}
     order = {peer.name: number for number, peer in enumerate(PEERS)}
     kept = [failure for failure in before.failures if failure.workers or failure.peer not in names]
+    load = max(before.machine.load, added.machine.load)
     return msgspec.structs.replace(
         added,
+        machine=msgspec.structs.replace(added.machine, load=load),
         peers=sorted(described.values(), key=lambda peer: order.get(peer.name, len(order))),
         samples=[*before.samples, *added.samples],
         failures=[*kept, *added.failures],
