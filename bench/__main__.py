@@ -54,7 +54,7 @@ TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and
 Seconds = Annotated[
     float | None,
     typer.Option(
-        min=0.1, help="length of a window of perf_analyzer; a round has three", show_default="1.0, with --against 0.5"
+        min=0.1, help="length of a window of perf_analyzer; a round has three", show_default="1.0, with --against 0.4"
     ),
 ]
 Against = Annotated[
@@ -78,18 +78,17 @@ def rows(
     full: Full = False,
     keep: Keep = False,
 ) -> None:
-    """Load in 102 rows: requests/s, p99, CPU time of a request, and the ratios. 35 minutes, with --against 20.
+    """Load in 101 rows: requests/s, p99, CPU time of a request, and the ratios. 25 minutes, with --against 15 to 20.
 
-    Rows are loaded by perf_analyzer, or, where their names begin with `light` or `onnx_cpp`, by wrk and h2load
-    (Debian: wrk, nghttp2-client). With --against both commits are measured in paired rounds. A row has no further
-    rounds when they could not change its verdict. The exit code is 1 where a row's rate is below 0.95 of the one
-    before with confidence, or a row fails.
+    Names that begin with `light` or `onnx_cpp` are loaded by wrk and h2load (Debian: wrk, nghttp2-client), the others
+    by perf_analyzer. With --against both commits are measured in paired rounds, and a row ends when no round to come
+    could change its verdict. The exit code is 1 where a rate is below 0.95 of the one before with confidence.
     """
     _warn_if_busy()
     if against:
-        plan = against_commit.Plan(rounds or 9, seconds or 0.5, full, output, keep)
+        plan = against_commit.PairedPlan(rounds or 9, seconds or 0.4, full, output, keep)
         raise typer.Exit(against_commit.run(against, only, plan, random.Random(0)))  # equal orders in every run
-    plan_beside_triton = compare.Plan(rounds or 3, seconds or 1.0, not without_triton, output, keep)
+    plan_beside_triton = compare.RowsPlan(rounds or 3, seconds or 1.0, not without_triton, output, keep)
     raise typer.Exit(compare.run(only, plan_beside_triton))
 
 

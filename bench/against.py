@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from bench.contenders import Contender
 
 
-class Plan(msgspec.Struct, frozen=True):
+class PairedPlan(msgspec.Struct, frozen=True):
     """How a comparison is made: how often, how long a window of perf_analyzer is, and what happens at its end."""
 
     rounds: int = 9
-    window_s: float = 0.5
+    window_s: float = 0.4
     #: Whether every row has all rounds, also those whose verdict is settled.
     full: bool = False
     #: Where all figures go, if anywhere.
@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True):
     keep: bool = False
 
 
-def run(commit: str, only: str, plan: Plan, generator: random.Random) -> int:
+def run(commit: str, only: str, plan: PairedPlan, generator: random.Random) -> int:
     """Measure, print figures and verdicts, write JSON. Returns 1 if `AgainstReport.failed`, else 0.
 
     `generator` decides which server of a pair is first. Raises `UnknownCommit`, `NotAvailable`, `ServerFailed`.

@@ -65,6 +65,12 @@ class PairedRow(msgspec.Struct):
     def rounds(self) -> int:
         return max((len(each) for each in self.now.values()), default=0)
 
+    @property
+    def failed(self) -> bool:
+        """Whether this tree has no figures, or has failed more than once."""
+        failures = len(self.failures.get(NOW, ()))
+        return failures >= FAILURE_LIMIT or (failures > 0 and not self.rounds)
+
     def add(self, quantity: Quantity, before: float, now: float) -> None:
         """Add a round of a quantity."""
         self.before.setdefault(quantity.title, []).append(before)
@@ -73,6 +79,10 @@ class PairedRow(msgspec.Struct):
     def fail(self, server: str, failure: str) -> None:
         """Add a round without figures."""
         self.failures.setdefault(server, []).append(failure)
+
+    def median(self, quantity: Quantity) -> float:
+        """Return the median of a quantity of this tree, which has one."""
+        return statistics.median(self.now[quantity.title])
 
     def ratios(self, quantity: Quantity) -> list[float]:
         """Return now/before of each round."""
@@ -115,30 +125,32 @@ class AgainstReport(msgspec.Struct, frozen=True):
     skipped: dict[str, str] = {}
 
     @property
-    def beyond_limit(self) -> list[str]:
-        """What is worse than its limit allows, with confidence: rows by name and quantity."""
+    def beyond_limit(self) -> dict[str, list[str]]:
+        """What is worse than its limit allows, with confidence: quantities and ratios, by the name of the row."""
         every = [*((each.row, each.compared) for each in (*self.rows, *self.inside)), (_MEAN, self.mean)]
-        return [
-            f"{name} ({title} {each.ratio.median:.3f}, {each.ratio.low:.3f} to {each.ratio.high:.3f})"
-            for name, compared in every
-            for title, each in compared.items()
-            if each.verdict.beyond_limit
-        ]
+        found: dict[str, list[str]] = {}
+        for name, compared in every:
+            for title, each in compared.items():
+                if each.verdict.beyond_limit:
+                    ratio = each.ratio
+                    text = f"{title} {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+                    found.setdefault(name, []).append(text)
+        return found
 
     @property
     def failed(self) -> bool:
         """Whether this tree fails in a row, or a row or the mean is beyond its limit with confidence.
 
-        A row that only the other commit fails in is one that it did not have.
+        A row that only the other commit fails in is one that it did not have. A single failure beside rounds with
+        figures is one of a busy machine: perf_analyzer has seen no request in a window.
         """
-        return any(NOW in row.failures for row in self.rows) or bool(self.beyond_limit)
+        return any(row.failed for row in self.rows) or bool(self.beyond_limit)
 
     def kept_figures(self) -> dict[str, KeptFigures]:
         """Return what is kept of each row that this tree has figures of."""
         return {
             row.row: KeptFigures(
-                *(statistics.median(row.now[quantity.title]) for quantity in Quantity),
-                rounds=row.rounds,
+                row.median(Quantity.RATE), row.median(Quantity.P99), row.median(Quantity.CPU), row.rounds
             )
             for row in self.rows
             if row.now
@@ -198,17 +210,22 @@ def print_report(report: AgainstReport, kept: Kept) -> None:
     if confidence < CONFIDENCE and not any(row.stopped for row in report.rows):
         print(f"no verdicts: {CONFIDENCE:.0%} confidence needs six rounds, this run has {confidence:.0%}")
         return
-    _print_verdicts(lines)
+    settled = {row.row for row in (*report.rows, *report.inside) if row.stopped and row.compared}
+    _print_verdicts([(name, compared) for name, compared in lines if name not in settled])
+    if settled:
+        count = sum(bool(row.compared) for row in (*report.rows, *report.inside))
+        print(f"{len(settled)} of {count} rows were settled before the last round: not beyond their limits")
     beyond = report.beyond_limit
-    print(f"beyond the limit with confidence: {'; '.join(beyond)}" if beyond else "nothing is beyond its limit")
+    print("beyond the limit with confidence:" if beyond else "nothing is beyond its limit with confidence")
+    for name, found in beyond.items():
+        print(f"  {name}: {', '.join(found)}")
 
 
 def _print_verdicts(lines: Iterable[tuple[str, dict[str, Compared]]]) -> None:
-    """Print verdicts that need words: a row that was settled early and no slower is only in the table."""
     for name, compared in lines:
-        found = [(title, each.verdict) for title, each in compared.items()]
-        if any(each.confident for _, each in found):
-            print(f"{name}: " + "; ".join(f"{title} {each.text}" for title, each in found))
+        found = {title: each.verdict for title, each in compared.items() if each.verdict.confident}
+        if found:
+            print(f"{name}: " + "; ".join(f"{title} {each.text}" for title, each in found.items()))
 
 
 def _print_figures(lines: list[tuple[str, dict[str, Compared]]], report: AgainstReport, kept: Kept) -> None:
@@ -217,7 +234,7 @@ def _print_figures(lines: list[tuple[str, dict[str, Compared]]], report: Against
     ratios = {
         row.row: ratio
         for row in report.rows
-        if row.now and (ratio := kept.ratio(row.row, statistics.median(row.now[Quantity.RATE.title]), report.machine))
+        if row.now and (ratio := kept.ratio(row.row, row.median(Quantity.RATE), report.machine))
     }
     most = max(lines, key=lambda line: max(each.ratio.confidence for each in line[1].values()))[1]
     confidence = max(each.ratio.confidence for each in most.values())

@@ -45,7 +45,8 @@ def choose(only: str, *, no_cpp: str = "") -> Chosen:
     """Return the rows whose names match. `no_cpp` is why those with Triton's C++ backend cannot be measured."""
     rows: list[AnyRow] = []
     skipped: dict[str, str] = {}
-    for row in (*all_rows(), *light_rows()):
+    every: list[AnyRow] = [*all_rows(), *light_rows()]
+    for row in every:
         if not matches(only, row.name):
             continue
         if reason := _reason_to_skip(row, no_cpp):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bench.chosen import AnyRow
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RowsPlan(msgspec.Struct, frozen=True):
     """How rows are measured: how often, how long a window of perf_analyzer is, and what happens at the end."""
 
     rounds: int = 3
@@ -88,7 +88,7 @@ class Measured(msgspec.Struct):
         return statistics.median(each.cpu.system_s / each.figures.requests for each in self.rounds) * 1e6
 
 
-def run(only: str, plan: Plan) -> int:
+def run(only: str, plan: RowsPlan) -> int:
     """Measure, print a table, write JSON. Returns the number of rows that failed on our server."""
     backend, no_cpp = None, ""
     if plan.with_triton:
@@ -228,9 +228,8 @@ def _print_table(report: list[dict[str, Any]], kept: Kept, machine: Machine) -> 
         )
         if failure:
             print(f"{'':{width}} Triton has no figures: {failure}")
-    for line in (*mean_lines(report), kept_line(ratios)):
-        if line:
-            print(line)
+    for text in filter(None, (*mean_lines(report), kept_line(ratios))):
+        print(text)
 
 
 def mean_lines(report: list[dict[str, Any]]) -> list[str]:

@@ -71,8 +71,9 @@ class Clients(msgspec.Struct, frozen=True):
         """
         model = row.triton_model if server.name == TRITON and row.triton_model else row.model
         if isinstance(row, Row):
-            assert self.analyzer is not None, "rows of perf_analyzer need it"
-            return _counted(server, lambda: self.analyzer.measure(row, model, server.ports[row.protocol]))
+            analyzer = self.analyzer
+            assert analyzer is not None, "rows of perf_analyzer need it"
+            return _counted(server, lambda: analyzer.measure(row, model, server.ports[row.protocol]))
         load = self.light.prepare(row, model, server.ports)
         if isinstance(load, str):
             return load

@@ -1,4 +1,4 @@
-"""The figures of every row at the last landed commit, which the repository keeps: `bench/results/kept.json`.
+"""The figures of every row at the last landed commit, which the repository keeps: `results/kept.json`.
 
 Each landing is compared with the commit before it, in pairs. A loss of two percent is within the noise of each
 comparison, and ten of them are a fifth. The kept figures show it, on a machine of the same kind; on another machine

@@ -51,7 +51,7 @@ class Payload(msgspec.Struct, frozen=True):
         return self.count * (8 if self.datatype == "INT64" else 4)
 
 
-class Case(msgspec.Struct, frozen=True):
+class LightCase(msgspec.Struct, frozen=True):
     """A request, and its tensors by name."""
 
     payload: Payload
@@ -61,11 +61,11 @@ class Case(msgspec.Struct, frozen=True):
 
 
 @functools.lru_cache(maxsize=2)  # rows follow one another; a large one has 6 MB of text
-def build_case(payload: Payload, model: str) -> Case:
+def build_case(payload: Payload, model: str) -> LightCase:
     """Return the case of a payload for the server's `model`."""
     inputs, outputs = _tensors(payload)
     make = {JSON: _json, BINARY: _binary, GRPC: _grpc, SHARED: _shared, GENERATE: _generate}[payload.form]
-    return Case(payload, make(payload, model, inputs), inputs, outputs)
+    return LightCase(payload, make(payload, model, inputs), inputs, outputs)
 
 
 def _tensors(payload: Payload) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
@@ -154,7 +154,7 @@ def _infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-def wrong_outputs(case: Case, headers: dict[str, str], body: bytes) -> str:
+def wrong_outputs(case: LightCase, headers: dict[str, str], body: bytes) -> str:
     """Return what is wrong with the body of a successful response, or nothing. Header names are in lower case."""
     form = case.payload.form
     try:
@@ -172,7 +172,7 @@ def wrong_outputs(case: Case, headers: dict[str, str], body: bytes) -> str:
         return f"the response cannot be read: {error!r}"
 
 
-def compared(case: Case, found: dict[str, Any]) -> str:
+def compared(case: LightCase, found: dict[str, Any]) -> str:
     """Return how outputs (lists, arrays or bytes, by name) differ from those of the case, or nothing.
 
     Raises `ValueError` for elements of another kind.

@@ -28,7 +28,7 @@ WARM_UP_S = 0.15
 _TIMEOUT_S = 20.0
 
 
-class Response(msgspec.Struct, frozen=True):
+class CheckedResponse(msgspec.Struct, frozen=True):
     """A response: headers (and trailers) in lower case, and the whole body."""
 
     headers: dict[str, str]
@@ -56,7 +56,7 @@ class CheckClient:
     ) -> None:
         self._connection.close()
 
-    def exchange(self, request: LightRequest) -> Response:
+    def exchange(self, request: LightRequest) -> CheckedResponse:
         """Send a request and return its response, which is a success. Raises `BadAnswer`."""
         try:
             return self._connection.exchange(request)
@@ -78,13 +78,13 @@ class _Http:
             else http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
         )
 
-    def exchange(self, request: LightRequest) -> Response:
+    def exchange(self, request: LightRequest) -> CheckedResponse:
         self._connection.request("POST", request.path, request.body, request.headers)
         response = self._connection.getresponse()
         body = response.read()
         if response.status != 200:
             raise BadAnswer(f"status {response.status}: {body[:200].decode(errors='replace')}")
-        return Response({name.lower(): value for name, value in response.getheaders()}, body)
+        return CheckedResponse({name.lower(): value for name, value in response.getheaders()}, body)
 
     def close(self) -> None:
         self._connection.close()
@@ -100,7 +100,7 @@ class _Grpc:
         self._connection.initiate_connection()
         self._socket.sendall(self._connection.data_to_send())
 
-    def exchange(self, request: LightRequest) -> Response:
+    def exchange(self, request: LightRequest) -> CheckedResponse:
         connection = self._connection
         stream = connection.get_next_available_stream_id()
         connection.send_headers(stream, [
@@ -140,10 +140,10 @@ class _Grpc:
         self._socket.close()
 
 
-def _success(headers: dict[str, str], body: bytes) -> Response:
+def _success(headers: dict[str, str], body: bytes) -> CheckedResponse:
     if headers.get("grpc-status") != "0":
         raise BadAnswer(f"grpc-status {headers.get('grpc-status')}: {headers.get('grpc-message', '')}")
-    return Response(headers, body)
+    return CheckedResponse(headers, body)
 
 
 def _context(protocol: str) -> ssl.SSLContext:

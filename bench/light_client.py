@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bench.light import LightLoad, LightRequest, run_load
-from bench.light_cases import SHARED, Case, build_case, compared, region_names, wrong_outputs
+from bench.light_cases import SHARED, LightCase, build_case, compared, region_names, wrong_outputs
 from bench.light_check import BadAnswer, CheckClient
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class LightClient:
         """Run a load that `prepare` has returned. Returns its figures, or the reason why there are none."""
         return run_load(load)
 
-    def _register(self, case: Case, client: CheckClient) -> None:
+    def _register(self, case: LightCase, client: CheckClient) -> None:
         """Fill the input's region, empty the output's, and register both. Raises `BadAnswer`, `OSError`."""
         [tensor] = case.inputs.values()
         for name, content in zip(region_names(case.payload), (tensor.tobytes(), bytes(tensor.nbytes)), strict=True):

@@ -184,6 +184,16 @@ def test_a_row_that_only_the_other_commit_fails_in_does_not_fail_the_comparison(
     assert report.rows[0].failures == {BEFORE: ["round 1: unknown model", "round 2: unknown model"]}
 
 
+def test_a_single_failure_of_this_tree_beside_rounds_with_figures_does_not_fail_the_comparison() -> None:
+    row = PairedRow("small")
+    row.fail(NOW, "round 1: no request in a window")
+    assert row.failed
+    row.add(Quantity.RATE, 1.0, 1.0)
+    assert not row.failed
+    row.fail(NOW, "round 3: no request in a window")
+    assert row.failed
+
+
 def test_a_row_has_no_further_rounds_when_they_could_not_change_its_verdict(servers: FakeServers) -> None:
     servers.figures[NOW] = servers.figures[BEFORE]
     slow, fast = ROWS[0].name, ROWS[1].name
@@ -192,9 +202,20 @@ def test_a_row_has_no_further_rounds_when_they_could_not_change_its_verdict(serv
     assert servers.measured == {slow: 2 * 9, fast: 2 * 2}
     assert [row.rounds for row in report.rows] == [9, 2]
     assert report.failed
-    [beyond] = report.beyond_limit
-    assert beyond == f"{slow} (rate 0.900, 0.900 to 0.900)"
+    assert report.beyond_limit == {slow: ["rate 0.900 (0.900 to 0.900)"]}
     assert report.rows[1].compared["rate"].verdict.text == "not below 0.95, which was settled after 2 rounds"
+
+
+def test_settled_rows_are_only_counted_in_the_verdicts(
+    servers: FakeServers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers.figures[NOW] = servers.figures[BEFORE]
+    print_report(servers.report(rounds=9, full=False), Kept())
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [
+        "2 of 2 rows were settled before the last round: not beyond their limits",
+        "nothing is beyond its limit with confidence",
+    ]
 
 
 def test_servers_are_not_started_for_rounds_that_nothing_needs(servers: FakeServers) -> None:
@@ -229,7 +250,9 @@ def test_the_report_names_what_is_beyond_its_limit_and_the_ratio_to_the_kept_fig
     assert kept.rows[ROWS[0].name].figures.rate == 9_000
     print_report(report, kept)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1].startswith(f"beyond the limit with confidence: {ROWS[0].name} (rate 0.900, 0.900 to 0.900); ")
+    last = printed.index("beyond the limit with confidence:") + 1
+    assert printed[last] == f"  {ROWS[0].name}: rate 0.900 (0.900 to 0.900)"
+    assert printed[-1] == "  geometric mean of the rows: rate 0.900 (0.900 to 0.900)"
     assert next(line for line in printed if line.startswith(ROWS[0].name)).endswith(" 1.00")
 
 

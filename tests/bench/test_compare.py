@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bench.compare import Measured, mean_lines, report_line
@@ -39,7 +41,7 @@ def test_a_server_without_figures_has_the_reason_in_its_place() -> None:
 
 
 def test_each_group_has_a_geometric_mean_beside_that_of_all_rows() -> None:
-    rows = [{"group": "a", "rate_ratio": 2.0}, {"group": "b", "rate_ratio": 8.0}, {"group": "b"}]
+    rows: list[dict[str, Any]] = [{"group": "a", "rate_ratio": 2.0}, {"group": "b", "rate_ratio": 8.0}, {"group": "b"}]
     assert mean_lines(rows) == [
         "2 rows compared, geometric mean of the ratios 4.00",
         "1 rows compared (a), geometric mean of the ratios 2.00",

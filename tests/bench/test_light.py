@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from bench import light
 from bench.light import LightLoad, LightRequest, parse_h2load, parse_wrk, run_load
 from bench.rows import Figures
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRK = """Running 1s test @ http://127.0.0.1:32929/v2/models/add_sub/infer
   1 threads and 8 connections
@@ -80,7 +79,7 @@ def test_failed_requests_of_h2load_are_a_failure_of_the_load() -> None:
 
 
 def test_a_program_that_is_not_installed_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(light.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert run_load(LOAD) == "wrk is not installed (apt-get install wrk)"
     assert light.missing("grpc") == "h2load is not installed (apt-get install nghttp2-client)"
     assert light.client_versions() == ""
@@ -96,12 +95,12 @@ def test_a_command_has_the_body_as_a_file_and_every_header(
 
     def run(command: list[str], **_: object) -> None:
         folder = next(each for each in command if each.startswith(("--script=", "--data="))).partition("=")[2]
-        (tmp_path / "body").write_bytes(light.Path(folder).with_name("body").read_bytes())
+        (tmp_path / "body").write_bytes(Path(folder).with_name("body").read_bytes())
         commands.append(command)
-        raise light.subprocess.TimeoutExpired(command, 1)
+        raise subprocess.TimeoutExpired(command, 1)
 
-    monkeypatch.setattr(light.shutil, "which", lambda name: name)
-    monkeypatch.setattr(light.subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", run)
     request = LightRequest("/path", b"body", {"A": "b"})
     load = LightLoad(protocol, 80, request, 4, 2, tls=protocol == "http", keep_alive=protocol != "http")
     assert run_load(load) == f"{light.PROGRAMS[protocol][0]} did not end"

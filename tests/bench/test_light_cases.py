@@ -14,7 +14,7 @@ from bench.light_cases import (
     GRPC,
     JSON,
     SHARED,
-    Case,
+    LightCase,
     Payload,
     build_case,
     compared,
@@ -27,7 +27,7 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 ADD_SUB = {form: build_case(Payload(form, "add_sub", 16), "add_sub") for form in (JSON, BINARY, GRPC)}
 
 
-def json_response(case: Case, **changes: Any) -> bytes:
+def json_response(case: LightCase, **changes: Any) -> bytes:
     outputs = [{"name": name, "data": each.ravel().tolist()} for name, each in case.outputs.items()]
     outputs[0] |= changes
     return json.dumps({"outputs": outputs}).encode()
