@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, start, restart, tracing, recording, page, micro..."""
+"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, peers, start, restart, tracing, page, micro..."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ Rounds = Annotated[
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
 ]
 OnlyKind = Annotated[str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch")]
+OnlyPeers = Annotated[str, typer.Option(help="only these peers, or parts of their names: naiad,mosec,ray")]
 HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
 TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and not in twelve: an hour")]
 Seconds = Annotated[
@@ -131,6 +132,35 @@ def density_command(quick: Quick = False, without_triton: WithoutTriton = False,
     _publish("density", measured, quick=quick or bool(only))
 
 
+@cli.command("peers")
+def peers_command(
+    only: OnlyPeers = "",
+    rounds: Annotated[int, typer.Option(min=1, help="rounds over all peers; figures are medians")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 2,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="workers of each server", show_default="1, and as many as cores")
+    ] = None,
+    quick: Quick = False,
+    add: Annotated[bool, typer.Option("--add", help="add the rounds to those of the last run")] = False,
+    connections: Annotated[
+        bool, typer.Option(help="measure our own server with 1 to 256 connections, without keep-alive, pipelined")
+    ] = True,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="install the newest versions first")] = False,
+) -> None:
+    """Our server beside mosec, KServe, LitServe, BentoML, MLServer, Ray Serve, FastAPI and Triton, with a picture.
+
+    Each is installed from the package index into ~/.cache/naiad-bench/peers (2 GB), served as its documentation
+    recommends, and loaded by wrk, h2load and perf_analyzer. 25 minutes.
+    """
+    from bench.peers import command  # as below
+
+    _warn_if_busy()
+    path = store.stem("peers", quick=quick).with_suffix(".json")
+    measured = command.run(only, 1 if quick else rounds, workers, path if add else None, connections=connections,
+                           seconds=1 if quick else seconds, upgrade=upgrade)  # fmt: skip
+    _publish("peers", measured, quick=quick)
+
+
 @cli.command("start")
 def start_command() -> None:
     """Time from the command until every port listens, and memory in use. 10 seconds."""
@@ -187,7 +217,10 @@ def micro_command() -> None:
 @cli.command()
 def draw(quick: Quick = False) -> None:
     """Draw the pictures again from the JSON files of the last runs, without a measurement."""
-    for name, kind in (("curve", curve.Curve), ("growth", growth.Growth), ("density", Density)):
+    from bench.peers.measurement import PeerResults  # imports NumPy and the protocol's messages
+
+    kinds: dict[str, Any] = {"curve": curve.Curve, "growth": growth.Growth, "density": Density, "peers": PeerResults}
+    for name, kind in kinds.items():
         path = store.stem(name, quick=quick).with_suffix(".json")
         if path.exists():
             _draw(name, store.read_json(path, kind), quick=quick)
@@ -202,9 +235,11 @@ def _publish(name: str, measured: Any, *, quick: bool) -> None:
 
 def _draw(name: str, measured: Any, *, quick: bool) -> None:
     # matplotlib takes half a second to import, and only the pictures need it
-    from bench.pictures import draw_curve, draw_density, draw_growth, save
+    from bench.pictures import draw_curve, draw_density, draw_growth, draw_peers, save
 
-    drawers: dict[str, Any] = {"curve": draw_curve, "growth": draw_growth, "density": draw_density}
+    drawers: dict[str, Any] = {
+        "curve": draw_curve, "growth": draw_growth, "density": draw_density, "peers": draw_peers,
+    }  # fmt: skip
     figure = drawers[name](measured)
     for path in save(figure, store.stem(name, quick=quick)):
         print(f"wrote {path}")

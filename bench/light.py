@@ -35,6 +35,10 @@ wrk.method = "POST"
 wrk.body = file:read("*a")
 file:close()
 """
+#: Added for pipelining: wrk sends the text of several requests at once, and counts their responses.
+_PIPELINING = """init = function() several = string.rep(wrk.format(), %d) end
+request = function() return several end
+"""
 
 
 class LightRequest(msgspec.Struct, frozen=True):
@@ -61,6 +65,8 @@ class LightLoad(msgspec.Struct, frozen=True):
     tls: bool = False
     keep_alive: bool = True
     response_byte_size: int = 0
+    #: Requests that a connection sends before it waits for their responses, over HTTP only.
+    pipelining: int = 1
 
     @property
     def url(self) -> str:
@@ -119,7 +125,7 @@ def run_load(load: LightLoad) -> Figures | str:
 
 def _wrk(load: LightLoad, folder: Path) -> list[str]:
     script = folder / "script.lua"
-    script.write_text(_SCRIPT % (folder / "body"))
+    script.write_text(_SCRIPT % (folder / "body") + (_PIPELINING % load.pipelining if load.pipelining > 1 else ""))
     headers = dict(load.request.headers)
     if not load.keep_alive:
         headers["Connection"] = "close"

@@ -16,8 +16,10 @@ from matplotlib.lines import Line2D
 from bench.store import write
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 INK, SOFT, FAINT, PAPER = "#1f2328", "#59636e", "#d9dee3", "#ffffff"
@@ -59,11 +61,15 @@ def plain(axes: Axes, title: str) -> None:
 
 def headline(figure: Figure, title: str, *, with_triton: bool, extra: list[Line2D] | None = None) -> None:
     """Write the title and the legend of the servers above the panels."""
-    figure.text(0.012, 0.985, title, fontsize=13.5, fontweight="bold", va="top")
     keys = [Line2D([], [], color=INK, linewidth=2.2, label="Naiad")]
     if with_triton:
         keys.append(Line2D([], [], color=INK, linewidth=1.4, dashes=(4, 2), alpha=0.75, label="Triton"))
-    keys += extra or []
+    headline_of(figure, title, keys + (extra or []))
+
+
+def headline_of(figure: Figure, title: str, keys: Sequence[Artist]) -> None:
+    """Write the title and a legend of any kind above the panels."""
+    figure.text(0.012, 0.985, title, fontsize=13.5, fontweight="bold", va="top")
     figure.legend(
         handles=keys, loc="upper right", bbox_to_anchor=(0.995, 1.0), ncols=len(keys), frameon=False, handlelength=2.8
     )
