@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from pathlib import Path
 
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, file_error
