@@ -13,7 +13,6 @@ import typer
 from kernel.authoring.chain import chain
 from kernel.authoring.examine import Examination
 from kernel.authoring.progress import progress_bar
-from kernel.authoring.target import is_model
 from kernel.authoring.templates import ensemble_files, onnx_files, python_files
 from kernel.authoring.tool_server import run_tool
 from kernel.command.dev import own_command
@@ -22,6 +21,7 @@ from kernel.errors import ServingError
 from kernel.machine import processor_count
 from kernel.options import BadOption
 from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
+from kernel.repository.local import is_model_folder
 from kernel.repository.source import scan
 from kernel.texts import printable
 
@@ -97,9 +97,9 @@ def _check_repository(path: Path, folder: Path) -> None:
             reason = f"'{path.parent}' does not exist"
         elif folder.exists() and not folder.is_dir():
             reason = "it is a file"
-        elif folder.is_dir() and is_model(folder):
+        elif folder.is_dir() and is_model_folder(folder):
             reason = "it is the folder of a model"
-        elif folder.name.isdigit() and is_model(folder.parent):
+        elif folder.name.isdigit() and is_model_folder(folder.parent):
             reason = f"'{path.parent}' is the folder of a model"
     if reason:
         raise BadOption(f"'{path}' cannot be the folder of models: {reason}")

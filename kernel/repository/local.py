@@ -10,13 +10,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, file_error
 from kernel.files.file_threads import uses
 from kernel.files.regular_files import read_regular
 from kernel.repository.layout import CONFIG_FILENAME, Entry, can_be_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Python writes these folders next to a model's code; they are not part of the model.
 _IGNORED = frozenset({"__pycache__"})
