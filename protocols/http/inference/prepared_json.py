@@ -68,8 +68,11 @@ class PreparedJsonBody(msgspec.Struct, frozen=True):
     outputs: OutputFormat
     template: ResponseTemplate | JsonResponseTemplate | None
     skeleton: JsonSkeleton
-    #: The inputs with data, in the order of the skeleton's values; others are in regions of the client.
-    tensors: list[Tensor]
+    #: The names, datatypes and shapes of the inputs with data, in the order of the skeleton's values. Other inputs are
+    #: in regions of the client.
+    names: list[str]
+    datatypes: list[str]
+    shapes: list[list[int]]
     in_regions: bool
     #: Which of the skeleton's values is the id; -1 for none.
     id_place: int
@@ -87,10 +90,7 @@ class PreparedJsonBody(msgspec.Struct, frozen=True):
         common = self.common
         if self.id_place >= 0:
             id = values.pop(self.id_place)
-        inputs = [
-            Tensor(tensor.name, tensor.datatype, tensor.shape, data)
-            for tensor, data in zip(self.tensors, values, strict=True)
-        ]
+        inputs = list(map(Tensor, self.names, self.datatypes, self.shapes, values))
         if self.in_regions:
             inputs = self._with_regions(inputs)
         request = common.with_inputs(inputs, id or common.request.id, sink)
@@ -185,7 +185,9 @@ class PreparedJsonBodies:
             outputs,
             template,
             skeleton,
-            tensors,
+            [each.name for each in tensors],
+            [each.datatype for each in tensors],
+            [each.shape for each in tensors],
             len(tensors) < len(common.request.inputs),
             id_place,
             limit if strings else 0,
