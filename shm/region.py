@@ -130,7 +130,8 @@ class Region:
     def lease(self) -> RegionLease:
         """Return a new lease; the caller releases it once."""
         assert not self.dropped, f"region {self.name} was dropped"
-        return self.another_lease()
+        self._lease_count += 1
+        return RegionLease(self)
 
     def map(self, *, writable: bool) -> mmap.mmap:
         """Map the region until it is closed. Only for arenas: a client could shorten its region while it is mapped."""
@@ -157,7 +158,8 @@ class Region:
     def drop(self) -> None:
         """Refuse new leases, and close the handle when the last lease is released."""
         self.dropped = True
-        self._close_if_unused()
+        if not self._lease_count:
+            self._close()
 
     def lose(self) -> None:
         """The process that has allocated the memory is gone. Only for memory of a device, which goes with it."""
@@ -201,14 +203,15 @@ class Region:
         """Count a released lease. Each lease calls this once."""
         self._lease_count -= 1
         assert self._lease_count >= 0, f"region {self.name}: more leases were released than taken"
-        if not self._lease_count and self._on_unused:
+        if not self._lease_count and (self._on_unused or self.dropped):
             callbacks, self._on_unused = self._on_unused, []
             for callback in callbacks:
                 callback(self)
-        self._close_if_unused()
+            if self.dropped and not self._lease_count:
+                self._close()
 
-    def _close_if_unused(self) -> None:
-        if self.dropped and not self._lease_count and not self.closed:
+    def _close(self) -> None:
+        if not self.closed:
             callbacks, self._on_closed = self._on_closed, []
             for callback in callbacks:
                 callback(self)

@@ -53,11 +53,12 @@ _MAX_DEVICE_ID = 2**31 - 1
 class CopiedLease(Lease):
     """A use of a region whose bytes are copied: the copy counts in the budget until the use ends."""
 
-    __slots__ = ("_budget", "_byte_size", "_held", "_lease", "region")
+    __slots__ = ("_budget", "_byte_size", "_held", "_lease", "region", "region_number")
 
     def __init__(self, lease: RegionLease, byte_size: int, budget: ByteBudget) -> None:
         """The caller has checked that `budget` has room."""
         self.region = lease.region
+        self.region_number = lease.region_number
         self._lease = lease
         self._byte_size = byte_size
         self._budget = budget

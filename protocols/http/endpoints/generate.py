@@ -154,8 +154,13 @@ async def _submit(call: HttpCall, model: Model, request: Request) -> None:
             task = AwaitedRequest(kernel, model, request, DECODE_GENERATE, arguments, sources, call.peer)
             await task.submit()
         else:
-            decode_generate(collector.body(), request, model.spec, limit)
-            kernel.submit(request)
+            body, bodies = collector.body(), call.inference.prepared_generate
+            prepared = bodies.fill(request, body, kernel.catalog.generation)
+            if prepared is not None:
+                kernel.submit(request, prepared)
+                return
+            decode_generate(body, request, model.spec, limit)
+            kernel.submit(request, None, None, functools.partial(bodies.add, body))
     finally:
         call.http[REQUEST_ID] = request.id
         collector.release()

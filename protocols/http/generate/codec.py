@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response
 
 #: The member whose own members are mapped as if they stood beside it.
-_NESTED = "parameters"
+NESTED = "parameters"
 
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text_decoder = msgspec.json.Decoder(msgspec.Raw)
@@ -77,18 +77,18 @@ def _fill(
         except InternalError as error:
             raise InternalError(f"Unable to parse 'id': {error.message}") from None
     for key, text in members.items():
-        if key != _NESTED:
+        if key != NESTED:
             if key in repeated:
                 raise _InputRepeated(request, key)
             _map(key, text, request, spec, max_input_size, read_data)
             continue
-        if _NESTED in spec.inputs:
-            raise InvalidArgument(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
+        if NESTED in spec.inputs:
+            raise InvalidArgument(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
         try:
             nested = _members(bytes(text))
         except InternalError:
             raise InternalError(
-                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
+                f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
             ) from None
         check_count("parameters", len(nested))
         try:
@@ -97,7 +97,7 @@ def _fill(
             for inner_key, inner_text in nested.items():
                 _map(inner_key, inner_text, request, spec, max_input_size, read_data)
         except ServingError as error:
-            raise error_of(error.code, f"Converting keyword: '{_NESTED}': {error.message}") from None
+            raise error_of(error.code, f"Converting keyword: '{NESTED}': {error.message}") from None
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw]:

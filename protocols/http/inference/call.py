@@ -20,6 +20,7 @@ from kernel.tracing.front_doors import HTTP, Reception
 from protocols.forwarding import last_value
 from protocols.helpers.loop_budget import FREE_US, SHARED_US, LoopBudget
 from protocols.helpers.request_task import RequestTask, sources_of
+from protocols.http.generate.prepared import PreparedGenerateBodies
 from protocols.http.inference.codec import OutputFormat, decode_infer, decode_typed
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.access.peer_identity import Peer
     from protocols.http.inference.head import InferRequestHead
+    from protocols.http.inference.json_response_template import JsonResponseTemplate
     from protocols.http.inference.prepared import RequestBody
     from protocols.http.inference.response_template import ResponseTemplate
     from shm.tensor import Tensor
@@ -66,7 +68,8 @@ class HttpInference:
         """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have."""
         self.kernel = kernel
         self.max_input_size = max_input_size
-        self.prepared_bodies = PreparedBodies()
+        self.prepared_bodies = PreparedBodies(max_input_size)
+        self.prepared_generate = PreparedGenerateBodies(max_input_size)
         self._loop_budget = LoopBudget()
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
@@ -121,7 +124,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
     _request: Request | None = None
     _outputs: OutputFormat | None = None
     #: Writes the response without encoding it, where only its bytes differ from the one before.
-    _template: ResponseTemplate | None = None
+    _template: ResponseTemplate | JsonResponseTemplate | None = None
     #: Only where the response and the final flag come apart.
     _only: OnlyResponse | None = None
     #: Whether the request is being decoded by a helper: then it is not submitted yet.

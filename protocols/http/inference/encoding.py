@@ -65,7 +65,23 @@ def encode_infer(response: Response, output_format: OutputFormat, *, plain_only:
     outputs = [
         _encode_output(output, output_format, binary, plain_only=plain_only) for output in response.outputs or ()
     ]
-    header = _encoder.encode(
+    return EncodedResponse(_encode(response, outputs), binary)
+
+
+def json_around_data(response: Response) -> list[bytes]:
+    """Return the pieces of JSON around the data of those outputs of `response` that are in its body, all in JSON."""
+    # msgspec writes no control character itself.
+    outputs: list[_Output | msgspec.Raw] = [
+        _Output(output.name, output.datatype, output.shape)
+        if output.response_bytes() is None
+        else _Output(output.name, output.datatype, output.shape, data=msgspec.Raw(b"\0"))
+        for output in response.outputs or ()
+    ]
+    return _encode(response, outputs).split(b"\0")
+
+
+def _encode(response: Response, outputs: list[_Output | msgspec.Raw]) -> bytes:
+    return _encoder.encode(
         _InferResponse(
             id=response.id or ABSENT,
             model_name=response.model_name,
@@ -74,7 +90,6 @@ def encode_infer(response: Response, output_format: OutputFormat, *, plain_only:
             outputs=outputs,
         )
     )
-    return EncodedResponse(header, binary)
 
 
 def _encode_output(

@@ -1,7 +1,7 @@
-"""Prepared requests for bodies whose JSON was seen before, except for the id: clients repeat it. Pure.
+"""Prepared requests for bodies whose JSON was seen before, except for the id and data: clients repeat it. Pure.
 
-Where all tensors are binary data or in shared memory, the JSON is looked up and not parsed, checked and translated
-again. A prepared body is valid until the catalog of models changes.
+The JSON is looked up and not parsed, checked and translated again: here where all tensors are binary data or in shared
+memory, in `prepared_json` where data is in the JSON. A prepared body is valid until the catalog of models changes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
 from protocols.http.inference.compression import IDENTITY
+from protocols.http.inference.json_response_template import JsonResponseTemplate
+from protocols.http.inference.prepared_json import DATA, MAX_BYTE_SIZE, PreparedJsonBodies, PreparedJsonBody
 from protocols.http.inference.response_template import ResponseTemplate
 from protocols.prepared_cache import PreparedCache
 from shm.tensor import Tensor
@@ -47,19 +49,21 @@ class PreparedBody(msgspec.Struct, frozen=True):
     #: The bytes of each input behind the JSON, -1 for one in shared memory, and of all.
     byte_sizes: list[int]
     byte_size: int
-    #: How the last response was written; None where responses are compressed, or all outputs are JSON.
-    template: ResponseTemplate | None
+    #: How the last response was written; None where responses are compressed.
+    template: ResponseTemplate | JsonResponseTemplate | None
 
 
 class PreparedBodies:
     """The prepared bodies of one HTTP server, by `InferRequestHead.prepared_key` and the JSON without its id."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_input_size: int) -> None:
+        """`max_input_size` is how many bytes an input in JSON may have."""
         self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(_MAX_BODIES)
+        self._json = PreparedJsonBodies(max_input_size)
 
     def match(
         self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
-    ) -> tuple[Request, PreparedBody] | None:
+    ) -> tuple[Request, PreparedBody | PreparedJsonBody] | None:
         """Return the request in `body` and what it was made from, or None if it has to be parsed.
 
         `generation` is that of the catalog. The request needs no checks but of its shared memory.
@@ -67,13 +71,21 @@ class PreparedBodies:
         cache = self._cache
         if generation != cache.generation:
             cache.start_generation(generation)
+            self._json.start_generation(generation)
             return None
         start = head.header_length
-        if start > _MAX_JSON_BYTE_SIZE:
+        if start > MAX_BYTE_SIZE:
             return None
         # As in `add`; a function for both would be a call for every request.
         id = _ID.match(body, 0, start)
         begin = 0 if id is None else id.end()
+        if start == len(body) and type(body) is bytes and (first_data := body.find(DATA, begin)) >= 0:
+            text_of_id = "" if id is None else id[1].decode()
+            found = self._json.match(head.prepared_key, body, begin, first_data, text_of_id, sink)
+            if found is not None:
+                return found
+        if start > _MAX_JSON_BYTE_SIZE:
+            return None
         prepared = cache.entries.get((head.prepared_key, bytes(body[begin:start])))
         byte_size = len(body)
         if prepared is None or byte_size - start != prepared.byte_size:
@@ -97,20 +109,32 @@ class PreparedBodies:
 
         `Kernel.submit` calls it when it has checked the request, while the catalog is as `match` has last seen it.
         """
-        if not 0 < head.header_length <= _MAX_JSON_BYTE_SIZE:
+        length = head.header_length
+        if not 0 < length <= MAX_BYTE_SIZE:
             return
+        id = _ID.match(body, 0, length)
+        if id is not None and request.id != id[1].decode():
+            return  # a second id counts
+        sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
         if any(tensor.data is not None and type(tensor.data) is not memoryview for tensor in request.inputs):
-            return  # data in JSON
-        id = _ID.match(body, 0, head.header_length)
-        begin = 0 if id is None else id.end()
-        rest = bytes(body[begin : head.header_length])
-        if request.id != ("" if id is None else id[1].decode()):
+            if length == len(body):  # all data is in JSON
+                common = prepare(request, model)
+                template = _template(head, outputs.any_binary)
+                self._json.add(head.prepared_key, bytes(body), id, common, request, outputs, template)
+            return
+        rest = bytes(body[0 if id is None else id.end() : length])
+        if length > _MAX_JSON_BYTE_SIZE or (id is None and request.id):
             return
         if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
-        sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
-        total = sum(size for size in sizes if size > 0)
         common = prepare(request, model)
-        binary_outputs = outputs.any_binary or common.uses_client_regions
-        template = ResponseTemplate() if binary_outputs and head.encoding == IDENTITY else None
+        template = _template(head, outputs.any_binary or common.uses_client_regions)
+        total = sum(size for size in sizes if size > 0)
         self._cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))
+
+
+def _template(head: InferRequestHead, in_binary: bool) -> ResponseTemplate | JsonResponseTemplate | None:
+    """Return the template for responses in which no outputs are JSON, or else for such in which all are."""
+    if head.encoding != IDENTITY:
+        return None
+    return ResponseTemplate() if in_binary else JsonResponseTemplate()

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from shm.tensor import Buffer
 
 #: Arrays nested up to this depth have decoders; the values of deeper ones are checked one by one.
-_FAST_DEPTH = 8
+FAST_DEPTH = 8
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 #: What the elements of a datatype are in JSON, and what Triton calls it when they are something else.
-_ELEMENT_TYPES: dict[str, tuple[type, str]] = {
+ELEMENT_TYPES: dict[str, tuple[type, str]] = {
     "BOOL": (bool, "non-boolean as boolean"),
     "BYTES": (str, "non-string as string"),
     **dict.fromkeys(("UINT8", "UINT16", "UINT32", "UINT64"), (int, "non-unsigned-integer as unsigned-integer")),
@@ -103,9 +103,9 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
 
     The large one is valid JSON. Its special numbers are strings (`SPECIAL_MARK`). Raises `BadData`.
     """
-    expected, complaint = _ELEMENT_TYPES[datatype]
+    expected, complaint = ELEMENT_TYPES[datatype]
     try:
-        values: list[Any] = _decoder(expected, 1).decode(text)
+        values: list[Any] = typed_decoder(expected, 1).decode(text)
     except UNDECODABLE:
         try:
             values = json.loads(text)
@@ -130,7 +130,7 @@ def check_readable(name: str, datatype: str) -> None:
     """Raise unless JSON can carry `datatype` into the input `name`."""
     if datatype not in DATATYPES:
         raise InvalidArgument(f"invalid datatype for input {name}")
-    if datatype not in _ELEMENT_TYPES:
+    if datatype not in ELEMENT_TYPES:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
@@ -138,11 +138,11 @@ def check_readable(name: str, datatype: str) -> None:
 
 def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
     """Return the elements, or None if they are wrong or unusual."""
-    depth = _depth(text)
-    if not 1 <= depth <= _FAST_DEPTH:
+    depth = nesting(text)
+    if not 1 <= depth <= FAST_DEPTH:
         return None
     try:
-        values: list[Any] = _decoder(_ELEMENT_TYPES[datatype][0], depth).decode(text)
+        values: list[Any] = typed_decoder(ELEMENT_TYPES[datatype][0], depth).decode(text)
     except UNDECODABLE:
         return None
     for _ in range(depth - 1):
@@ -150,13 +150,13 @@ def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
     return values
 
 
-def _depth(text: Buffer) -> int:
+def nesting(text: Buffer) -> int:
     """Return how many arrays open at the start of `text`, up to the largest number that has a decoder and one."""
     depth = 0
     for character in text:
         if character == 0x5B:
             depth += 1
-            if depth > _FAST_DEPTH:
+            if depth > FAST_DEPTH:
                 break
         elif character not in b" \t\n\r":
             break
@@ -164,7 +164,8 @@ def _depth(text: Buffer) -> int:
 
 
 @functools.cache
-def _decoder(element_type: type, depth: int) -> msgspec.json.Decoder[Any]:
+def typed_decoder(element_type: type, depth: int) -> msgspec.json.Decoder[Any]:
+    """Return the decoder of arrays that are nested `depth` levels deep."""
     expected: Any = element_type
     for _ in range(depth):
         expected = list[expected]
@@ -176,7 +177,7 @@ def _decode_carefully(name: str, datatype: str, text: Buffer, element_count: int
     document = parse_leniently(bytes(text))
     if not isinstance(document, list):
         raise BadData("attempt to access JSON non-array as array")
-    expected, complaint = _ELEMENT_TYPES[datatype]
+    expected, complaint = ELEMENT_TYPES[datatype]
     accepted = (int, float) if expected is float else (expected,)
     if len(document) == element_count and set(map(type, document)).issubset(accepted):  # usual: one dimension
         return document
@@ -229,7 +230,7 @@ def _pack_wrapping(datatype: str, typecode: str, values: list[Any]) -> bytes:
         return array(typecode, [_to_double(value) for value in values]).tobytes()
     low, high = (0, UINT64_MAX) if typecode.isupper() else (_INT64_MIN, _INT64_MAX)
     if min(values) < low or max(values) > high:
-        raise BadData(f"attempt to access JSON {_ELEMENT_TYPES[datatype][1]}")
+        raise BadData(f"attempt to access JSON {ELEMENT_TYPES[datatype][1]}")
     mask = (1 << 8 * DATATYPES[datatype].byte_size) - 1
     return array(typecode.upper(), [value & mask for value in values]).tobytes()
 
@@ -256,7 +257,7 @@ def json_values(
     """
     if datatype == "BYTES":
         return _string_values(name, data, element_count, plain_only=plain_only)
-    if datatype not in _ELEMENT_TYPES:
+    if datatype not in ELEMENT_TYPES:
         raise InvalidArgument(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
         )
@@ -274,7 +275,7 @@ def json_values(
 def _float_text(values: list[float], *, plain_only: bool) -> msgspec.Raw:
     text = orjson.dumps(values)
     if b"n" not in text:  # orjson writes null for what is not finite, and "e+16" where Triton writes "e16"
-        return msgspec.Raw(text.replace(b"e+", b"e"))
+        return msgspec.Raw(text.replace(b"e+", b"e") if b"+" in text else text)
     if plain_only:
         raise NeedsCare
     return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())

@@ -12,7 +12,9 @@ from kernel.testing import RecordingSink
 from protocols.http.inference.codec import decode_infer
 from protocols.http.inference.compression import GZIP, IDENTITY
 from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.json_response_template import JsonResponseTemplate
 from protocols.http.inference.prepared import PreparedBodies
+from protocols.http.inference.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model
@@ -45,7 +47,7 @@ def parsed(head: InferRequestHead, octets: bytes) -> tuple[Request, Any]:
 
 
 def remembering(head: InferRequestHead, octets: bytes) -> PreparedBodies:
-    bodies = PreparedBodies()
+    bodies = PreparedBodies(1 << 20)
     assert bodies.match(head, octets, 1, SINK) is None
     request, outputs = parsed(head, octets)
     bodies.add(head, octets, outputs, request, MODEL)
@@ -118,12 +120,6 @@ def test_other_requests_are_parsed() -> None:
     assert bodies.match(head, octets, 2, SINK) is None
 
 
-def test_data_in_json_is_parsed() -> None:
-    text = b'{"inputs": [{"name": "A", "datatype": "UINT8", "shape": [2], "data": [1, 2]}]}'
-    head = infer_head("m", "", len(text))
-    assert remembering(head, text).match(head, text, 1, SINK) is None
-
-
 def test_heads_share_a_prepared_body_only_where_responses_are_written_alike() -> None:
     head, octets = body(parameters={"binary_data_output": True})
     bodies = remembering(head, octets)
@@ -144,25 +140,28 @@ def test_compressed_responses_have_no_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "has_template"),
+    ("more", "kind"),
     [
-        ({}, False),
-        ({"parameters": {"binary_data_output": True}}, True),
-        ({"outputs": [{"name": "X", "parameters": {"binary_data": True}}, {"name": "Y"}]}, True),
-        ({"outputs": [{"name": "X"}]}, False),
-        ({"outputs": [{"name": "X", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}]}, True),
+        ({}, JsonResponseTemplate),
+        ({"parameters": {"binary_data_output": True}}, ResponseTemplate),
+        ({"outputs": [{"name": "X", "parameters": {"binary_data": True}}, {"name": "Y"}]}, ResponseTemplate),
+        ({"outputs": [{"name": "X"}]}, JsonResponseTemplate),
+        (
+            {"outputs": [{"name": "X", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}}]},
+            ResponseTemplate,
+        ),
     ],
 )
-def test_responses_that_are_all_json_have_no_template(more: dict[str, Any], has_template: bool) -> None:
+def test_the_template_is_that_for_binary_or_that_for_json_outputs(more: dict[str, Any], kind: type) -> None:
     head, octets = body(**more)
     found = remembering(head, octets).match(head, octets, 1, SINK)
     assert found is not None
-    assert (found[1].template is not None) == has_template
+    assert type(found[1].template) is kind
 
 
 def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocols.http.inference.prepared._MAX_BODIES", 2)
-    bodies = PreparedBodies()
+    bodies = PreparedBodies(1 << 20)
     for priority in range(5):
         head, octets = body(parameters={"priority": priority})
         bodies.match(head, octets, 1, SINK)
