@@ -127,6 +127,22 @@ def decode_typed(header: bytes, binary: memoryview, request: Request, max_input_
         raise NeedsCare from None
 
 
+def decode_apart(
+    header: bytes, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader
+) -> OutputFormat:
+    """Do the same for a large request, whose numbers `read_data` reads: their text may be no JSON.
+
+    Raises `NeedsCare`.
+    """
+    try:
+        read = _decode_header_apart(header)
+        if read is None:
+            raise NeedsCare
+        return _fill(read, binary, request, max_input_size, read_data)
+    except (ServingError, *UNDECODABLE):
+        raise NeedsCare from None
+
+
 def _decode_typed_data(name: str, datatype: str, text: Buffer, count: int, max_input_size: int) -> bytes:
     if count == 0:
         raise NeedsCare  # the text may not have been read at all
@@ -154,6 +170,8 @@ def _decode_header_apart(text: bytes) -> JsonHeader | None:
     quote = text.find(b'"', begin, brace)
     end = text.rfind(b"]", begin, brace if quote < 0 else quote) + 1
     if not end:  # strings, or objects
+        return None
+    if len(text) - (end - begin) > LARGE_BYTE_SIZE:
         return None
     header = _header_decoder.decode(b"".join((text[:begin], _DATA_MARK, text[end:])))
     if not header.inputs or bytes(header.inputs[0].data) != _DATA_MARK:

@@ -121,6 +121,17 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
     return _pack(datatype, values), len(values)
 
 
+def decode_typed_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
+    """Do the same for a piece of scalars that need not be valid JSON. Raises `NeedsCare` for what is unusual."""
+    if datatype == "BYTES":
+        raise NeedsCare
+    try:
+        values: list[Any] = typed_decoder(ELEMENT_TYPES[datatype][0], 1).decode(text)
+    except UNDECODABLE:
+        raise NeedsCare from None
+    return _pack(datatype, values, typed_only=True), len(values)
+
+
 def _wrong_type(datatype: str, complaint: str) -> BadData:
     prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
     return BadData(f"attempt to access JSON {complaint}", prefix)
