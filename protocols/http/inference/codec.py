@@ -114,31 +114,21 @@ def decode_infer(
         raise
 
 
-def decode_typed(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+def decode_typed(
+    header: bytes, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader | None = None
+) -> OutputFormat:
     """Do the same for a request in which nothing is wrong or unusual, without reading its numbers twice.
 
     Raises `NeedsCare` for all others, in much less time than it takes to find out what is wrong; then the request must
-    not be used.
-    """
-    try:
-        read = _decode_header_apart(header) or _header_decoder.decode(header)
-        return _fill(read, binary, request, max_input_size, _decode_typed_data)
-    except (ServingError, *UNDECODABLE):
-        raise NeedsCare from None
-
-
-def decode_apart(
-    header: bytes, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader
-) -> OutputFormat:
-    """Do the same for a large request, whose numbers `read_data` reads: their text may be no JSON.
-
-    Raises `NeedsCare`.
+    not be used. A text that `read_data` gets may be no JSON; then the request must have numbers.
     """
     try:
         read = _decode_header_apart(header)
         if read is None:
-            raise NeedsCare
-        return _fill(read, binary, request, max_input_size, read_data)
+            if read_data is not None:
+                raise NeedsCare
+            read = _header_decoder.decode(header)
+        return _fill(read, binary, request, max_input_size, read_data or _decode_typed_data)
     except (ServingError, *UNDECODABLE):
         raise NeedsCare from None
 

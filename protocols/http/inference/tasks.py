@@ -19,7 +19,6 @@ from protocols.helpers.decoded_request import TensorBytes, decode_steps
 from protocols.helpers.request_task import joined
 from protocols.http.inference.codec import (
     OutputFormat,
-    decode_apart,
     decode_infer,
     decode_typed,
     json_input_too_large,
@@ -117,7 +116,7 @@ def _decode_usual(header: bytes, binary: memoryview, known: DecodeArguments) -> 
         deferred[index] = TensorBytes(byte_size, write)
         return b""
 
-    options = decode_apart(header, binary, request, known.max_input_size, defer)
+    options = decode_typed(header, binary, request, known.max_input_size, defer)
     return request, options, [deferred.get(index) or _given_bytes(each) for index, each in enumerate(request.inputs)]
 
 
