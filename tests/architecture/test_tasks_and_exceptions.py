@@ -14,6 +14,7 @@ FREE_TASKS = {
     "backends/python/requests.py InferenceRequest.async_exec": "the model gets it, to await it or not",
     "backends/supervision/remote_memory.py RemoteMemory.deliver": "runs while responses wait, whose errors it sends",
     "backends/supervision/helper_pool.py HelperPool._run_waiting": "one for each helper that works; `close` awaits it",
+    "backends/supervision/helper_pool.py HelperPool.start_ahead": "starts the first helper; `close` awaits it",
     "kernel/cache/caching.py ResponseCaching._start": "runs while a request waits at the cache; `close` cancels it",
     "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
     "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",

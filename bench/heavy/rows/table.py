@@ -8,6 +8,7 @@ from bench.heavy.rows.grpc_inference import grpc_infer_rows
 from bench.heavy.rows.grpc_rpcs import grpc_rpc_rows
 from bench.heavy.rows.http_inference import http_infer_rows
 from bench.heavy.rows.http_routes import http_route_rows
+from bench.heavy.rows.medium_json import medium_json_rows
 
 if TYPE_CHECKING:
     from bench.heavy.attack import HeavyRow
@@ -26,7 +27,7 @@ COMPARED = frozenset(
 
 def heavy_rows() -> list[HeavyRow]:
     """Return every row in the order of the report."""
-    return [*http_infer_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows()]
+    return [*http_infer_rows(), *medium_json_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows()]
 
 
 def row_named(name: str) -> HeavyRow:

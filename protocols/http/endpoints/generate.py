@@ -25,6 +25,7 @@ from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse
 from protocols.http.inference.response_task import response_cost_us
 from protocols.http.inference.tasks import encode_arguments
+from protocols.http.json.tensor import NeedsCare
 from protocols.http.responses import JSON, SERVER_HEADER, error_body, retry_headers
 from protocols.http.sending import send, write
 from protocols.response_sinks import StreamSink
@@ -168,8 +169,10 @@ async def _submit(call: HttpCall, model: Model, request: Request) -> None:
 
 async def _encode(call: HttpCall, response: Response) -> _Encoded:
     """Encode a response. Raises `ServingError`."""
-    if call.inference.takes(response_cost_us(response, _ALL_JSON, IDENTITY)):
-        return _Encoded(200, encode_generate(response))
+    cost_us = response_cost_us(response, _ALL_JSON, IDENTITY)
+    if call.inference.takes(cost_us):
+        with contextlib.suppress(NeedsCare):
+            return _Encoded(200, encode_generate(response, plain_only=cost_us > 0))
     arguments, sources = encode_arguments(response, _ALL_JSON, IDENTITY)
     # The sources have the leases of the response, which its holder releases: the task needs some of its own.
     shared = [tensor_with_own_lease(source) for source in sources]

@@ -202,10 +202,11 @@ class _NoProperShape(InvalidArgument):
         super().__init__(f"The schema can not convert input '{name}' to tensor with proper shape")
 
 
-def encode_generate(response: Response) -> bytes:
+def encode_generate(response: Response, *, plain_only: bool = False) -> bytes:
     """Encode a response with outputs as one flat object, its members by name; the caller releases it.
 
-    Tensors with one element are scalars, all others flat arrays. Raises `ServingError`.
+    Tensors with one element are scalars, all others flat arrays. Raises `ServingError`, and if `plain_only`,
+    `NeedsCare` for NaN and the like.
     """
     members: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
@@ -213,7 +214,7 @@ def encode_generate(response: Response) -> bytes:
     members.update(response.parameters or {})
     for output in response.outputs or ():
         count = element_count(output.shape)
-        values = json_values(output.name, output.datatype, output.response_bytes() or b"", count)
+        values = json_values(output.name, output.datatype, output.response_bytes() or b"", count, plain_only=plain_only)
         members[output.name] = _scalar(values) if count == 1 else values
     return _encoder.encode(dict(sorted(members.items())))
 

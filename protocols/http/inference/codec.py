@@ -114,15 +114,21 @@ def decode_infer(
         raise
 
 
-def decode_typed(header: bytes, binary: memoryview, request: Request, max_input_size: int) -> OutputFormat:
+def decode_typed(
+    header: bytes, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader | None = None
+) -> OutputFormat:
     """Do the same for a request in which nothing is wrong or unusual, without reading its numbers twice.
 
     Raises `NeedsCare` for all others, in much less time than it takes to find out what is wrong; then the request must
-    not be used.
+    not be used. A text that `read_data` gets may be no JSON; then the request must have numbers.
     """
     try:
-        read = _decode_header_apart(header) or _header_decoder.decode(header)
-        return _fill(read, binary, request, max_input_size, _decode_typed_data)
+        read = _decode_header_apart(header)
+        if read is None:
+            if read_data is not None:
+                raise NeedsCare
+            read = _header_decoder.decode(header)
+        return _fill(read, binary, request, max_input_size, read_data or _decode_typed_data)
     except (ServingError, *UNDECODABLE):
         raise NeedsCare from None
 
@@ -154,6 +160,8 @@ def _decode_header_apart(text: bytes) -> JsonHeader | None:
     quote = text.find(b'"', begin, brace)
     end = text.rfind(b"]", begin, brace if quote < 0 else quote) + 1
     if not end:  # strings, or objects
+        return None
+    if len(text) - (end - begin) > LARGE_BYTE_SIZE:
         return None
     header = _header_decoder.decode(b"".join((text[:begin], _DATA_MARK, text[end:])))
     if not header.inputs or bytes(header.inputs[0].data) != _DATA_MARK:

@@ -27,7 +27,7 @@ from protocols.http.inference.compression import IDENTITY, compress_parts, decom
 from protocols.http.inference.encoding import encode_infer
 from protocols.http.inference.raw_input import decode_raw
 from protocols.http.json.document import LARGE_BYTE_SIZE
-from protocols.http.json.large import TooManyStrings, packed_size, write_data
+from protocols.http.json.large import TooManyStrings, packed_size, write_data, write_flat
 from protocols.http.json.tensor import NeedsCare, check_readable
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, Tensor
@@ -73,29 +73,64 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
             error.before_queueing = True  # the call tells it from others by this
             raise
     length = header_length(known.announced, len(body))
+    if not length:
+        request = Request(known.model_name, [], NO_SINK)
+        request.inputs.append(decode_raw(body, known.spec))
+        options, contents = OutputFormat(binary=True), list(map(_given_bytes, request.inputs))
+    else:
+        header, binary = bytes(body[:length]), body[length:]
+        try:
+            request, options, contents = _decode_usual(header, binary, known)
+        except NeedsCare:
+            request, options, contents = _decode_carefully(header, binary, known)
+    return (yield from decode_steps(request, contents, encode_output_format(options)))
+
+
+#: A request, which outputs are to be binary, and the bytes of each input; None for one in a client's region.
+_Decoded = tuple[Request, OutputFormat, list[TensorBytes | None]]
+
+
+def _decode_usual(header: bytes, binary: memoryview, known: DecodeArguments) -> _Decoded:
+    """Decode a request in which nothing is wrong or unusual, and read its numbers once. Raises `NeedsCare`."""
+    request = Request(known.model_name, [], NO_SINK)
+    if len(header) <= LARGE_BYTE_SIZE:
+        options = decode_typed(header, binary, request, known.max_input_size)
+        return request, options, list(map(_given_bytes, request.inputs))
+    deferred: dict[int, TensorBytes] = {}
+
+    def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
+        check_readable(name, datatype)
+        byte_size = count * DATATYPES[datatype].byte_size
+        if not 0 < byte_size <= max_input_size:
+            raise NeedsCare
+        index = len(request.inputs)
+
+        def write(memory: memoryview) -> int:
+            try:
+                return write_flat(datatype, text, count, memory)
+            except NeedsCare:
+                content = _decode_carefully(header, binary, known)[2][index]
+                assert content is not None, "an input in JSON has bytes"
+                return content.write(memory)
+
+        deferred[index] = TensorBytes(byte_size, write)
+        return b""
+
+    options = decode_typed(header, binary, request, known.max_input_size, defer)
+    return request, options, [deferred.get(index) or _given_bytes(each) for index, each in enumerate(request.inputs)]
+
+
+def _decode_carefully(header: bytes, binary: memoryview, known: DecodeArguments) -> _Decoded:
+    """Decode any request. Raises `ServingError`."""
     request = Request(known.model_name, [], NO_SINK)
     deferred: dict[int, TensorBytes] = {}
-    if 0 < length <= LARGE_BYTE_SIZE:
-        try:
-            options = decode_typed(bytes(body[:length]), body[length:], request, known.max_input_size)
-        except NeedsCare:
-            request = Request(known.model_name, [], NO_SINK)
-        else:
-            return (
-                yield from decode_steps(request, list(map(_given_bytes, request.inputs)), encode_output_format(options))
-            )
-    if length:
 
-        def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
-            deferred[len(request.inputs)] = json_bytes(request, name, datatype, text, count, max_input_size)
-            return b""
+    def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
+        deferred[len(request.inputs)] = json_bytes(request, name, datatype, text, count, max_input_size)
+        return b""
 
-        options = decode_infer(bytes(body[:length]), body[length:], request, known.max_input_size, defer)
-    else:
-        request.inputs.append(decode_raw(body, known.spec))
-        options = OutputFormat(binary=True)
-    contents = [deferred.get(index) or _given_bytes(tensor) for index, tensor in enumerate(request.inputs)]
-    return (yield from decode_steps(request, contents, encode_output_format(options)))
+    options = decode_infer(header, binary, request, known.max_input_size, defer)
+    return request, options, [deferred.get(index) or _given_bytes(each) for index, each in enumerate(request.inputs)]
 
 
 def json_bytes(

@@ -42,11 +42,20 @@ def decode_cost_us(text: bytes) -> float:
     byte_size, commas, quotes = len(text), text.count(b","), _count(text, b'"')
     cost_ns = byte_size * _BYTE_NS + commas * _COMMA_NS + quotes * _QUOTE_NS
     cost_ns += _count(text, b"[") * _ARRAY_NS + _count(text, b"{") * _OBJECT_NS + _count(text, b"\\") * _ESCAPE_NS
-    if len(text.split(b"e", _FEW_EXPONENTS)) > _FEW_EXPONENTS or b"E" in text:
+    if _has_many_exponents(text):
         cost_ns += len(_LARGE_EXPONENT.findall(text)) * _LARGE_EXPONENT_NS
     if byte_size > (commas + 1) * _LONG_NUMBER_BYTES and quotes < commas:
         cost_ns += byte_size * _LONG_NUMBER_BYTE_NS
     return cost_ns / 1000
+
+
+def _has_many_exponents(text: bytes) -> bool:
+    position = -1
+    for _ in range(_FEW_EXPONENTS):
+        position = text.find(b"e", position + 1)
+        if position < 0:
+            return b"E" in text
+    return True
 
 
 def _count(text: bytes, character: bytes) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from protocols.http.json.tensor import BadData, WrongElementCount, decode_piece
+from protocols.http.json.tensor import BadData, NeedsCare, WrongElementCount, decode_piece, decode_typed_piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,35 @@ def write_data(name: str, datatype: str, text: memoryview, element_count: int, m
         position += len(packed)
     if datatype != "BYTES" and count != element_count:
         raise WrongElementCount(name, count, element_count)
+    return position
+
+
+def write_flat(datatype: str, text: memoryview, element_count: int, memory: memoryview) -> int:
+    """Do the same for a flat array of scalars that is usual. The text need not be valid JSON.
+
+    Raises `NeedsCare` for all others, after it has written a part.
+    """
+    if len(text) < 2 or text[0] != 0x5B or text[-1] != 0x5D:
+        raise NeedsCare
+    begin, last, position, count = 1, len(text) - 1, 0, 0
+    while begin < last:
+        end = min(begin + _PIECE_BYTE_SIZE, last)
+        piece = bytes(text[begin:end])
+        if end < last:
+            cut = piece.rfind(b",")
+            if cut < 0:
+                raise NeedsCare
+            piece, end = piece[:cut], begin + cut + 1
+        packed, piece_count = decode_typed_piece(datatype, b"[%b]" % piece)
+        count += piece_count
+        # Between two commas nothing may be missing: each piece has an element.
+        if not piece_count or count > element_count:
+            raise NeedsCare
+        memory[position : position + len(packed)] = packed
+        position += len(packed)
+        begin = end
+    if count != element_count:
+        raise NeedsCare
     return position
 
 

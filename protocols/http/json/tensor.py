@@ -121,6 +121,17 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
     return _pack(datatype, values), len(values)
 
 
+def decode_typed_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
+    """Do the same for a piece of scalars that need not be valid JSON. Raises `NeedsCare` for what is unusual."""
+    if datatype == "BYTES":
+        raise NeedsCare
+    try:
+        values: list[Any] = typed_decoder(ELEMENT_TYPES[datatype][0], 1).decode(text)
+    except UNDECODABLE:
+        raise NeedsCare from None
+    return _pack(datatype, values, typed_only=True), len(values)
+
+
 def _wrong_type(datatype: str, complaint: str) -> BadData:
     prefix = "Unable to parse JSON bytes array" if datatype == "BYTES" else "Unable to parse 'data'"
     return BadData(f"attempt to access JSON {complaint}", prefix)
@@ -275,7 +286,7 @@ def json_values(
 def _float_text(values: list[float], *, plain_only: bool) -> msgspec.Raw:
     text = orjson.dumps(values)
     if b"n" not in text:  # orjson writes null for what is not finite, and "e+16" where Triton writes "e16"
-        return msgspec.Raw(text.replace(b"e+", b"e"))
+        return msgspec.Raw(text.replace(b"e+", b"e") if b"+" in text else text)
     if plain_only:
         raise NeedsCare
     return msgspec.Raw(json.dumps(values, separators=(",", ":")).encode())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kernel.errors import ServingError
 from protocols.http.json import large
 from protocols.http.json.document import made_valid
-from protocols.http.json.large import packed_size, write_data
-from protocols.http.json.tensor import decode_data
+from protocols.http.json.large import packed_size, write_data, write_flat
+from protocols.http.json.tensor import NeedsCare, decode_data
 from shm.datatypes import DATATYPES
 
 DATATYPES_OF_JSON = ["BOOL", "INT8", "UINT8", "INT32", "UINT64", "INT64", "FP32", "FP64", "BYTES"]
@@ -131,3 +131,56 @@ def test_strings_never_take_more_than_was_reserved(strings: list[str]) -> None:
     for ascii_only in (True, False):
         text = json.dumps(strings, separators=(",", ":"), ensure_ascii=ascii_only).encode()
         assert len(written("BYTES", text, len(strings))) <= packed_size(0, len(strings), text)
+
+
+# ---- usual arrays, whose text was not read before ------------------------------------------------
+
+
+def flat(datatype: str, text: str, count: int) -> bytes:
+    memory = bytearray(count * DATATYPES[datatype].byte_size)
+    return bytes(memory[: write_flat(datatype, memoryview(text.encode()), count, memoryview(memory))])
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT64", "UINT8", "BOOL"])
+def test_flat_arrays_become_the_bytes_that_they_become_as_a_whole(datatype: str) -> None:
+    values: list[object] = [n % 2 == 0 for n in range(100)] if datatype == "BOOL" else list(range(100))
+    text = json.dumps(values)
+    assert flat(datatype, text, 100) == decode_data("IN", datatype, text.encode(), 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("[]", 1),
+        ("[1,,2]", 2),
+        ("[1,2,]", 2),
+        ("[,1,2]", 2),
+        ("[1 2]", 2),
+        ("[1111111,1111111,,1111111]", 3),
+        ("[1111111,1111111,1111111,]", 3),
+        ("[11111111111111,           ,1]", 2),
+        ("[11111111111111, 1           ", 2),
+        ("[[1,2]]", 2),
+        ("[1],[2]", 2),
+        ("[1,2]", 1),
+        ("[1,2]", 3),
+        ("[NaN,2]", 2),
+        ('["1",2]', 2),
+        ("1,2", 2),
+        ("[1111111111111111111111111111111111,2]", 2),
+    ],
+)
+def test_arrays_that_are_wrong_or_unusual_need_care(text: str, count: int) -> None:
+    with pytest.raises(NeedsCare):
+        flat("INT32", text, count)
+
+
+@given(st.lists(st.sampled_from(["1", "-2.5", "3e5", ",", ",,", "[", "]", " ", "x", "NaN"]), max_size=30))
+def test_a_flat_array_that_is_taken_is_valid(parts: list[str]) -> None:
+    text = f"[{''.join(parts)}]"
+    count = text.count(",") + 1
+    try:
+        found = flat("FP64", text, count)
+    except NeedsCare:
+        return
+    assert found == decode_data("IN", "FP64", text.encode(), count)
