@@ -18,6 +18,7 @@ from protocols.http import web
 from protocols.http.dashboard.detail import model_detail, recent_part
 from protocols.http.dashboard.feed import Feed, rows_for
 from protocols.http.dashboard.viewer import find_viewer
+from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,7 +152,7 @@ async def send_events(call: HttpCall, streams: EventStreams, peer: object) -> we
             explicit_control=kernel.settings.explicit_control,
             owned_regions=kernel.regions.owned,
         )
-        response = web.StreamResponse(headers={**EVENT_HEADERS, **call.response_headers})
+        response = web.StreamResponse(headers={**SERVER_HEADER, **EVENT_HEADERS, **call.response_headers})
         await response.prepare(call.http)
         writer = EventWriter(kernel, feed, viewer, chosen)
         await _send(response, [writer.hello()])

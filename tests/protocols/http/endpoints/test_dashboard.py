@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from kernel import __version__
 from kernel.errors import Unavailable
 from kernel.options import HttpOptions
 from protocols.http.dashboard import stream
@@ -115,6 +116,7 @@ def test_the_stream_has_the_server_its_models_and_what_the_client_may_do(exchang
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async with session.get(dashboard.EVENTS_PATH) as response:
             assert response.content_type == "text/event-stream"
+            assert response.headers["Server"] == f"naiad/{__version__}", "not the versions of Python and aiohttp"
             found = await first_snapshot(response)
         assert found["hello"]["viewer"]["permissions"]["infer"] == {"allowed": True}
         rows = {each["row"]["name"]: each for each in found["rows"]}
