@@ -32,7 +32,7 @@ _UNUSUAL = re.compile(r"[^\w.-]+", re.ASCII)
 _MAX_BESIDE = 1000
 
 
-class FileKind(msgspec.Struct, frozen=True):
+class ModelFileKind(msgspec.Struct, frozen=True):
     """A kind of files that are models."""
 
     #: What the file is called in the folder of a version.
@@ -54,9 +54,9 @@ def _is_importable_or_data(file: Path, beside: Path) -> bool:
 
 #: File name extension → kind.
 KINDS = {
-    ".onnx": FileKind("model.onnx", _is_weights),
-    ".plan": FileKind("model.plan"),
-    ".py": FileKind("model.py", _is_importable_or_data),
+    ".onnx": ModelFileKind("model.onnx", _is_weights),
+    ".plan": ModelFileKind("model.plan"),
+    ".py": ModelFileKind("model.py", _is_importable_or_data),
 }
 
 

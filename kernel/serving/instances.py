@@ -429,4 +429,7 @@ class InstanceSet:
 
 
 def _rows(batch: Batch) -> int:
-    return sum(request.batch_size or 1 for request in batch.requests)
+    rows = 0
+    for request in batch.requests:  # runs for each batch: no generator
+        rows += request.batch_size or 1
+    return rows

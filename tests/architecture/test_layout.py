@@ -18,6 +18,7 @@ MAX_LINES = 600
 
 #: Files with more lines, and why.
 LONGER_FILES = {
+    "backends/supervision/handle.py": "one state machine, through which each request goes without another call",
     "backends/transport/wire.py": "the whole protocol stands in one file, nearly all of it declarations",
 }
 
@@ -32,6 +33,7 @@ FULLER_FOLDERS = {
     "backends/python": "one module for each thing that Python models import, with Triton's names for them",
     "bench": "one module for each measurement, beside what they share; it is not installed",
     "kernel/cache": "one module for each kind of cache, for each step of a lookup, and for the form of entries",
+    "protocols/http": "one module for each thing that all routes need, beside folders for their subjects",
     "kernel/config": "one module for each group of rules, and for each form that a configuration has",
     "kernel/repository": "one subject, from files to loaded versions, and the doubles of its tests",
 }

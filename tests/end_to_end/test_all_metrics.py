@@ -54,7 +54,8 @@ output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 
 FLAGS = (
     "--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true",
-    "--cache-config=local,size=1048576", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1",
+    "--model-control-mode=poll", "--repository-poll-secs=1", "--cache-config=local,size=1048576",
+    "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1",
 )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
         def page() -> str:
             return server.get("/metrics", server.metrics_port)[1]
 
-        wait_for(lambda: 'kind="GPU"' in page())
+        wait_for(lambda: 'kind="GPU"' in page() and "\nnaiad_repository_last_poll_timestamp_seconds{" in page())
         shown = page()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     assert kinds == documented()

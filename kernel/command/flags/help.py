@@ -33,7 +33,7 @@ Usage: naiad run [FOLDER | FILE]... [--FLAG VALUE | --FLAG=VALUE]...
 
   naiad run                              demo models
   naiad run models                       a folder of models
-  naiad run resnet.onnx service.py       files of models, as models resnet and service
+  naiad run resnet.onnx service.py       files, as models resnet and service
   naiad run models/resnet                one model of a folder
   naiad run models --model-control-mode explicit --load-model resnet
                                          the same; more can be loaded later

@@ -20,7 +20,6 @@ from kernel.testing import model_spec
 from protocols.access import peer_identity
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
-from protocols.helpers.request_task import LOOP_BYTE_SIZE
 from protocols.http.server import HttpServer
 from protocols.testing import FrontDoorLab, listening
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 UNKNOWN = "Unable to find shared memory region: 'r'"
 
 #: A parameter that makes a request so large that a helper decodes it.
-LARGE_TEXT = "x" * (LOOP_BYTE_SIZE + 1)
+LARGE_TEXT = "x" * ((1 << 20) + 1)
 
 SERVICE = "/inference.GRPCInferenceService/"
 
