@@ -74,7 +74,8 @@ async def execute_async(
     """As `execute`, while other tasks of the event loop run. A cancelled task cancels the call.
 
     A stream is returned when its first response has come (Triton): a `for` over a stream of one response, which is the
-    usual way, then does not hold up the event loop.
+    usual way, then does not hold up the event loop. Its responses are received before the model asks for them: the
+    model may wait for the first response of another call, which the same instance executes afterwards.
     """
     instance = calling_instance()
     _add_context(request)
@@ -83,10 +84,11 @@ async def execute_async(
         call = calls.start(request)
     except ServingError as error:
         return _failed(error, request)
-    loop, come = asyncio.get_running_loop(), asyncio.Event()
+    call.reads_ahead = request.streaming
+    loop, come, streaming = asyncio.get_running_loop(), asyncio.Event(), request.streaming
 
-    def on_response() -> None:
-        if call.ended or (request.streaming and call.responses):
+    def on_response() -> None:  # the call refers to it: with the request it would keep the inputs
+        if call.ended or (streaming and call.responses):
             _wake(loop, come)
 
     calls.notify(call, on_response)
@@ -96,7 +98,7 @@ async def execute_async(
         calls.cancel(call)
         calls.discard(call)
         raise
-    if request.streaming:
+    if streaming:
         return ResponseIterator(instance, call, None, preferred)
     response = calls.take(call)
     assert response is not None

@@ -48,6 +48,10 @@ class CallRequest(msgspec.Struct):
     on_device: bool = True
 
 
+#: How many bytes of responses of a stream are received before the model asks for them, if the call reads ahead.
+READ_AHEAD_BYTE_SIZE = 64 << 20
+
+
 class CallResponse(msgspec.Struct):
     """A response to a call. With an error there are no outputs; without both it only marks the end."""
 
@@ -64,7 +68,8 @@ class ModelCall:
     """A call that was sent. `responses` are those that nobody has taken yet."""
 
     __slots__ = (
-        "cancelled", "consumed", "discarded", "ended", "number", "on_response", "request", "responses", "streaming",
+        "ahead_byte_size", "ahead_count", "cancelled", "consumed", "discarded", "ended", "number", "on_response",
+        "reads_ahead", "request", "responses", "streaming",
     )  # fmt: skip
 
     def __init__(self, number: int, *, streaming: bool) -> None:
@@ -84,6 +89,10 @@ class ModelCall:
         self.consumed = 0
         #: Whether nobody wants the responses any more.
         self.discarded = False
+        #: Whether responses of a stream are reported as taken when they come, up to `READ_AHEAD_BYTE_SIZE` together.
+        self.reads_ahead = False
+        #: How many of `responses` were reported so, and the bytes of all that ever were.
+        self.ahead_count = self.ahead_byte_size = 0
 
 
 class ModelCalls(Protocol):

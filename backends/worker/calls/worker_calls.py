@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
-from backends.worker.calls.interface import CallResponse, ModelCall, Result
+from backends.worker.calls.interface import READ_AHEAD_BYTE_SIZE, CallResponse, ModelCall, Result
 from backends.worker.calls.pump import CallPump
 from backends.worker.inputs import is_aligned
 from backends.worker.strings_check import check_strings
@@ -154,11 +154,26 @@ class WorkerCalls:
         response = call.responses.popleft()
         if call.streaming and not call.ended:
             with self._lock:
-                call.consumed += 1
-                if call.consumed >= _CREDIT_PORTION:
-                    count, call.consumed = call.consumed, 0
-                    self._send(wire.CallConsumed(call.number, count))
+                if call.ahead_count:
+                    call.ahead_count -= 1
+                else:
+                    self._consumed(call)
         return response
+
+    def _consumed(self, call: ModelCall) -> None:
+        """A response of a stream was taken; the lock is held."""
+        call.consumed += 1
+        if call.consumed >= _CREDIT_PORTION:
+            count, call.consumed = call.consumed, 0
+            self._send(wire.CallConsumed(call.number, count))
+
+    def _read_ahead(self, call: ModelCall, response: CallResponse) -> None:
+        """Let more responses come, although the model has not taken this one."""
+        with self._lock:
+            call.ahead_count += 1
+            call.ahead_byte_size += sum(tensor.byte_size for tensor in response.outputs)
+            call.reads_ahead = call.ahead_byte_size < READ_AHEAD_BYTE_SIZE
+            self._consumed(call)
 
     def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
         """See `ModelCalls`."""
@@ -261,6 +276,8 @@ class WorkerCalls:
 
     def _take_response(self, call: ModelCall, response: CallResponse) -> None:
         # In this order: who sees that the call has ended finds the last response, and `read_for` sees the end.
+        if call.reads_ahead and not response.final:
+            self._read_ahead(call, response)
         call.responses.append(response)
         call.ended = response.final
         if response.final:

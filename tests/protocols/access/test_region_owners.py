@@ -20,6 +20,7 @@ from kernel.testing import model_spec
 from protocols.access import peer_identity
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
+from protocols.helpers.request_task import LOOP_BYTE_SIZE
 from protocols.http.server import HttpServer
 from protocols.testing import FrontDoorLab, listening
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = "Unable to find shared memory region: 'r'"
 
-#: A parameter that makes a request so large that a helper decodes it.
-LARGE_TEXT = "x" * ((1 << 20) + 1)
+#: A parameter that makes a request so large that a helper decodes it: over gRPC by its size, over HTTP by the time that
+#: its escaped characters take.
+LARGE_TEXT, SLOW_TEXT = "x" * (LOOP_BYTE_SIZE + 1), "\n" * 100_000
 
 SERVICE = "/inference.GRPCInferenceService/"
 
@@ -56,7 +58,7 @@ class HttpClient:
 
     def __init__(self, port: int, *, large: bool = False) -> None:
         """The requests of a `large` client are decoded by helpers."""
-        self._parameters = {"text": LARGE_TEXT} if large else {}
+        self._parameters = {"text": SLOW_TEXT} if large else {}
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
