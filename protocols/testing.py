@@ -116,7 +116,7 @@ class RecordingRepository:
 class DirectHelpers:
     """Runs the functions of tasks in this process, at once. A `kernel.serving.helper_tasks.FrontDoorHelpers`."""
 
-    idle = False
+    idle, ready = False, True
 
     def start_ahead(self) -> None:
         """Do nothing: there is no process."""

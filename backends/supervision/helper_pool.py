@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: How many helpers are started before the first task.
+_STARTED_AHEAD = 2
+
+
 class HelperPool:
     """Runs each task on the helper that is free. Implements `kernel.serving.helper_tasks.FrontDoorHelpers`."""
 
@@ -65,13 +69,24 @@ class HelperPool:
         """See `FrontDoorHelpers`."""
         return len(self._free) == len(self._all) and self._free[-1].started
 
+    @property
+    def ready(self) -> bool:
+        """See `FrontDoorHelpers`."""
+        return self._first.started
+
     def start_ahead(self) -> None:
         """See `FrontDoorHelpers`."""
-        if self._first.started or self._ahead is not None or self._closed:
+        if self._ahead is not None or self._closed:
             return
-        self._ahead = asyncio.get_running_loop().create_task(self._first.start())
+        self._ahead = asyncio.get_running_loop().create_task(self._start_ahead())
         self._runs.add(self._ahead)
         self._ahead.add_done_callback(self._runs.discard)
+
+    async def _start_ahead(self) -> None:
+        """Start two helpers: a task that comes while the first one is busy would wait for the start of the second."""
+        for helper in self._all[: -_STARTED_AHEAD - 1 : -1]:
+            if not self._closed:
+                await helper.start()
 
     def _run_waiting(self) -> None:
         while self._free and not self._closed and (task := self._queue.take()) is not None:

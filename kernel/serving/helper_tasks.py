@@ -114,8 +114,12 @@ class FrontDoorHelpers(Helpers, Protocol):
     def idle(self) -> bool:
         """Whether no task runs and a helper has started: it would run a task at once."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether a helper has started: until then a task waits for that, some 0.1 s and more on a busy machine."""
+
     def start_ahead(self) -> None:
-        """Start a helper if none was started yet: the first task need not wait for that."""
+        """Start helpers if none was started yet: the first tasks need not wait for that."""
 
 
 class RegionAccess(Protocol):
@@ -149,7 +153,7 @@ class TaskFunction(Protocol):
 class NoHelpers:
     """Stands for the helpers until the server has set them. A started task is a bug."""
 
-    idle = False
+    idle = ready = False
 
     def start_ahead(self) -> None:
         """Do nothing."""

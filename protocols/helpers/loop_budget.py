@@ -15,6 +15,9 @@ SHARED_US = 500.0
 #: The longest piece of work, and all of it in one event-loop iteration, except for what is free.
 ITERATION_US = 2000.0
 
+#: All of it in an iteration while no helper has started yet, which takes much longer.
+UNAIDED_ITERATION_US = 8000.0
+
 
 class LoopBudget:
     """The budget of all connections of a front door, in microseconds as they were estimated beforehand."""
@@ -29,11 +32,15 @@ class LoopBudget:
         """Whether nothing was taken in this iteration: then `reset` must be called at its end once something is."""
         return not self._used_us
 
-    def take(self, cost_us: float) -> bool:
-        """Return whether work that takes `cost_us` may be done now. It counts then."""
+    def take(self, cost_us: float, *, unaided: bool = False) -> bool:
+        """Return whether work that takes `cost_us` may be done now; it counts then.
+
+        `unaided`: no helper has started.
+        """
         if cost_us <= FREE_US:
             return True
-        if self._used_us + cost_us > ITERATION_US:
+        limit_us = UNAIDED_ITERATION_US if unaided else ITERATION_US
+        if cost_us > ITERATION_US or self._used_us + cost_us > limit_us:
             return False
         self._used_us += cost_us
         return True

@@ -72,8 +72,8 @@ class HttpInference:
         self.prepared_bodies = PreparedBodies(max_input_size)
         self.prepared_generate = PreparedGenerateBodies(max_input_size)
         self._loop_budget = LoopBudget()
-        #: Whether helpers do what the loop could do itself. Beside a busy kernel and a busy worker there must be a third
-        #: processor: helpers have low priority, and on two processors such a request waited for 200 ms.
+        #: Whether helpers do what the loop could do itself: beside a busy kernel and a busy worker there must be a
+        #: third processor, since helpers have low priority.
         self._shares = processor_count() > 2
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
@@ -91,7 +91,7 @@ class HttpInference:
             return False
         budget = self._loop_budget
         was_fresh = budget.is_fresh
-        taken = budget.take(cost_us)
+        taken = budget.take(cost_us, unaided=not helpers.ready)
         if was_fresh and not budget.is_fresh:
             asyncio.get_running_loop().call_soon(budget.reset)
         return taken
