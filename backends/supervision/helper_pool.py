@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from backends.supervision.helper_process import TASK_TIMEOUT_S, Helper
 from backends.supervision.task_queue import TaskQueue
 from kernel.errors import RequestCancelled, ServingError
+from kernel.machine import processor_count
 
 if TYPE_CHECKING:
     from backends.supervision.launcher import Launcher
@@ -51,6 +52,8 @@ class HelperPool:
         #: Starts the first helper before its first task.
         self._ahead: asyncio.Task[None] | None = None
         self._closed = False
+        #: Whether there is a processor beside those of a busy kernel and a busy worker. Helpers have low priority.
+        self._has_processor = processor_count() > 2
 
     # ---- kernel.serving.helper_tasks.Helpers ----------------------------------------------------
 
@@ -67,7 +70,7 @@ class HelperPool:
     @property
     def idle(self) -> bool:
         """See `FrontDoorHelpers`."""
-        return len(self._free) == len(self._all) and self._free[-1].started
+        return self._has_processor and len(self._free) == len(self._all) and self._free[-1].started
 
     @property
     def ready(self) -> bool:

@@ -112,7 +112,8 @@ class FrontDoorHelpers(Helpers, Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no task runs and a helper has started: it would run a task at once."""
+        """Whether a helper would run a task at once, beside a busy kernel and a busy worker: no task runs, a helper
+        has started, and there are processors enough."""
 
     @property
     def ready(self) -> bool:

@@ -44,6 +44,7 @@ _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text_decoder = msgspec.json.Decoder(msgspec.Raw)
 _elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
+_keys_decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: [key for key, _ in pairs])
 
 
 def decode_generate(
@@ -124,7 +125,8 @@ def _repeated(text: bytes, names: Iterable[str]) -> list[str]:
     suspects = [name for name in names if text.count(_encoder.encode(name)) > 1]  # which may be values, or deeper
     if not suspects:
         return suspects
-    keys: list[str] = json.loads(made_valid(text), object_pairs_hook=lambda pairs: [key for key, _ in pairs])
+    # Behind the object there may be more, which the parser has not read: a zero ends the text (Triton).
+    keys: list[str] = _keys_decoder.raw_decode(made_valid(text).decode(errors="replace").lstrip())[0]
     return [name for name in suspects if keys.count(name) > 1]
 
 

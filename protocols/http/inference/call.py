@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
-from kernel.machine import processor_count
 from kernel.serving.request import Request
 from kernel.serving.response import peer_of_sink
 from kernel.tracing.explanation import take_explain
@@ -72,22 +71,19 @@ class HttpInference:
         self.prepared_bodies = PreparedBodies(max_input_size)
         self.prepared_generate = PreparedGenerateBodies(max_input_size)
         self._loop_budget = LoopBudget()
-        #: Whether helpers do what the loop could do itself: beside a busy kernel and a busy worker there must be a
-        #: third processor, since helpers have low priority.
-        self._shares = processor_count() > 2
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
 
     def takes(self, cost_us: float, *, others_wait: bool = False) -> bool:
         """Whether the event loop may do work of `cost_us` now; if not, it is a helper's. It counts then.
 
-        While `others_wait`, an idle helper does what takes long enough, if there are processors enough.
+        While `others_wait`, an idle helper does what takes long enough.
         """
         if cost_us <= FREE_US:
             return True
         helpers = self.kernel.helpers
         helpers.start_ahead()
-        if self._shares and cost_us > SHARED_US and others_wait and helpers.idle:
+        if cost_us > SHARED_US and others_wait and helpers.idle:
             return False
         budget = self._loop_budget
         was_fresh = budget.is_fresh
