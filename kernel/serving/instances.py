@@ -62,6 +62,10 @@ PREFETCH_NS = 500_000
 #: none: it has others to execute.
 FAST_EXECUTION_NS = 100_000
 
+#: While the mean execution takes less than this, the next batch waits for the end of the last one: it grows meanwhile,
+#: and a larger batch saves more than the wait costs.
+PLANNED_EXECUTION_NS = 300_000
+
 #: While the mean execution takes longer than this, no batch is dispatched ahead of time: the wait for the next batch is
 #: nothing against it.
 LONG_EXECUTION_NS = 100_000_000
@@ -350,7 +354,7 @@ class InstanceSet:
             depth = 1 + PREFETCH_NS // (mean_ns or 1)
             self._depth = depth if depth < self._max_depth else self._max_depth  # a call of min costs more
         self._next_batch_ns = None
-        self._plans_next = self._depth == 1 and FAST_EXECUTION_NS <= mean_ns < LONG_EXECUTION_NS
+        self._plans_next = self._depth == 1 and PLANNED_EXECUTION_NS <= mean_ns < LONG_EXECUTION_NS
         if self._plans_next:
             self._plan_next(instance, batch, times)
         if self._live.queued and instance in self._serving:

@@ -90,7 +90,9 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
         def page() -> str:
             return server.get("/metrics", server.metrics_port)[1]
 
-        wait_for(lambda: 'kind="GPU"' in page() and re.search("^naiad_repository_last_poll", page(), re.MULTILINE))
+        wait_for(
+            lambda: 'kind="GPU"' in page() and bool(re.search("^naiad_repository_last_poll", page(), re.MULTILINE))
+        )
         shown = page()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     assert kinds == documented()
