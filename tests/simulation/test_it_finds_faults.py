@@ -79,7 +79,8 @@ def test_a_scheduler_that_ignores_an_event_is_found(only: str, lost: type[Event]
         return choose_scheduler(spec, ForgetfulInbox(inbox, lost), instances, clock, **more)  # type: ignore[arg-type]
 
     failure = found(forgetful, only)
-    assert len(failure.scenario.actions) <= 12, failure.text()
+    # Some come before: a model gets nothing ahead of time before it is known how long it executes.
+    assert len(failure.scenario.actions) <= 16, failure.text()
     assert len(failure.text(last=0).splitlines()) <= 60
 
 
