@@ -101,6 +101,12 @@ def route_hint(path: str, list_models: Callable[[], Collection[str]]) -> str:
     return printable(f"{HINT}{route.replace(_MODEL, model)}?{known}")
 
 
+def _end_alike(asked: str, route: str) -> bool:
+    """Whether the last parts of two paths are alike: what stands before them is alike for most routes of models."""
+    last, of_route = (path.rpartition("/")[2] for path in (asked, route))
+    return difflib.SequenceMatcher(None, last, of_route).ratio() >= 0.6
+
+
 def _meant(path: str) -> tuple[str, str]:
     """Return the route that was probably meant, with its method, and the name of the model in `path`, if any."""
     for pattern, route in _FOREIGN:
@@ -115,6 +121,6 @@ def _meant(path: str) -> tuple[str, str]:
         version = found[1]
         asked = asked[: found.start(1)] + _VERSION + asked[found.end(1) :]
     near = difflib.get_close_matches(asked, _BY_PATH, n=1, cutoff=0.8)
-    if not near:
+    if not near or not _end_alike(asked, near[0]):
         return "", model
     return _BY_PATH[near[0]].replace(_VERSION, version or "1"), model

@@ -29,6 +29,7 @@ MODELS = ["iris", "digits"]
         ("/v2/health/redy", ". Did you mean GET /v2/health/ready?"),
         ("/v2/repository/indx", ". Did you mean POST /v2/repository/index?"),
         ("/v2/nowhere", ""),
+        ("/v2/models/iris/explode", ""),
         ("/v3", ""),
         ("/favicon.ico", ""),
     ],
