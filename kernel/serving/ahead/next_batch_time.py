@@ -71,16 +71,12 @@ class NextBatchTime:
     def dispatch_ns(self, begun_ns: int, rows: int) -> int | None:
         """Return when the batch after this one is to be dispatched, which has begun at `begun_ns` with `rows` rows.
 
-        None if that cannot be said: the model has not executed as few rows yet, or its executions take very different
+        None if that cannot be said: the model has not executed as many rows yet, or its executions take very different
         times. Then the next batch is dispatched after the end of this one.
         """
-        key = _rounded(rows)
-        found = self._by_rows.get(key)
-        if found is None:  # more rows take no less time than fewer
-            fewer = max((each for each in self._by_rows if each < key), default=None)
-            if fewer is None:
-                return None
-            found = self._by_rows[fewer]
+        found = self._by_rows.get(_rounded(rows))
+        if found is None:
+            return None
         mean_ns, distance_ns = found
         if 2 * distance_ns >= mean_ns:
             return None

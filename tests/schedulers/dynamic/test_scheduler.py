@@ -261,7 +261,7 @@ def test_a_slow_model_gets_its_next_batch_when_it_is_about_to_end_the_last_one()
     case.clock.end_iteration()
     assert (case.running, case.ahead) == ([["b", "c"]], [])
     case.clock.advance(2_000_000)
-    assert case.ahead == [["d"]]
+    assert case.ahead == [], "it is not known how long two rows take"
 
 
 def test_a_request_that_comes_when_the_instance_is_about_to_end_goes_to_it_at_once() -> None:
