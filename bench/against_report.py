@@ -32,7 +32,7 @@ BEFORE, NOW = "before", "now"
 #: geometric mean of all rows.
 ROW_LIMIT, INSIDE_LIMIT, MEAN_LIMIT = 0.95, 0.98, 0.98
 
-#: A row is given up when one of the servers has failed in it so many times.
+#: A row is given up when one of the servers has failed in it this many times.
 FAILURE_LIMIT = 2
 
 #: The system counts CPU time in steps of this size. A process that has used less seems to have used none.

@@ -23,7 +23,7 @@ def as_text(value: object) -> str | None:
 def as_integer(value: object) -> int | None:
     """Return an integer argument as an int: int, bool, integers of NumPy, and whatever else has `__index__`."""
     try:
-        return int(operator.index(value))  # type: ignore[arg-type]
+        return int(operator.index(value))  # type: ignore[arg-type]  # an object without it raises TypeError
     except TypeError:
         return None
 

@@ -53,7 +53,7 @@ class _Job:
         _local.job = self
         try:
             self._results.append(self._function())
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # raised by the coroutine that waits
             self._error = error
 
     def result(self) -> Any:

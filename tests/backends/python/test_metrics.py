@@ -62,9 +62,9 @@ def test_values_may_have_any_number_type() -> None:
 
 
 def test_a_family_may_have_a_name_and_a_description_in_bytes() -> None:
-    family = MetricFamily(b"requests", b"So many.", MetricFamily.COUNTER)  # type: ignore[arg-type]
+    family = MetricFamily(b"requests", b"Number of requests.", MetricFamily.COUNTER)  # type: ignore[arg-type]
     family.Metric().increment(1)
-    again = MetricFamily("requests", "So many.", MetricFamily.COUNTER)
+    again = MetricFamily("requests", "Number of requests.", MetricFamily.COUNTER)
     assert again.Metric().value() == 1
 
 

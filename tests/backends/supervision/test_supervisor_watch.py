@@ -361,7 +361,7 @@ def test_a_request_whose_responses_nobody_reads_is_cancelled_and_its_instance_se
         lab.look(1, 10.9)
         assert (unread.finished, unread.cancelled) == (False, False)
         lab.look(11)
-        assert unread.cancelled, "the worker is told"
+        assert unread.cancelled, "the request was not cancelled in the worker"
         assert errors(unread) == [
             "responses of model 'm' were not read for 10 s (--response-wait-timeout): the request was cancelled"
         ]
