@@ -362,34 +362,13 @@ def test_a_coroutine_gets_a_stream_with_its_first_response(lab: Lab) -> None:
     assert lab.text() == "[False, [[1], [2]]]"
 
 
-def test_a_task_that_is_cancelled_before_the_stream_began_cancels_its_call(lab: Lab) -> None:
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_task_that_is_cancelled_cancels_its_call(lab: Lab, decoupled: bool) -> None:
     lab.recorded_calls.respond = lambda _: []
     lab.load(
         model(
-            """
-            task = asyncio.ensure_future(call().async_exec(decoupled=True))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            task.cancel()
-            try:
-                await task
-            except asyncio.CancelledError:
-                return [text("cancelled")]
-            """,
-            before="    import asyncio\n",
-            kind="async def",
-        )
-    )
-    assert lab.text() == "cancelled"
-    assert lab.recorded_calls.cancelled == lab.recorded_calls.discarded == [1]
-
-
-def test_a_task_that_is_cancelled_cancels_its_call(lab: Lab) -> None:
-    lab.recorded_calls.respond = lambda _: []
-    lab.load(
-        model(
-            """
-            task = asyncio.ensure_future(call().async_exec())
+            f"""
+            task = asyncio.ensure_future(call().async_exec(decoupled={decoupled}))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             task.cancel()
