@@ -32,6 +32,9 @@ class InstancePlan(msgspec.Struct, frozen=True):
     device_pool_byte_size: int = 0
     #: The instance is loaded, but never executes.
     passive: bool = False
+    #: What the rate limiter asks of it, serialised: an instance keeps its needs, so that what its batches have taken is
+    #: what they give back. Other needs are another instance, as in Triton.
+    rate_limiter: bytes = b""
     #: The backend's settings from the command line.
     backend_config: dict[str, str] = {}
     needs: WorkerNeeds = NO_NEEDS
@@ -107,6 +110,7 @@ def plan_instances(
                     device_id=device,
                     host_policy=policy_name(group, kind, device),
                     passive=group.passive,
+                    rate_limiter=group.rate_limiter.SerializeToString(),
                 )
                 for device in (group.gpus if kind == "GPU" else [0])
             ]

@@ -97,6 +97,25 @@ def test_a_model_that_needs_more_than_there_is_does_not_load(write_model: WriteM
     )
 
 
+def test_a_reload_with_other_resources_has_effect_on_instances_that_serve(write_model: WriteModel) -> None:
+    folder = write_model("m", config(1), LOGS)
+    file = folder / "m" / "config.pbtxt"
+    file.write_text(file.read_text().replace("instance_group [{", "instance_group [{ count: 2"))
+    flags = ("--rate-limit=execution_count", "--rate-limit-resource=R:2", "--model-control-mode=explicit")
+    with ServerProcess(folder, *flags, "--load-model=m") as server, ThreadPoolExecutor(4) as pool:
+        file.write_text(file.read_text().replace("count: 1 }", "count: 2 }"))
+        with tritonclient.http.InferenceServerClient(server.url) as client:
+            client.load_model("m")
+        calls = [pool.submit(infer, server, "m") for _ in range(4)]
+        deadline = time.monotonic() + 30
+        while in_flight(server) < 4:
+            assert time.monotonic() < deadline
+        (folder / "go").touch()
+        for call in calls:
+            call.result()
+    assert (folder / "log").read_text().splitlines() == ["m begins", "m ends"] * 4
+
+
 def test_without_the_limiter_the_setting_has_no_effect_and_the_log_says_so(write_model: WriteModel) -> None:
     folder = write_model("large", config(6), LOGS)
     (folder / "go").touch()

@@ -47,12 +47,14 @@ def plan(name: str, **more: Any) -> InstancePlan:
         ([plan("m_0"), plan("m_1")], [plan("m_1"), plan("m_0")], [1, 0]),
         ([plan("m_0")], [plan("m_0", passive=True)], [None]),
         ([plan("m_0")], [plan("m_0", cpus=(1,))], [None]),
+        ([plan("m_0")], [plan("m_0", rate_limiter=b"other")], [None]),
         ([plan("a_0"), plan("a_1")], [plan("b_0"), plan("b_1"), plan("b_2")], [0, 1, None]),
         ([plan("a_0"), plan("a_1")], [plan("b_0"), plan("a_0")], [1, 0]),
         ([plan("a_0")], [plan("a_0", host_policy="x"), plan("b_0")], [None, None]),
     ],
     ids=[
-        "one more", "fewer", "in another order", "now passive", "on other CPUs", "another name",
+        "one more", "fewer", "in another order", "now passive", "on other CPUs", "with other needs",
+        "another name",
         "the same name matches first", "no name occurs twice",
     ],
 )  # fmt: skip
