@@ -1,17 +1,18 @@
-"""GET /docs: the OpenAPI document of the server as a page of Swagger UI, from the files of a Python package.
+"""GET /docs: the OpenAPI document of the server as a page of Swagger UI.
 
-The page loads nothing from other hosts. Without the package (`pip install naiad-server[docs]`) it says how to get it.
+The files of Swagger UI come with the server, in `protocols/http/swagger`. The page loads nothing from other hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocols.http import web
+from protocols.http.inference.compression import GZIP, choose_encoding
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 
 PAGE_PATH = "/docs"
 
-#: Has Swagger UI in its folder `dist`. It is not imported: that would need Flask.
-_PACKAGE = "flask_swagger_ui"
+_FOLDER = Path(__file__).parent.parent / "swagger"
 
-#: Files of Swagger UI that the page needs, with their types.
+#: Files of Swagger UI that the page needs, with their types. Texts are stored in gzip, as browsers get them.
 FILES = {
     "swagger-ui.css": "text/css",
     "swagger-ui-bundle.js": "text/javascript",
@@ -58,17 +58,6 @@ _PAGE = b"""<!doctype html>
 </html>
 """
 
-_NO_PACKAGE = b"""<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><title>Naiad</title></head>
-<body>
-<p>This page shows the OpenAPI document of the server with Swagger UI, which is not installed:</p>
-<pre>pip install "naiad-server[docs]"</pre>
-<p>The document itself is at <a href="/v2/openapi.json">/v2/openapi.json</a>.</p>
-</body>
-</html>
-"""
-
 #: The page gets files of this server alone, cannot be framed, and sends no forms. Swagger UI sets styles of elements,
 #: and has pictures in its style sheet.
 _POLICY = (
@@ -80,34 +69,34 @@ _HEADERS = {**SERVER_HEADER, "Content-Security-Policy": _POLICY, "X-Content-Type
 
 
 async def page(call: HttpCall) -> web.Response:
-    """Return the page, or with status 501 how to install what it needs."""
-    is_there = await asyncio.to_thread(_file, "swagger-ui-bundle.js") is not None
-    return web.Response(
-        status=200 if is_there else 501,
-        body=_PAGE if is_there else _NO_PACKAGE,
-        content_type="text/html",
-        charset="utf-8",
-        headers=_HEADERS,
-    )
+    """Return the page."""
+    return web.Response(body=_PAGE, content_type="text/html", charset="utf-8", headers=_HEADERS)
 
 
 async def file(call: HttpCall) -> web.Response:
-    """Return a file of the page. Without the package there is none."""
+    """Return a file of the page."""
     name = call.names["file"]
-    content = _SCRIPT_TEXT if name == SCRIPT else await asyncio.to_thread(_file, name)
-    if content is None:
-        return web.Response(status=404, headers=_HEADERS)
-    kind = FILES.get(name, "text/javascript")
-    return web.Response(body=content, content_type=kind, headers={**_HEADERS, "Cache-Control": "max-age=3600"})
+    headers = {**_HEADERS, "Cache-Control": "max-age=3600"}
+    if name == SCRIPT:
+        return web.Response(body=_SCRIPT_TEXT, content_type="text/javascript", headers=headers)
+    kind = FILES[name]
+    if not kind.startswith("text/"):
+        return web.Response(body=await asyncio.to_thread(_stored, name), content_type=kind, headers=headers)
+    headers["Vary"] = "Accept-Encoding"
+    if choose_encoding(call.http.headers.get("Accept-Encoding", "")) == GZIP:
+        headers["Content-Encoding"] = GZIP
+        body = await asyncio.to_thread(_stored, f"{name}.gz")
+    else:
+        body = await asyncio.to_thread(_inflated, f"{name}.gz")
+    return web.Response(body=body, content_type=kind, headers=headers)
 
 
 @functools.cache
-def _file(name: str) -> bytes | None:
-    """Return a file of Swagger UI; None if the package is not installed, or lacks the file. Blocks."""
-    try:
-        found = importlib.util.find_spec(_PACKAGE)
-        if found is None or not found.submodule_search_locations:
-            return None
-        return (Path(found.submodule_search_locations[0]) / "dist" / name).read_bytes()
-    except (OSError, ImportError, ValueError):
-        return None
+def _stored(name: str) -> bytes:
+    """Return a file of `_FOLDER`. Blocks."""
+    return (_FOLDER / name).read_bytes()
+
+
+def _inflated(name: str) -> bytes:
+    """Return the content of a gzip file of `_FOLDER`. Takes 10 ms for the largest."""
+    return zlib.decompress(_stored(name), wbits=31)

@@ -1,7 +1,9 @@
-"""The page of the OpenAPI document: its files are the server's own, with and without the package that has them."""
+"""The page of the OpenAPI document: its files are the server's own, and come with it."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import re
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ from kernel.options import HttpOptions
 from protocols.http.endpoints import pages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     import aiohttp
 
@@ -19,12 +21,6 @@ if TYPE_CHECKING:
 
     Exchange = Callable[[Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]
     Serve = Callable[[HttpOptions, Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]
-
-
-@pytest.fixture(autouse=True)
-def forgotten_files() -> Iterator[None]:
-    yield
-    pages._file.cache_clear()
 
 
 def test_the_page_and_all_that_it_loads_come_from_this_server(exchange: Exchange) -> None:
@@ -47,17 +43,27 @@ def test_the_page_and_all_that_it_loads_come_from_this_server(exchange: Exchange
     exchange(test)
 
 
-def test_without_its_package_the_page_says_how_to_get_it(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_PACKAGE", "not_installed_here")
-
+def test_a_client_that_does_not_take_gzip_gets_the_same_file_plain(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        async with session.get("/docs") as response:
-            assert response.status == 501
-            assert "pip install" in await response.text()
-        async with session.get("/docs/swagger-ui.css") as response:
-            assert response.status == 404
+        path = "/docs/swagger-ui-bundle.js"
+        async with session.get(path, headers={"Accept-Encoding": "gzip, deflate, br"}) as response:
+            assert response.headers["Content-Encoding"] == "gzip"
+            assert response.headers["Vary"] == "Accept-Encoding"
+            inflated = gzip.decompress(await response.read())
+        async with session.get(path, headers={"Accept-Encoding": "identity"}) as response:
+            assert "Content-Encoding" not in response.headers
+            assert await response.read() == inflated
+        assert b"SwaggerUIBundle" in inflated
 
     exchange(test)
+
+
+def test_the_files_are_those_that_their_version_names() -> None:
+    text = (pages._FOLDER / "VERSION.md").read_text()
+    stored = sorted(path.name for path in pages._FOLDER.glob("*.gz"))
+    assert stored == ["swagger-ui-bundle.js.gz", "swagger-ui.css.gz"]
+    for name in stored:
+        assert hashlib.sha256(pages._inflated(name)).hexdigest() in text, name
 
 
 @pytest.mark.parametrize("path", ["/docs/", "/docs/../routes.py", "/docs/%2e%2e/__init__.py", "/docs/index.css"])
