@@ -83,7 +83,7 @@ class TritonPythonModel:
 '''
 
 PYTHON_TEST = '''\
-"""Tests of the model, without a server: `pytest {folder}`."""
+"""Tests of the model, without a server: `python -m pytest {folder}`."""
 
 from pathlib import Path
 
@@ -122,7 +122,7 @@ def test_a_wrong_request_is_refused(model):
 '''
 
 SERVER_TEST = '''\
-"""Tests of the model in a server inside of this program: `pytest {folder}`."""
+"""Tests of the model in a server inside of this program: `python -m pytest {folder}`."""
 
 from pathlib import Path
 

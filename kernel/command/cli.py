@@ -174,6 +174,9 @@ def infer(
     classes: Annotated[
         int, typer.Option("--classes", "-c", min=0, help="Best classes to show; 0: only for outputs with labels.")
     ] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: each response is one line of JSON, with all elements.")
+    ] = False,
 ) -> None:  # fmt: skip
     """Call a running server and print the outputs, with labels if the model has labels.
 
@@ -181,7 +184,7 @@ def infer(
     """
     from kernel.command.infer.command import infer_and_print
 
-    raise typer.Exit(infer_and_print(url, model, inputs or [], classes))
+    raise typer.Exit(infer_and_print(url, model, inputs or [], classes, as_json=as_json))
 
 
 @cli.command()

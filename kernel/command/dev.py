@@ -249,5 +249,13 @@ def own_command() -> str:
     return path if beside.exists() else f"{path} -m kernel"
 
 
+def own_python() -> str:
+    """Return what starts this interpreter in the author's shell."""
+    return next(
+        (name for name in ("python", "python3") if shutil.which(name) == sys.executable),
+        os.path.relpath(sys.executable),
+    )
+
+
 def _now() -> str:
     return time.strftime("%H:%M:%S")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from kernel.authoring.examine import Examination
 from kernel.authoring.progress import progress_bar
 from kernel.authoring.templates import ensemble_files, onnx_files, python_files
 from kernel.authoring.tool_server import run_tool
-from kernel.command.dev import own_command
+from kernel.command.dev import own_command, own_python
 from kernel.config.spec import model_spec
 from kernel.errors import ServingError
 from kernel.machine import processor_count
@@ -58,14 +59,23 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
     _write(folder, files, onnx)
     command = own_command()
     shown = [*files, *(["1/model.onnx"] if onnx is not None else [])]
-    about = [(name, _ABOUT.get(name, f"its tests: pytest {path}")) for name in shown if not name.endswith(".gitkeep")]
+    about = [(name, _ABOUT.get(name, "its tests")) for name in shown if not name.endswith(".gitkeep")]
     width = max(len(name) for name, _ in about)
     typer.echo(f"{path}: {title}")
     for name, text in about:
         typer.echo(f"    {name:<{width}}  {text}")
     typer.echo("Next:")
-    typer.echo(f"    {command} dev {path}      serve it while you change it")
-    typer.echo(f"    {command} check {path}    are its outputs the same alone and in batches?")
+    steps = {
+        f"{command} dev {path}": "serve it while you change it",
+        f"{command} check {path}": "are its outputs the same alone and in batches?",
+        f"{own_python()} -m pytest {path}": "run its tests",
+    }
+    if importlib.util.find_spec("pytest") is None:
+        tests = steps.popitem()
+        steps |= {f"{own_python()} -m pip install pytest": "its tests need pytest", tests[0]: tests[1]}
+    width = max(map(len, steps))
+    for step, text in steps.items():
+        typer.echo(f"    {step:<{width}}  {text}")
     return 0
 
 

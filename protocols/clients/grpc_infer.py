@@ -176,4 +176,12 @@ def decode_response(response: messages.ModelInferResponse) -> tuple[dict[str, An
         }
         for output, raw in zip(response.outputs, raws, strict=True)
     ]
-    return {"outputs": outputs}, b"".join(raws)
+    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        head["parameters"] = {name: _value(each) for name, each in response.parameters.items()}
+    return {**head, "outputs": outputs}, b"".join(raws)
+
+
+def _value(parameter: messages.InferParameter) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -91,6 +92,16 @@ def _identity_of_a_scalar() -> onnx.ModelProto:
 def test_every_datatype_and_shape_comes_back(server: ServerProcess, model: str, value: str, lines: list[str]) -> None:
     done = naiad("infer", model, f"INPUT={value}", f"--url={server.url}")
     assert (done.stdout.splitlines(), done.stderr, done.returncode) == (lines, "", 0)
+
+
+def test_a_response_as_json_has_all_elements_on_one_line(server: ServerProcess) -> None:
+    done = naiad("infer", "fp16", f"INPUT={list(range(100))}", "--json", f"--url={server.url}")
+    assert (done.stderr, done.returncode, done.stdout.count("\n")) == ("", 0, 1)
+    found = json.loads(done.stdout)
+    assert (found["model_name"], found["model_version"]) == ("fp16", "1")
+    assert found["outputs"] == [{"name": "OUTPUT", "datatype": "FP16", "shape": [100], "data": list(range(100))}]
+    refused = naiad("infer", "int8", "INPUT=128", "--json", f"--url={server.url}")
+    assert (refused.returncode, refused.stdout) == (1, "")
 
 
 def test_a_numpy_file_keeps_its_shape(server: ServerProcess, tmp_path: Path) -> None:

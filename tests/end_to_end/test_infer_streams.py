@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -116,6 +117,19 @@ def test_over_http_a_stream_looks_the_same_if_json_has_its_datatypes(server: Ser
         assert over_http.returncode == 0, over_http.stderr
         assert over_http.stdout
         assert over_http.stdout == over_grpc.stdout
+
+
+@pytest.mark.parametrize("over_grpc", [False, True], ids=["HTTP", "gRPC"])
+def test_for_programs_each_response_of_a_stream_is_a_line_of_json(server: ServerProcess, over_grpc: bool) -> None:
+    url = server.grpc_url if over_grpc else server.url
+    done = naiad("single", "IN=[1.5,2]", "--json", f"--url={url}")
+    assert (done.stderr, done.returncode) == ("", 0)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [{each["name"]: each["data"] for each in one["outputs"]} for one in found] == [
+        {"OUT": [1.5, 2], "NUMBER": [0]},
+        {"OUT": [1.5, 2], "NUMBER": [1]},
+    ]
+    assert {(one["model_name"], tuple(one["outputs"][0]["shape"])) for one in found} == {("single", (2,))}
 
 
 @pytest.mark.parametrize(

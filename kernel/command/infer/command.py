@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.command.infer.arguments import build_inputs, split_arguments
 from kernel.command.infer.connection import ClientError, GrpcPort, base_url
+from kernel.command.infer.json_lines import event_line, response_line
 from kernel.command.infer.outputs import build_outputs, classified, format_event, format_outputs, format_streamed
 from kernel.command.infer.server import HttpInferServer, check_for_json, grpc_beside, grpc_server
 from kernel.texts import printable
@@ -26,13 +27,13 @@ _SHOWN_MODELS = 20
 _GRPC_SCHEMES = ("grpc://", "grpcs://")
 
 
-def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> int:
+def infer_and_print(url: str, model: str, inputs: list[str], classes: int, *, as_json: bool = False) -> int:
     """Send a request with `inputs` (`NAME=VALUE`) and print the outputs. Returns the exit code.
 
-    `url` is the address of an HTTP or gRPC port.
+    `url` is the address of an HTTP or gRPC port. With `as_json` each response is a line of JSON.
     """
     try:
-        _infer_and_print(url, model, inputs, classes)
+        _infer_and_print(url, model, inputs, classes, as_json=as_json)
     except ClientError as error:
         # An exception of a model has a line for each frame.
         print(f"error: {printable(str(error).rstrip(), keep=chr(10))}", file=sys.stderr)
@@ -40,27 +41,31 @@ def infer_and_print(url: str, model: str, inputs: list[str], classes: int) -> in
     return 0
 
 
-def _infer_and_print(url: str, model: str, arguments: list[str], classes: int) -> None:
+def _infer_and_print(url: str, model: str, arguments: list[str], classes: int, *, as_json: bool) -> None:
     texts = split_arguments(arguments)
     name, _, version = model.partition(":")
     with contextlib.ExitStack() as stack:
         server, metadata = _open(stack, url, name, version)
         config = server.config()
         inputs = build_inputs(metadata, config, texts)
-        outputs = build_outputs(metadata, config, classes)
-        if not config.get("model_transaction_policy", {}).get("decoupled"):
+        # A program gets the tensors themselves: labels stand for their best classes only on a terminal.
+        outputs = build_outputs(metadata, {} if as_json else config, classes)
+        decoupled = config.get("model_transaction_policy", {}).get("decoupled")
+        if not decoupled and not as_json:
             for response, binary in server.responses(inputs, outputs):
                 for line in format_outputs(response, binary, classified(outputs)):
                     _print_line(line)
             return
-        if isinstance(server, HttpInferServer):
+        if decoupled and isinstance(server, HttpInferServer):
             beside = _stream_server(stack, server, metadata, name, version)
             if beside is None:
-                _print_events(server, metadata, inputs, classes)
+                _print_events(server, metadata, inputs, classes, as_json=as_json)
                 return
             server = beside
         for response, binary in server.responses(inputs, outputs):
-            _print_line(format_streamed(response, binary, classified(outputs)))
+            _print_line(
+                response_line(response, binary) if as_json else format_streamed(response, binary, classified(outputs))
+            )
 
 
 def _open(stack: contextlib.ExitStack, url: str, name: str, version: str) -> tuple[InferServer, dict[str, Any]]:
@@ -102,11 +107,13 @@ def _stream_server(
     return beside if all(found[key] == metadata[key] for key in ("inputs", "outputs")) else None
 
 
-def _print_events(server: HttpInferServer, metadata: dict[str, Any], inputs: list[GivenInput], classes: int) -> None:
+def _print_events(
+    server: HttpInferServer, metadata: dict[str, Any], inputs: list[GivenInput], classes: int, *, as_json: bool
+) -> None:
     """Print the responses of a decoupled model that come as JSON."""
     check_for_json(metadata, classes)
     for event in server.events(inputs):
-        _print_line(format_event(event, metadata))
+        _print_line(event_line(event, metadata) if as_json else format_event(event, metadata))
 
 
 def _models_hint(server: InferServer, message: str) -> str:

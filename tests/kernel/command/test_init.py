@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,9 +55,24 @@ def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(t
 def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
     done = naiad(tmp_path, "init", "double")
     assert done.stdout.startswith("double: the model 'double'\n")
-    assert "test_double.py  its tests: pytest double" in done.stdout
+    assert "test_double.py  its tests\n" in done.stdout
     assert "dev double" in done.stdout
     assert "check double" in done.stdout
+    assert "python -m pytest double" in done.stdout
+    assert "pip install" not in done.stdout
+
+
+def test_a_new_model_says_what_its_tests_need_if_it_is_not_installed(tmp_path: Path) -> None:
+    without = (
+        "import importlib.util as util; find = util.find_spec;"
+        "util.find_spec = lambda name, *others: None if name == 'pytest' else find(name, *others);"
+        "from kernel.command.main import main; main()"
+    )
+    done = run(tmp_path, "-c", without, "init", "double")
+    assert done.returncode == 0, done.stderr
+    install, tests = done.stdout.splitlines()[-2:]
+    assert re.search(r"python\S* -m pip install pytest +its tests need pytest", install)
+    assert re.search(r"python\S* -m pytest double +run its tests", tests)
 
 
 def test_the_name_is_the_last_part_of_the_path_and_a_new_folder_of_models_is_said(tmp_path: Path) -> None:
