@@ -55,12 +55,17 @@ class RegionLease(Lease):
 
     def share(self) -> RegionLease:
         assert self._held, f"the lease of region {self.region.name} was released"
-        return self.region.another_lease()
+        region = self.region
+        region.lease_count += 1
+        return RegionLease(region)
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            self.region.lease_released()
+            region = self.region
+            region.lease_count = count = region.lease_count - 1
+            if count <= 0:
+                region.unused()
 
 
 class LeasedBlock:

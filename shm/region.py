@@ -99,7 +99,8 @@ class Region:
         #: For a client's region: gets regions that a process had mapped which died by SIGBUS (a client has shortened
         #: one), and those of them that requests used.
         self.on_fault: Callable[[Sequence[Region], Sequence[Region]], None] | None = None
-        self._lease_count = 0
+        #: The number of leases that have not been released. Only the region and its leases change it.
+        self.lease_count = 0
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
         self._on_closed: list[Callable[[Region], None]] = []
@@ -122,15 +123,10 @@ class Region:
     def closed(self) -> bool:
         return self.handle.closed
 
-    @property
-    def lease_count(self) -> int:
-        """The number of leases that have not been released."""
-        return self._lease_count
-
     def lease(self) -> RegionLease:
         """Return a new lease; the caller releases it once."""
         assert not self.dropped, f"region {self.name} was dropped"
-        self._lease_count += 1
+        self.lease_count += 1
         return RegionLease(self)
 
     def map(self, *, writable: bool) -> mmap.mmap:
@@ -158,7 +154,7 @@ class Region:
     def drop(self) -> None:
         """Refuse new leases, and close the handle when the last lease is released."""
         self.dropped = True
-        if not self._lease_count:
+        if not self.lease_count:
             self._close()
 
     def lose(self) -> None:
@@ -179,7 +175,7 @@ class Region:
 
     def on_unused(self, callback: Callable[[Region], None]) -> None:
         """Call `callback` once, when the last lease is released. The region must be in use."""
-        assert self._lease_count, f"region {self.name} is not in use"
+        assert self.lease_count, f"region {self.name} is not in use"
         self._on_unused.append(callback)
 
     def on_copied(self, callback: Callable[[Region], None]) -> None:
@@ -194,20 +190,14 @@ class Region:
             for callback in callbacks:
                 callback(self)
 
-    def another_lease(self) -> RegionLease:
-        """Return a new lease, also of a dropped region. Only for `share` of a lease that is not released."""
-        self._lease_count += 1
-        return RegionLease(self)
-
-    def lease_released(self) -> None:
-        """Count a released lease. Each lease calls this once."""
-        self._lease_count -= 1
-        assert self._lease_count >= 0, f"region {self.name}: more leases were released than taken"
-        if not self._lease_count and (self._on_unused or self.dropped):
+    def unused(self) -> None:
+        """The last lease was released. Only leases call this."""
+        assert not self.lease_count, f"region {self.name}: more leases were released than taken"
+        if self._on_unused or self.dropped:
             callbacks, self._on_unused = self._on_unused, []
             for callback in callbacks:
                 callback(self)
-            if self.dropped and not self._lease_count:
+            if self.dropped and not self.lease_count:
                 self._close()
 
     def _close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from os import fstat
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.descriptors import is_reserved
@@ -230,26 +231,19 @@ class RegionRegistry:
         region = regions.get(wanted.name)
         if region is None:
             raise RegionNotFound(wanted.name)
-        if not 0 <= wanted.offset < region.byte_size:  # Triton looks at the offset first
-            raise InvalidArgument(f"Invalid offset for shared memory region: '{wanted.name}'")
-        end = wanted.offset + wanted.byte_size
-        if wanted.byte_size < 0 or end > _UINT64_MAX:
-            raise InvalidArgument(
-                f"Integer overflow detected: byte_size ({wanted.byte_size}) + offset ({wanted.offset}) exceeds "
-                f"maximum value ({_UINT64_MAX}) for region '{wanted.name}'"
-            )
-        # Triton also refuses 0 bytes at offset 0.
-        if not 0 < end <= region.byte_size:
-            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{wanted.name}'")
+        offset, byte_size = wanted.offset, wanted.byte_size
+        if not (0 <= offset < region.byte_size and byte_size >= 0 and 0 < offset + byte_size <= region.byte_size):
+            raise _outside(wanted, region)
         # The client may have shortened the object meanwhile: access beyond its end would kill a worker.
-        if region.kind is RegionKind.SYSTEM and posix.size_of(region.fd) < region.offset + region.byte_size:
+        handle = region.handle
+        if type(handle) is FileHandle and fstat(handle.fd).st_size < region.offset + region.byte_size:
             self._faulted([region], [])
             raise InvalidArgument(f"shared memory region '{wanted.name}' was truncated by its owner")
         if region.copied and self._budget is not None:
-            if not self._budget.has_room(wanted.byte_size):
-                raise ArenaFull(wanted.byte_size)
-            return Span(CopiedLease(region.lease(), wanted.byte_size, self._budget), wanted.offset, wanted.byte_size)
-        return Span(region.lease(), wanted.offset, wanted.byte_size)
+            if not self._budget.has_room(byte_size):
+                raise ArenaFull(byte_size)
+            return Span(CopiedLease(region.lease(), byte_size, self._budget), offset, byte_size)
+        return Span(region.lease(), offset, byte_size)
 
     # ---- shortened regions -------------------------------------------------------------------
 
@@ -288,6 +282,19 @@ class RegionRegistry:
         """Remove all regions, also those in use, whose memory is freed after the last lease."""
         for region in self._tables:
             self._remove(region)
+
+
+def _outside(wanted: ClientSpan, region: Region) -> InvalidArgument:
+    """Return the error for a span that does not lie in its region, in Triton's words."""
+    if not 0 <= wanted.offset < region.byte_size:  # Triton looks at the offset first
+        return InvalidArgument(f"Invalid offset for shared memory region: '{wanted.name}'")
+    if wanted.byte_size < 0 or wanted.offset + wanted.byte_size > _UINT64_MAX:
+        return InvalidArgument(
+            f"Integer overflow detected: byte_size ({wanted.byte_size}) + offset ({wanted.offset}) exceeds "
+            f"maximum value ({_UINT64_MAX}) for region '{wanted.name}'"
+        )
+    # Triton also refuses 0 bytes at offset 0.
+    return InvalidArgument(f"Invalid offset + byte size for shared memory region: '{wanted.name}'")
 
 
 def _is_shortened(region: Region) -> bool:

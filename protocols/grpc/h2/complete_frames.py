@@ -94,7 +94,7 @@ class CompleteFrames:
         if (
             request_head is None
             or request_head.fault
-            or request_head.content_length is not None
+            or (request_head.content_length is not None and request_head.content_length != length)
             or not self._receive_window.take(length)
         ):
             return 0

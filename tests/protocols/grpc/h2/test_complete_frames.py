@@ -2,19 +2,28 @@
 
 import pytest
 
-from protocols.grpc.framing import MESSAGE_START_BYTE_SIZE
+from protocols.grpc.framing import MESSAGE_START_BYTE_SIZE, PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.streams import Stream, StreamEvent
-from protocols.grpc.h2.testing import CLIENT_PREFACE, frame, message, request_headers
+from protocols.grpc.h2.testing import CLIENT_PREFACE, FIELDS, frame, message, request_headers
 
 CONTENT = bytes(range(64))
 LARGE = CONTENT * 1100
 
+#: The bytes of a message with CONTENT.
+LENGTH = len(CONTENT) + PREFIX.size
+
 
 def call(number: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
     return request_headers(number) + between + sent(number, content, flags=frames.END_STREAM)
+
+
+def announced(number: int, length: int, between: bytes = b"", content: bytes = CONTENT) -> bytes:
+    """Return a call whose headers say how many bytes its DATA has, as those of h2load do."""
+    headers = request_headers(number, [*FIELDS, ("content-length", str(length))])
+    return headers + between + sent(number, content, flags=frames.END_STREAM)
 
 
 def sent(number: int, content: bytes = CONTENT, *, flag: int = 0, flags: int = 0) -> bytes:
@@ -72,6 +81,10 @@ SEQUENCES = {
     "window updates around": frames.window_update(0, 189) + call(3, frames.window_update(3, 5))
     + frames.window_update(0, 9),
     "two calls": call(3, frames.window_update(3, 5)) + call(5),
+    "the announced length": announced(3, LENGTH) + announced(5, LENGTH, frames.window_update(5, 5)),
+    "another length than announced": announced(3, LENGTH) + announced(5, LENGTH - 1) + announced(7, LENGTH + 1),
+    "large calls with the announced length": announced(3, len(LARGE) + 5, content=LARGE)
+    + announced(5, len(LARGE) + 5, content=LARGE) + announced(7, len(LARGE), content=LARGE),
     "two updates between": call(3, frames.window_update(3, 5) + frames.window_update(3, 7)),
     "update of another stream": call(3, frames.window_update(1, 5)),
     "update of the connection between": call(3, frames.window_update(0, 5)),
@@ -132,6 +145,13 @@ def test_the_usual_small_call_is_one_event(between: bytes) -> None:
     assert event is StreamEvent.COMPLETE
     assert stream.complete_message == CONTENT
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + (5 if between else 0)
+
+
+def test_a_small_call_of_the_announced_length_is_one_event() -> None:
+    connection = fed(announced(3, LENGTH), 10_000)  # after this its headers are known
+    connection.streams.events.clear()
+    connection.receiving.receive(memoryview(announced(5, LENGTH)), 0)
+    assert [event for event, _ in connection.streams.events] == [StreamEvent.COMPLETE]
 
 
 @pytest.mark.parametrize("between", [b"", frames.window_update(3, 5)], ids=["plain", "as gRPC core sends it"])
