@@ -1,8 +1,9 @@
 """When the memory of requests that have ended is given back to the system.
 
-malloc keeps most of what is freed. After a flood of requests a server would keep hundreds of MiB. To give them back
-takes about 0.1 ms per MiB, in which no other thread can allocate: so it is done when little is in use again, and not
-often.
+malloc gives back what is free at the end of its heap by itself, and keeps all that lies before something in use. After
+a flood of requests a server would keep hundreds of MiB. To give them back takes about 0.1 ms per MiB, in one piece in
+which no other thread can allocate: a request that comes meanwhile waits. So it is done when little is in use again, not
+often, and when the server does nothing. Only a server that is busy all the time does it beside its requests, late.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 #: Fewer freed bytes are kept for the next requests.
 LEAST_BYTE_SIZE = 32 << 20
 
+#: A server that uses less of a processor is idle.
+_IDLE_SHARE = 0.1
+
+#: How long memory is kept while the server is busy.
+LATEST_NS = 60_000_000_000
+
 #: How often the use is looked at, in seconds, and the least time between two times that memory is given back.
 _INTERVAL_S = 1.0
 LEAST_INTERVAL_NS = 5_000_000_000
@@ -31,15 +38,22 @@ class Trimming:
         #: The most bytes that were seen in use since memory was given back.
         self._most = 0
         self._not_before_ns = 0
+        #: Since when memory could be given back, and is not because the server is busy.
+        self._kept_since_ns: int | None = None
 
-    def is_due(self, used_byte_size: int, now_ns: int) -> bool:
+    def is_due(self, used_byte_size: int, now_ns: int, *, idle: bool) -> bool:
         """Whether memory is to be given back now."""
         self._most = max(self._most, used_byte_size)
         if used_byte_size > self._most // 4 or self._most - used_byte_size < LEAST_BYTE_SIZE:
+            self._kept_since_ns = None
             return False
         if now_ns < self._not_before_ns:
             return False
-        self._most = used_byte_size
+        if self._kept_since_ns is None:
+            self._kept_since_ns = now_ns
+        if not idle and now_ns - self._kept_since_ns < LATEST_NS:
+            return False
+        self._most, self._kept_since_ns = used_byte_size, None
         self._not_before_ns = now_ns + LEAST_INTERVAL_NS
         return True
 
@@ -47,7 +61,11 @@ class Trimming:
 async def give_freed_memory_back(budget: ByteBudget, give_back: Callable[[], None]) -> None:
     """Call `give_back`, in a thread, when the requests that used memory have ended. Runs until it is cancelled."""
     trimming = Trimming()
+    before_ns, busy_before_ns = time.monotonic_ns(), time.process_time_ns()
     while True:
         await asyncio.sleep(_INTERVAL_S)
-        if trimming.is_due(budget.used_byte_size, time.monotonic_ns()):
+        now_ns, busy_ns = time.monotonic_ns(), time.process_time_ns()
+        idle = busy_ns - busy_before_ns < _IDLE_SHARE * (now_ns - before_ns)
+        before_ns, busy_before_ns = now_ns, busy_ns
+        if trimming.is_due(budget.used_byte_size, now_ns, idle=idle):
             await asyncio.to_thread(give_back)

@@ -304,18 +304,22 @@ class Kernel:
             request.release_leases()
             raise
 
-    def begin_preparing(self, request: Request) -> None:
-        """Admit `request`, which cannot be submitted before it was decoded. Raises `ServerStopping`.
+    def begin_preparing(self, request: Request, byte_size: int) -> None:
+        """Admit `request`, which cannot be submitted before it was decoded. Raises `ServerStopping` or `MemoryFull`.
 
-        `end_preparing` follows, once it was submitted or refused.
+        It counts `byte_size` bytes until `end_preparing`, which follows once it was submitted or refused.
         """
         if self.stopping:
             raise ServerStopping(request.id)
+        if not self._budget.has_room(byte_size):
+            raise self.memory_refusals.full()
+        self._budget.add(byte_size)
         self._preparing += 1
 
-    def end_preparing(self) -> None:
-        """A request that was admitted by `begin_preparing` was submitted or refused."""
+    def end_preparing(self, byte_size: int) -> None:
+        """A request that was admitted by `begin_preparing` with `byte_size` bytes was submitted or refused."""
         self._preparing -= 1
+        self._budget.remove(byte_size)
         assert self._preparing >= 0, "more requests were prepared than admitted"
         if not self._preparing:
             self._all_prepared.set()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from protocols.grpc.special_messages import ReceivedMessage
+    from shm.budget import ByteBudget
     from shm.tensor import Buffer
 
 #: The largest message that a compressed one may become; HTTP has the same limit for bodies.
@@ -42,6 +43,22 @@ _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
 PREFIX = struct.Struct(">BL")
 _PREFIX_BYTE_SIZE = PREFIX.size
+
+
+#: About how many bytes a message that waits takes beside its content.
+_MESSAGE_BYTE_SIZE = 64
+
+#: A call may have this many messages waiting when there is no memory for the next one; with more it fails.
+_MOST_REFUSED = 256
+
+
+class MessageMemory:
+    """Where messages count that were received and not taken, except for large ones, which have memory of their own."""
+
+    def __init__(self, budget: ByteBudget, full: Callable[[], ServingError]) -> None:
+        """`full` returns the error of a message for which there is no memory."""
+        self.budget = budget
+        self.full = full
 
 
 class MessageFault(msgspec.Struct, frozen=True):
@@ -85,12 +102,17 @@ class MessageReader:
     """Finds the messages of one call. After a fault it accepts no more bytes."""
 
     __slots__ = (
-        "_compressed", "_encoding", "_filled", "_gathered", "_large", "_length", "_refusal", "choice_follows",
-        "choose_buffer", "fault", "max_byte_size", "messages",
+        "_compressed", "_encoding", "_filled", "_gathered", "_gathered_counted", "_kept", "_large", "_length",
+        "_memory", "_refusal", "choice_follows", "choose_buffer", "fault", "max_byte_size", "messages",
     )  # fmt: skip
 
-    def __init__(self, encoding: str) -> None:
+    def __init__(self, encoding: str, memory: MessageMemory | None = None) -> None:
+        """Without `memory` what waits is not counted. Whoever has the reader calls `close` at the end of the call."""
         self._encoding = encoding
+        self._memory = memory
+        #: What counts in the memory: all of it, and the part of it for bytes of an incomplete message.
+        self._kept = 0
+        self._gathered_counted = 0
         #: The largest message, also after inflating.
         self.max_byte_size = MAX_BODY_BYTE_SIZE
         #: Bytes of a prefix, or of a small message, that are not complete.
@@ -121,10 +143,50 @@ class MessageReader:
         self.max_byte_size = max_byte_size
         largest = max([self._length, *(len(each) for each in self.messages if isinstance(each, BYTES_TYPES))])
         if largest > max_byte_size and self.fault is None:
-            self.messages.clear()
-            self._gathered.clear()
-            self._large, self._length = None, -1
+            self._forget_messages()
             self._refuse_size(largest, max_byte_size)
+
+    def has_room(self, byte_size: int) -> bool:
+        """Whether there is memory for `byte_size` more bytes to wait."""
+        return self._memory is None or self._memory.budget.has_room(byte_size)
+
+    def add(self, message: Buffer | CompressedMessage) -> None:
+        """A message is complete."""
+        self.messages.append(message)
+        if self._memory is not None:
+            self._count(_kept_byte_size(message))
+
+    def take(self) -> ReceivedMessage:
+        """Return the first message, of at least one."""
+        message = self.messages.popleft()
+        if self._memory is not None:
+            self._count(-_kept_byte_size(message))
+        return message
+
+    def close(self) -> None:
+        """The call has ended: messages that wait no longer count."""
+        if self._memory is not None:
+            self._memory.budget.remove(self._kept)
+            self._memory = None
+
+    def _count(self, byte_size: int) -> None:
+        assert self._memory is not None, "nothing is counted without a budget"
+        self._kept += byte_size
+        self._memory.budget.used_byte_size += byte_size
+
+    def _count_gathered(self) -> None:
+        """Count the bytes of an incomplete message, which have changed."""
+        if self._memory is not None and (change := len(self._gathered) - self._gathered_counted):
+            self._gathered_counted += change
+            self._count(change)
+
+    def _forget_messages(self) -> None:
+        self.messages.clear()
+        self._gathered.clear()
+        self._large, self._length = None, -1
+        if self._memory is not None:
+            self._gathered_counted = 0
+            self._count(-self._kept)
 
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the call."""
@@ -136,8 +198,9 @@ class MessageReader:
             and PREFIX.unpack_from(data) == (0, size - _PREFIX_BYTE_SIZE)
             and size < RECEIVE_BUFFER_BYTE_SIZE
             and self.fault is None
+            and self.has_room(size)
         ):
-            self.messages.append(bytes(data[_PREFIX_BYTE_SIZE:]))  # usual: one complete message
+            self.add(bytes(data[_PREFIX_BYTE_SIZE:]))  # usual: one complete message
             return
         position = 0
         while self.fault is None and position < size:
@@ -145,6 +208,7 @@ class MessageReader:
                 position += self._take_prefix(data[position:])
             else:
                 position += self._take_content(data[position:])
+        self._count_gathered()
 
     def begin_large(self, message_start: bytes, byte_size: int) -> None:
         """Take the first bytes of a large message that is not compressed; the others go to `direct_buffer`."""
@@ -189,6 +253,17 @@ class MessageReader:
             self._compressed, self._length, self._filled = bool(flag), length, 0
             if not length:
                 self._complete(b"")
+            elif length < RECEIVE_BUFFER_BYTE_SIZE and not self.has_room(length):
+                self._refuse_for_memory()
+
+    def _refuse_for_memory(self) -> None:
+        """Forget the small message that begins: all memory is in use."""
+        assert self._memory is not None, "without a budget there is room"
+        error = self._memory.full()
+        if len(self.messages) < _MOST_REFUSED:
+            self._refusal = RefusedMessage(error, b"")
+        else:
+            self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, error.message)
 
     def _is_due(self, *, directly: bool = False) -> bool:
         """Whether a message gets its memory now: it is large, and `choose_buffer` is set, or will not be.
@@ -246,11 +321,11 @@ class MessageReader:
         if refusal is not None:
             self.messages.append(refusal)
         elif not self._compressed:
-            self.messages.append(message)
+            self.add(message)
         else:
             inflated = self._inflate(message)
             if inflated is not None:
-                self.messages.append(inflated)
+                self.add(inflated)
 
     def _inflate(self, message: Buffer) -> bytes | CompressedMessage | None:
         """Return the content of a compressed message, or the message if it is large. None where that is a fault."""
@@ -267,3 +342,12 @@ class MessageReader:
 
     def _refuse_size(self, length: int, limit: int) -> None:
         self.fault = MessageFault(Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {limit})")
+
+
+def _kept_byte_size(message: ReceivedMessage) -> int:
+    """Return what a message that waits counts, beside memory of its own."""
+    if isinstance(message, CompressedMessage):
+        message = message.content
+    if isinstance(message, (bytes, bytearray)):
+        return len(message) + _MESSAGE_BYTE_SIZE
+    return _MESSAGE_BYTE_SIZE

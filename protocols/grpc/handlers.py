@@ -193,7 +193,7 @@ class HandlerCall:
             if reader.fault is not None:
                 raise GRPCError(reader.fault.status, reader.fault.text)
             return None
-        message = reader.messages.popleft()
+        message = reader.take()
         self._server_connection.sending.consumed(self._stream)
         self._server_connection.schedule_write()
         return message

@@ -14,7 +14,7 @@ from kernel.errors import NoDescriptorLeft
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.grpc.access_log import LoggingAcceptor
-from protocols.grpc.framing import ACCEPTED_ENCODINGS
+from protocols.grpc.framing import ACCEPTED_ENCODINGS, MessageMemory
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import ServerConnection, message_budget
 from protocols.grpc.rpcs.infer import InferCall
@@ -93,10 +93,11 @@ class GrpcListener:
     async def start(self) -> None:
         options = self._options
         acceptor = LoggingAcceptor(self) if options.log_access else self
-        budget, messages = IterationBudget(), message_budget()
+        budget, messages, kernel = IterationBudget(), message_budget(), self._inference.kernel
+        memory = MessageMemory(kernel.budget, kernel.memory_refusals.full)
         self._server = await listen(
             self._sock,
-            lambda: ServerConnection(acceptor, options.keepalive, budget, messages),
+            lambda: ServerConnection(acceptor, options.keepalive, budget, messages, memory),
             options.tls,
             make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
             tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, RequestCancelled, ServingError
+from kernel.serving.request import REQUEST_BYTE_SIZE
 from kernel.serving.response import peer_of_sink
 from protocols.helpers.decoded_request import aligned, read_description, read_sizes
 from shm.tensor import Span, Tensor
@@ -66,11 +67,14 @@ class RequestTask:
         self._caller: Preparing | None = caller
         self._block: Block | None = None
         self._response_options = b""
+        #: What the request takes while it waits for a helper, beside blocks of arenas.
+        inline = sum(len(source.data) for source in sources if source.data is not None)
+        self._byte_size = REQUEST_BYTE_SIZE + inline
 
     def start(self) -> None:
-        """Admit the request and start to decode it. Raises `ServerStopping`; then the sources are released."""
+        """Admit the request and start to decode it. Raises `ServingError`; then the sources are released."""
         try:
-            self._kernel.begin_preparing(self._request)
+            self._kernel.begin_preparing(self._request, self._byte_size)
         except ServingError:
             self._release_sources()
             raise
@@ -126,7 +130,7 @@ class RequestTask:
             self._request.release_leases()
         else:
             caller.prepared(self._response_options)
-        self._kernel.end_preparing()
+        self._kernel.end_preparing(self._byte_size)
 
     def failed(self, error: ServingError) -> None:
         """Release all memory and refuse the request."""
@@ -137,7 +141,7 @@ class RequestTask:
         caller, self._caller = self._caller, None
         if caller is not None:
             caller.refused(error)
-        self._kernel.end_preparing()
+        self._kernel.end_preparing(self._byte_size)
 
     def _release_sources(self) -> None:
         for source in self.sources:

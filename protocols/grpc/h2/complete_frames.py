@@ -105,7 +105,7 @@ class CompleteFrames:
             streams.by_id[stream_id] = stream
             streams.events.append((_COMPLETE, stream))
             return end
-        stream = Stream(stream_id, request_head, send_window, _OPEN, None, length, length)
+        stream = Stream(stream_id, request_head, send_window, _OPEN, None, length, length, memory=streams.memory)
         streams.by_id[stream_id] = stream
         streams.events.append((StreamEvent.OPENED, stream))
         end = content + MESSAGE_START_BYTE_SIZE
@@ -133,13 +133,18 @@ class CompleteFrames:
         ):
             return 0
         reader, window = stream.message_reader, stream.receive_window
-        if not reader.between_messages or not window.has_room(length) or not self._receive_window.take(length):
+        if (
+            not reader.between_messages
+            or not reader.has_room(byte_size)
+            or not window.has_room(length)
+            or not self._receive_window.take(length)
+        ):
             return 0
         window.take(length)
         self._floods.data(length)
         stream.held_byte_size += length
         stream.received_byte_size += length
-        reader.messages.append(bytes(data[content:end]))
+        reader.add(bytes(data[content:end]))
         self._streams.events.append((_READABLE, stream))
         return end
 

@@ -25,16 +25,17 @@ from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.streams import Streams
 
 if TYPE_CHECKING:
+    from protocols.grpc.framing import MessageMemory
     from protocols.grpc.h2.keepalive import KeepaliveRules
 
 
 class H2Connection:
     """The parts of one connection."""
 
-    def __init__(self, rules: KeepaliveRules | None = None) -> None:
+    def __init__(self, rules: KeepaliveRules | None = None, memory: MessageMemory | None = None) -> None:
         receive_window = ReceiveWindow(limits.CONNECTION_WINDOW_BYTE_SIZE)
         self.peer_limits = PeerLimits()
-        self.streams = Streams()
+        self.streams = Streams(memory)
         self.sending = SendingHalf(self.streams, self.peer_limits, receive_window)
         self.receiving = ReceivingHalf(self.streams, self.peer_limits, receive_window, self.sending, rules)
 

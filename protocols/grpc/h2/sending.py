@@ -235,6 +235,8 @@ class SendingHalf:
             increment, stream.held_byte_size = self._receive_window.give_back(stream.held_byte_size), 0
             if increment and not self.ended:
                 self.write_queue.put(frames.window_update(0, increment))
+        if stream.memory is not None:
+            stream.forget_messages()
         if stream.pending is not None:
             self.drop_data(stream)
 

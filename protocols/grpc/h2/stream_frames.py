@@ -99,7 +99,8 @@ class StreamFrames:
             code = H2ErrorCode.PROTOCOL_ERROR if request_head.fault else H2ErrorCode.REFUSED_STREAM
             self._sending.put_reset(stream_id, code)
             return
-        stream = streams.by_id[stream_id] = Stream(stream_id, request_head, self._peer.initial_send_window)
+        stream = Stream(stream_id, request_head, self._peer.initial_send_window, memory=streams.memory)
+        streams.by_id[stream_id] = stream
         streams.events.append((_OPENED, stream))
         if end_stream:
             self._end_request(stream)

@@ -14,6 +14,7 @@ from protocols.grpc.h2.limits import STREAM_WINDOW_BYTE_SIZE
 from protocols.grpc.h2.states import StreamState
 
 if TYPE_CHECKING:
+    from protocols.grpc.framing import MessageMemory
     from protocols.grpc.h2.flow_control import PendingData
     from protocols.grpc.h2.headers import RequestHead
 
@@ -74,6 +75,8 @@ class Stream(msgspec.Struct, eq=False):
     call: StreamCallbacks | None = None
     #: None as long as everything could be sent at once.
     pending: PendingData | None = None
+    #: Where messages count that wait for the call; None for a complete one, which is taken at once.
+    memory: MessageMemory | None = None
     _message_reader: MessageReader | None = None
     _receive_window: ReceiveWindow | None = None
 
@@ -86,11 +89,16 @@ class Stream(msgspec.Struct, eq=False):
     def message_reader(self) -> MessageReader:
         """Finds the messages in DATA; made when it is first needed, which small calls do without."""
         if self._message_reader is None:
-            self._message_reader = MessageReader(self.request_head.encoding)
+            self._message_reader = MessageReader(self.request_head.encoding, self.memory)
             if self.complete_message is not None:
                 self._message_reader.messages.append(self.complete_message)
                 self.complete_message = None
         return self._message_reader
+
+    def forget_messages(self) -> None:
+        """The stream is closed: messages that wait for its call no longer count."""
+        if self._message_reader is not None:
+            self._message_reader.close()
 
     @property
     def receive_window(self) -> ReceiveWindow:
@@ -108,9 +116,11 @@ class Stream(msgspec.Struct, eq=False):
 class Streams:
     """All streams of a connection and what happened to them: the two halves of the connection share it."""
 
-    __slots__ = ("_recently_reset", "by_id", "events", "last_id")
+    __slots__ = ("_recently_reset", "by_id", "events", "last_id", "memory")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: MessageMemory | None = None) -> None:
+        #: Where messages that wait count; None for nowhere.
+        self.memory = memory
         #: The streams that are not closed, in the order of their ids.
         self.by_id: dict[int, Stream] = {}
         #: The highest id of a request.

@@ -25,6 +25,7 @@ from protocols.message_budget import MessageBudget
 from protocols.written_releases import WrittenReleases
 
 if TYPE_CHECKING:
+    from protocols.grpc.framing import MessageMemory
     from protocols.grpc.h2.keepalive import KeepaliveRules
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
 
@@ -76,14 +77,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         rules: KeepaliveRules | None = None,
         budget: IterationBudget | None = None,
         messages: MessageBudget | None = None,
+        memory: MessageMemory | None = None,
     ) -> None:
         """Without `rules` the connection lives as long as its client wants, and is never pinged.
 
-        `budget` is for large messages, `messages` for small ones; both are shared by all connections.
+        `budget` is for large messages, `messages` for small ones, and in `memory` messages count that wait for their
+        call; all of them are shared by all connections.
         """
         self._budget = budget or IterationBudget()
         self._messages = messages or message_budget()
-        self.http2 = H2Connection(rules)
+        self.http2 = H2Connection(rules, memory)
         self.sending = self.http2.sending
         self.transport: asyncio.Transport
         #: The client.

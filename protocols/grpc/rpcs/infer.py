@@ -202,7 +202,7 @@ class InferCall(msgspec.Struct, eq=False):
             self._fail(Status.INTERNAL, "more than one request message")
         elif self._stream.request_ended:
             if reader.messages:
-                return reader.messages.popleft()
+                return reader.take()
             self._fail(Status.UNIMPLEMENTED, "the call ended without a request message")
         return None
 

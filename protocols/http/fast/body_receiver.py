@@ -32,6 +32,8 @@ class IncomingBody(msgspec.Struct, eq=False):
     refusal: ServingError | None = None
     #: How many bytes have come.
     received: int = 0
+    #: How many bytes of the small buffer count in the server's budget.
+    counted: int = 0
     _buffer: bytearray = msgspec.field(default_factory=bytearray)
 
     @property
@@ -43,6 +45,15 @@ class IncomingBody(msgspec.Struct, eq=False):
     def is_small(self) -> bool:
         """Whether the body is collected by `add` alone."""
         return self.receive_buffer is None and self.refusal is None
+
+    def count(self) -> None:
+        """Count the small buffer in the server's budget, before its first byte, or refuse the body."""
+        kernel = self.call.inference.kernel
+        if kernel.budget.has_room(self.byte_size):
+            self.counted = self.byte_size
+            kernel.budget.add(self.byte_size)
+        else:
+            self.refusal = kernel.memory_refusals.full()
 
     def room(self) -> memoryview:
         """Return where the next bytes may be received to, which `received` then counts. Not for small bodies."""
@@ -70,9 +81,13 @@ class IncomingBody(msgspec.Struct, eq=False):
         self.release()
 
     def release(self) -> None:
-        """Give the receive buffer back."""
-        if self.receive_buffer is not None:
-            self.receive_buffer.release()
+        """Give the memory back. A second call does nothing."""
+        buffer, self.receive_buffer = self.receive_buffer, None
+        if buffer is not None:
+            buffer.release()
+        if self.counted:
+            self.call.inference.kernel.budget.remove(self.counted)
+            self.counted = 0
 
 
 def incoming_body(call: FastCall) -> IncomingBody:
@@ -88,6 +103,8 @@ def incoming_body(call: FastCall) -> IncomingBody:
             incoming.receive_buffer = buffer or kernel.message_buffer(head.body_byte_size)
         except ServingError as error:
             incoming.refusal = error
+    else:
+        incoming.count()
     return incoming
 
 

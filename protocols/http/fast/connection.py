@@ -169,8 +169,14 @@ class FastConnection(asyncio.Protocol):
                     self._calls.append(call)
                     call.start(data[len(known.text) :])
                 else:  # such a head alone
-                    self._incoming = IncomingBody(call, infer.body_byte_size)
-                    self._missing, self._begin_s = infer.body_byte_size, self._active_s
+                    byte_size, memory = infer.body_byte_size, fast_path.kernel.budget
+                    self._missing, self._begin_s = byte_size, self._active_s
+                    if memory.used_byte_size + byte_size <= memory.limit_byte_size:  # as `IncomingBody.count`
+                        memory.used_byte_size += byte_size
+                        self._incoming = IncomingBody(call, byte_size, counted=byte_size)
+                    else:
+                        self._incoming = incoming = incoming_body(call)
+                        self._transport.set_protocol(BodyReceiver(self, incoming, self._transport, fast_path.budget))
                 return
         self._received = self._received + data if self._received else data
         if len(data) >= _LARGE_READ_BYTE_SIZE and not self._resting:

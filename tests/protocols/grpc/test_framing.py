@@ -11,12 +11,13 @@ from grpclib.const import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.errors import ArenaFull
+from kernel.errors import ArenaFull, MemoryFull
 from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.grpc import framing
-from protocols.grpc.framing import InflatedTooLarge, MessageFault, MessageReader, inflate
+from protocols.grpc.framing import InflatedTooLarge, MessageFault, MessageMemory, MessageReader, inflate
 from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 from protocols.helpers.request_task import LOOP_BYTE_SIZE
+from shm.budget import ByteBudget
 
 
 def framed(content: bytes, flag: int = 0) -> bytes:
@@ -226,3 +227,78 @@ def test_the_limit_of_a_call_holds_after_inflating() -> None:
     assert reader.fault is None
     reader.feed(memoryview(framed(gzip.compress(bytes(1001)), 1)))
     assert reader.fault == MessageFault(Status.RESOURCE_EXHAUSTED, "Decompressed message larger than max (1000)")
+
+
+class Memory:
+    """Where waiting messages count, and how many were refused."""
+
+    def __init__(self, limit: int) -> None:
+        self.budget = ByteBudget(limit)
+        self.refused = 0
+        self.memory = MessageMemory(self.budget, self._full)
+
+    def _full(self) -> MemoryFull:
+        self.refused += 1
+        return MemoryFull()
+
+
+def test_messages_that_wait_count_until_they_are_taken_whole_and_in_part() -> None:
+    lab = Memory(1 << 20)
+    reader = MessageReader("identity", lab.memory)
+    reader.feed(memoryview(framed(bytes(1000))))
+    complete = lab.budget.used_byte_size
+    assert complete >= 1000
+    reader.feed(memoryview(framed(bytes(5000))[:3000]))
+    assert lab.budget.used_byte_size >= complete + 2900
+    reader.feed(memoryview(framed(bytes(5000))[3000:]))
+    reader.take()
+    reader.take()
+    assert lab.budget.used_byte_size == 0
+
+
+def test_what_waits_no_longer_counts_when_the_call_has_ended() -> None:
+    lab = Memory(1 << 20)
+    reader = MessageReader("gzip", lab.memory)
+    reader.feed(memoryview(framed(bytes(1000)) + framed(gzip.compress(bytes(LOOP_BYTE_SIZE * 2)), 1) + b"\0\0\0"))
+    assert lab.budget.used_byte_size > 1000
+    reader.close()
+    reader.close()
+    assert lab.budget.used_byte_size == 0
+    reader.take()
+    assert lab.budget.used_byte_size == 0
+
+
+def test_a_small_message_for_which_there_is_no_memory_is_forgotten_and_the_next_one_is_taken() -> None:
+    lab = Memory(10_000)
+    lab.budget.add(9_950)
+    reader = MessageReader("identity", lab.memory)
+    octets = framed(bytes(1000)) + framed(b"")
+    for start in range(0, len(octets), 100):
+        reader.feed(memoryview(octets[start : start + 100]))
+    refused, empty = reader.take(), reader.take()
+    assert isinstance(refused, RefusedMessage)
+    assert isinstance(refused.error, MemoryFull)
+    assert not isinstance(empty, RefusedMessage)
+    assert reader.fault is None
+    assert lab.refused == 1
+    assert lab.budget.used_byte_size == 9_950
+
+
+def test_a_call_with_many_messages_that_find_no_memory_fails() -> None:
+    lab = Memory(10_000)
+    lab.budget.add(9_999)
+    reader = MessageReader("identity", lab.memory)
+    reader.feed(memoryview(framed(b"abc") * 100_000))
+    assert reader.fault is not None
+    assert reader.fault.status is Status.RESOURCE_EXHAUSTED
+    assert len(reader.messages) < 1000
+
+
+def test_messages_that_a_limit_forgets_no_longer_count() -> None:
+    lab = Memory(1 << 20)
+    reader = MessageReader("identity", lab.memory)
+    reader.feed(memoryview(framed(bytes(2000)) + framed(bytes(500))[:100]))
+    reader.limit(1000)
+    assert lab.budget.used_byte_size == 0
+    reader.close()
+    assert lab.budget.used_byte_size == 0

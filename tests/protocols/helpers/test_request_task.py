@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.errors import ArenaFull, InvalidArgument, RequestCancelled, ServerStopping
+from kernel.errors import ArenaFull, InvalidArgument, MemoryFull, RequestCancelled, ServerStopping
 from kernel.serving.request import NO_SINK, Request
 from kernel.serving.response import peer_of_sink
 from kernel.testing import model_spec
@@ -245,3 +245,27 @@ def test_long_parameters_count_as_memory_of_the_request_until_it_has_ended() -> 
     assert span.byte_size >= 100_016
     bench.task.failed(RequestCancelled())
     assert bench.blocks == 0
+
+
+def test_a_request_that_waits_for_a_helper_counts_in_the_memory_of_all_requests() -> None:
+    bench = Bench()
+    budget = bench.kernel.budget
+    before = budget.used_byte_size
+    source = Tensor("", "UINT8", [60_000], bytes(60_000))
+    task = RequestTask(bench.kernel, bench.model, Request("model", [], NO_SINK), bench.caller, "n", b"", [source])
+    task.start()
+    assert budget.used_byte_size >= before + 60_000
+    task.failed(RequestCancelled())
+    assert budget.used_byte_size == before
+
+
+def test_a_request_that_needs_a_helper_is_refused_while_all_memory_is_in_use() -> None:
+    bench = Bench()
+    budget = bench.kernel.budget
+    others = budget.limit_byte_size - budget.used_byte_size - 1000
+    budget.add(others)
+    with pytest.raises(MemoryFull):
+        bench.task.start()
+    budget.remove(others)
+    assert bench.blocks == 0
+    assert bench.kernel.in_flight == 0
