@@ -150,7 +150,7 @@ class MessageReader:
         """Whether there is memory for `byte_size` more bytes to wait."""
         return self._memory is None or self._memory.budget.has_room(byte_size)
 
-    def add(self, message: Buffer | CompressedMessage) -> None:
+    def add(self, message: ReceivedMessage) -> None:
         """A message is complete."""
         self.messages.append(message)
         if self._memory is not None:
@@ -319,7 +319,7 @@ class MessageReader:
         self._length = -1
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
-            self.messages.append(refusal)
+            self.add(refusal)
         elif not self._compressed:
             self.add(message)
         else:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kernel.errors import InvalidArgument, NoMemory
 from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents, ModelInferRequest
-from protocols.grpc.messages.raw_contents import fields_of, read_varint, varint
+from protocols.grpc.messages.raw_contents import fields_of, read_length, varint
 from protocols.helpers.decoded_request import MAX_DESCRIPTION_BYTE_SIZE
 from protocols.request_limits import check_count
 
@@ -41,6 +41,9 @@ _NO_CONTENTS = bytes((_CONTENTS << 3 | _WITH_LENGTH, 0))
 
 #: Inputs up to this size are left to protobuf.
 _SMALL_BYTE_SIZE = 4096
+
+#: Types of the elements of the other contents, by the numbers of their fields, in protobuf's wire format.
+_ELEMENT_TYPES = {1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 5, 7: 1}
 
 _LENGTH = struct.Struct("<I")
 
@@ -141,23 +144,42 @@ def write_strings(contents: Buffer, element_count: int, memory: memoryview) -> i
     position, size, written, count = 0, len(view), 0, 0
     while position < size:
         if view[position] != _STRING_TAG:
-            raise OtherField
+            start, end = _unusual_string(view, position)
+            if start < 0:
+                position = end
+                continue
+        else:
+            start = position + 1
+            length = view[start] if start < size else 0x80
+            if length < 0x80:
+                start += 1
+            else:
+                length, start = read_length(view, start)
+            end = start + length
+            if end > size:
+                raise DecodeError("a string that is cut short")
         if count == element_count:
             raise TooManyElements
         count += 1
-        position += 1
-        length = view[position] if position < size else 0x80
-        if length < 0x80:
-            position += 1
-        else:
-            length, position = read_varint(view, position)
-        end = position + length
-        if end > size:
-            raise DecodeError("a string that is cut short")
+        length = end - start
         _LENGTH.pack_into(memory, written, length)
         written += 4
         if length:
-            memory[written : written + length] = view[position:end]
+            memory[written : written + length] = view[start:end]
             written += length
         position = end
     return written
+
+
+def _unusual_string(view: memoryview, position: int) -> tuple[int, int]:
+    """Return start and end of a string whose tag has more bytes than it needs; -1 and the end of a field to skip.
+
+    Raises `OtherField` for elements of another datatype, and `DecodeError`.
+    """
+    field = next(fields_of(view[position:]))
+    if field.number == _STRINGS and field.has_length:
+        return position + field.start, position + field.end
+    is_element = view[position] & 7 == _ELEMENT_TYPES.get(field.number)
+    if is_element or (field.number in _ELEMENT_TYPES and field.has_length and field.end > field.start):
+        raise OtherField
+    return -1, position + field.end

@@ -36,13 +36,16 @@ def parse_load_request(message: Buffer) -> tuple[RepositoryModelLoadRequest, dic
     view = memoryview(message)
     rest: list[memoryview] = []
     files: dict[str, memoryview] = {}
+    #: How many fields of the rest came before each large file: of parameters with one key the last one counts.
+    fields_before: dict[str, int] = {}
     rest_size = 0
     for count, field in enumerate(fields_of(view), 1):
         check_count("parameters", count - _OTHER_FIELDS)
-        if field.number == _PARAMETER and field.end - field.start > _SMALL_BYTE_SIZE:
+        if field.number == _PARAMETER and field.has_length and field.end - field.start > _SMALL_BYTE_SIZE:
             found = _large_file(view[field.start : field.end])
             if found is not None:
                 files[found[0]] = found[1]
+                fields_before[found[0]] = len(rest)
                 continue
         rest_size += field.end - field.begin
         if rest_size > _MAX_BYTE_SIZE:
@@ -50,7 +53,14 @@ def parse_load_request(message: Buffer) -> tuple[RepositoryModelLoadRequest, dic
                 f"the names and parameters of the load request that are no files take more than {_MAX_BYTE_SIZE} bytes"
             )
         rest.append(view[field.begin : field.end])
-    return RepositoryModelLoadRequest.FromString(b"".join(rest)), files
+    request = RepositoryModelLoadRequest.FromString(b"".join(rest))
+    for key in files.keys() & request.parameters.keys():
+        later = RepositoryModelLoadRequest.FromString(b"".join(rest[fields_before[key] :]))
+        if key in later.parameters:
+            del files[key]
+        else:
+            del request.parameters[key]
+    return request, files
 
 
 def _large_file(parameter: memoryview) -> tuple[str, memoryview] | None:
@@ -75,7 +85,7 @@ def _single(message: memoryview, number: int) -> MessageField | None:
         if index > 1:
             return None
         if field.number == number:
-            if found is not None:
+            if found is not None or not field.has_length:
                 return None
             found = field
     return found

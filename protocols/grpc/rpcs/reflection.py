@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError
 from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
 
 from kernel.config.pool import POOL
 from protocols.grpc.generated import reflection_v1_pb2 as v1
 from protocols.grpc.generated import reflection_v1alpha_pb2 as v1alpha
-from protocols.grpc.rpc import receive, translated_errors
+from protocols.grpc.rpc import translated_errors
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -47,10 +49,19 @@ def _handler(messages: ModuleType) -> Any:
 
     async def handle(stream: Stream[Any, Any]) -> None:
         with translated_errors("ServerReflectionInfo"):
-            while (request := await receive(stream)) is not None:
+            while (request := await _receive(stream)) is not None:
                 await stream.send_message(response_to(request, messages.ServerReflectionResponse, POOL))
 
     return handle
+
+
+async def _receive(stream: Stream[Any, Any]) -> Any:
+    """Return the next request, None when the client has sent its last one. Raises `GRPCError`."""
+    try:
+        return await stream.recv_message()
+    except DecodeError:
+        text = "the message is no ServerReflectionRequest: it is cut short or damaged"
+        raise GRPCError(Status.INVALID_ARGUMENT, text) from None
 
 
 def response_to(request: Any, response_type: Any, pool: DescriptorPool) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernel.errors import InvalidArgument
 from protocols.grpc.generated import grpc_service_pb2 as pb
@@ -71,3 +73,24 @@ def test_a_key_that_is_not_utf_8_is_a_decode_error() -> None:
     octets = load_request(**{"file:1/large": bytes(5000)}).replace(b"large", b"lar\xffe")
     with pytest.raises(DecodeError):
         parse_load_request(octets)
+
+
+SMALL, LARGE = b"s" * 10, b"L" * 5000
+
+
+def entry(key: str, content: bytes) -> bytes:
+    """A parameter as it is in the message, alone."""
+    request = pb.RepositoryModelLoadRequest()
+    request.parameters[key].bytes_param = content
+    return request.SerializeToString()
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([SMALL, LARGE, b"t" * 10, b"M" * 5000])), max_size=6))
+def test_of_several_files_with_one_key_the_last_one_counts(entries: list[tuple[str, bytes]]) -> None:
+    octets = b"".join(entry(*each) for each in entries)
+    request, files = parse_load_request(octets)
+    found = {key: value.bytes_param for key, value in request.parameters.items()}
+    assert not found.keys() & files.keys()
+    found |= {key: bytes(value) for key, value in files.items()}
+    expected = pb.RepositoryModelLoadRequest.FromString(octets)
+    assert found == {key: value.bytes_param for key, value in expected.parameters.items()}

@@ -103,3 +103,23 @@ def test_the_client_of_grpcio_finds_our_messages(talk: Talk) -> None:
         return [field.message_type.full_name for field in message.fields if field.message_type is not None]
 
     assert talk(FrontDoorLab(), conversation) == ["inference.ModelConfig"]
+
+
+def test_a_message_that_is_cut_short_is_an_invalid_argument_and_logs_nothing(
+    talk: Talk, caplog: pytest.LogCaptureFixture
+) -> None:
+    def conversation(channel: grpc.Channel) -> grpc.RpcError:
+        call = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=bytes,
+            response_deserializer=bytes,
+        )
+        message = v1.ServerReflectionRequest(file_containing_symbol="inference").SerializeToString()
+        with pytest.raises(grpc.RpcError) as error:
+            list(call(iter([message[:-1]]), timeout=20))
+        return error.value
+
+    error = talk(FrontDoorLab(), conversation)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "the message is no ServerReflectionRequest: it is cut short or damaged"
+    assert not caplog.records
