@@ -1,0 +1,38 @@
+"""The script that prints the figures of the tree counts what it says, and figures that have reached zero stay there."""
+
+from __future__ import annotations
+
+from tests.architecture.figures import circles_with_types, figures, importers_of_the_kernel, replaced_methods
+from tests.architecture.source import planted
+
+
+def test_a_replaced_method_is_found_and_one_of_another_library_is_not() -> None:
+    text = "import ssl\nmodel.submit = f  # type: ignore[method-assign]\nssl.S.load = f  # type: ignore[method-assign]"
+    assert list(replaced_methods([planted(text)])) == ["kernel/planted.py:2: model.submit"]
+    assert list(replaced_methods([planted("model.on_closed = f")])) == []
+
+
+def test_setattr_counts_as_a_replacement() -> None:
+    assert list(replaced_methods([planted("setattr(model, name, f)")])) == [
+        "kernel/planted.py:1: setattr(model, name, f)"
+    ]
+
+
+def test_a_door_that_names_the_kernel_for_types_only_is_found() -> None:
+    text = "if TYPE_CHECKING:\n    from kernel.serving.kernel import Kernel"
+    door = planted(text, "protocols/door.py")
+    assert list(importers_of_the_kernel([door])) == ["protocols/door.py: kernel.serving.kernel"]
+    assert list(importers_of_the_kernel([planted(text)])) == []
+
+
+def test_a_circle_through_an_import_for_types_is_found() -> None:
+    one = planted("if TYPE_CHECKING:\n    import kernel.sockets", "kernel/errors.py")
+    other = planted("import kernel.errors", "kernel/sockets.py")
+    alone = planted("import kernel.errors", "kernel/planted.py")
+    assert circles_with_types([one, other, alone]) == [["kernel.errors", "kernel.sockets"]]
+
+
+def test_the_figures_are_those_of_the_tree() -> None:
+    counts = {figure.title: figure.number for figure in figures()}
+    assert counts["modules"] > counts["folders with modules"] > 0
+    assert counts["statements"] > counts["modules"]
