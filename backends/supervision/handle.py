@@ -2,13 +2,12 @@
 
 Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
 new handle, so a late message is never a response to a newer request.
-
-The file is long because it is one state machine; parts in other classes would cost each request a call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -113,7 +112,7 @@ class WorkerHandle:
         self._calls = calls
         #: None before the model's first call of another model.
         self._worker_calls: CallerCalls | None = None
-        session.on_message = self._on_message
+        session.take_messages(self._handlers())
 
     def keep_pages(self, byte_size: int) -> None:
         """Keep the pages of the first `byte_size` bytes of each arena that the worker gets, so that it may pin them.
@@ -271,46 +270,43 @@ class WorkerHandle:
 
     # ---- messages from the worker ------------------------------------------------------------
 
-    def _on_message(self, message: wire.ToKernel) -> None:
-        match message:
-            case wire.Executed():
-                self._executed(message)
-            case wire.Responded(request=number, final=final, response=response):
-                self._respond(number, response, final)
-                if final and self._reports.open:
-                    self._reports.open.pop(number, None)
-            case wire.Submit() | wire.CancelCall() | wire.CallConsumed() | wire.Released():
-                self._take_call(message)
-            case wire.Rescheduled(request=number):
-                self._rescheduled(number)
-            case wire.Started(batch=batch):
-                self._started(batch)
-            case wire.TensorsTraced(request=number, tensors=tensors):
-                add_traced_tensors(self._requests.get(number), tensors)
-            case wire.Transfer(number=number, byte_size=byte_size):
-                self._memory.begin_transfer(number, byte_size)
-            case wire.Chunk(number=number, offset=offset, data=data):
-                self._memory.add_chunk(number, offset, data)
-            case wire.ArenaCreated(byte_size=byte_size):
-                self._memory.take_output_arena(byte_size)
-            case wire.DeviceArenaCreated():
-                self._memory.take_device_arena(message)
-            case wire.InputsHeld(requests=numbers):
-                self._hold_inputs(numbers)
-            case wire.InputsFreed(requests=numbers):
-                self._memory.free_held(numbers)
-            case wire.MetricsChanged():
-                self._metrics.take(message, time.monotonic_ns())
-            case wire.HealthChecked(check=number, problem=problem) if self.health is not None:
-                self.health.responded(number, problem)
-            case wire.Reported():
-                self._reported(message)
-            case wire.MemoryUsed():
-                self._reports.take_memory(message)
-            case wire.Recalled(batches=batches):
-                self._recalled(batches)
-            case _:
-                raise ValueError(f"unexpected message {type(message).__name__}")
+    def _handlers(self) -> wire.Handlers:
+        """Return what handles each message of this worker. A message that is not in it ends the worker."""
+        memory = self._memory
+        handlers: wire.Handlers = {
+            wire.Executed: self._executed,
+            wire.Responded: self._responded,
+            wire.Rescheduled: lambda message: self._rescheduled(message.request),
+            wire.Started: lambda message: self._started(message.batch),
+            wire.TensorsTraced: lambda message: add_traced_tensors(
+                self._requests.get(message.request), message.tensors
+            ),
+            wire.Transfer: lambda message: memory.begin_transfer(message.number, message.byte_size),
+            wire.Chunk: lambda message: memory.add_chunk(message.number, message.offset, message.data),
+            wire.ArenaCreated: lambda message: memory.take_output_arena(message.byte_size),
+            wire.DeviceArenaCreated: memory.take_device_arena,
+            wire.InputsHeld: lambda message: self._hold_inputs(message.requests),
+            wire.InputsFreed: lambda message: memory.free_held(message.requests),
+            wire.MetricsChanged: lambda message: self._metrics.take(message, time.monotonic_ns()),
+            wire.Reported: self._reported,
+            wire.MemoryUsed: self._reports.take_memory,
+            wire.Recalled: lambda message: self._recalled(message.batches),
+        }
+        if (health := self.health) is not None:
+            handlers[wire.HealthChecked] = lambda message: health.responded(message.check, message.problem)
+        if self._calls is not None:
+            handlers |= {
+                wire.Submit: lambda message: self._made_calls().submit(message),
+                wire.CancelCall: lambda message: self._made_calls().cancel(message.call),
+                wire.CallConsumed: lambda message: self._made_calls().consumed(message.call, message.count),
+                wire.Released: lambda message: self._made_calls().released(message.leases),
+            }
+        return handlers
+
+    def _responded(self, message: wire.Responded) -> None:
+        self._respond(message.request, message.response, message.final)
+        if message.final and self._reports.open:
+            self._reports.open.pop(message.request, None)
 
     def _started(self, number: int) -> None:
         try:
@@ -458,11 +454,11 @@ class WorkerHandle:
 
     # ---- calls of other models ---------------------------------------------------------------
 
-    def _take_call(self, message: wire.Submit | wire.CancelCall | wire.CallConsumed | wire.Released) -> None:
+    def _made_calls(self) -> CallerCalls:
+        """Return the calls of the model, which makes its first one perhaps."""
         calls = self._worker_calls
         if calls is None:
-            if self._calls is None:
-                raise ValueError(f"unexpected message {type(message).__name__}")
+            assert self._calls is not None, "a call of a model that may make none"
             # The model calls others: it gets fewer batches ahead of time, and those that it has come back.
             self._model.instances.note_calls()
             if self.record.concurrency == 1 and self.record.unstarted():
@@ -470,15 +466,7 @@ class WorkerHandle:
             calls = self._worker_calls = CallerCalls(
                 self, self._calls, self._memory, self._session, lambda: self._requests, self._session.arena_byte_size
             )
-        match message:
-            case wire.Submit():
-                calls.submit(message)
-            case wire.CancelCall(call=number):
-                calls.cancel(number)
-            case wire.CallConsumed(call=number, count=count):
-                calls.consumed(number, count)
-            case wire.Released(leases=leases):
-                calls.released(leases)
+        return calls
 
     def _recalled(self, numbers: list[int]) -> None:
         """The worker returns batches that it has not begun. Raises ValueError for others."""
@@ -511,16 +499,21 @@ class WorkerHandle:
         """Wait until the worker has no request left, or is lost. The instance must be set apart."""
         if self._requests or self.record.batches:
             self._drained = asyncio.Event()
-            self._session.on_message = self._on_message_while_draining
+            self._session.take_messages(
+                {
+                    kind: functools.partial(self._handle_while_draining, handler)
+                    for kind, handler in self._handlers().items()
+                }
+            )
             await self._drained.wait()
 
     async def released(self) -> None:
         """Wait until no block of the worker on a device is leased, or the worker is lost."""
         await self._memory.released()
 
-    def _on_message_while_draining(self, message: wire.ToKernel) -> None:
+    def _handle_while_draining(self, handler: Callable[..., None], message: wire.ToKernel) -> None:
         """Handle a message while `drain` waits."""
-        self._on_message(message)
+        handler(message)
         self._check_drained()
 
     def _check_drained(self) -> None:

@@ -160,9 +160,9 @@ class Helper:
             if self._session is None:
                 session = WorkerSession(self._title)
                 await session.start(self._launcher, helper=True)
-                session.on_message = self._on_message
                 session.on_lost = self._lost_unexpectedly
                 self._session, self._memory = session, WorkerMemory(session, self._title, self._budget)
+                session.take_messages(self._handlers(self._memory))
         assert self._session is not None
         assert self._memory is not None
         return self._session, self._memory
@@ -197,23 +197,18 @@ class Helper:
             was_stopped = is_stopped
         return result.result()
 
-    def _on_message(self, message: wire.ToKernel) -> None:
-        assert self._memory is not None
-        match message:
-            case wire.SpanRead(task=task, tensor=tensor, error_text=text):
-                self._task_done(task, None if tensor is None else tensor.span, text)
-            case wire.SpanWritten(task=task, error_text=text):
-                self._task_done(task, None, text)
-            case wire.TaskNeedsMemory(task=task, message=text):
-                self._give_memory(task, text)
-            case wire.TaskDone(task=task, result=result, output=output):
-                self._end_task(task, self._leased(output), result)
-            case wire.TaskFailed():
-                self._fail_task(message)
-            case wire.ArenaCreated(byte_size=byte_size):
-                self._memory.take_output_arena(byte_size)
-            case _:
-                raise ValueError(f"unexpected message {type(message).__name__}")
+    def _handlers(self, memory: WorkerMemory) -> wire.Handlers:
+        return {
+            wire.SpanRead: self._span_read,
+            wire.SpanWritten: lambda message: self._task_done(message.task, None, message.error_text),
+            wire.TaskNeedsMemory: lambda message: self._give_memory(message.task, message.message),
+            wire.TaskDone: lambda message: self._end_task(message.task, self._leased(message.output), message.result),
+            wire.TaskFailed: self._fail_task,
+            wire.ArenaCreated: lambda message: memory.take_output_arena(message.byte_size),
+        }
+
+    def _span_read(self, message: wire.SpanRead) -> None:
+        self._task_done(message.task, None if message.tensor is None else message.tensor.span, message.error_text)
 
     def _give_memory(self, number: int, text: bytes) -> None:
         """Let the task that runs choose memory for its result, or fail."""

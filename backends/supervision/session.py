@@ -39,15 +39,15 @@ _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ER
 class WorkerSession:
     """A worker process and the connection to it.
 
-    `on_message` gets the messages about execution and memory. `on_lost` gets the cause of the worker's end, once, after
-    all messages that the worker has sent.
+    It handles the messages about the worker itself; `take_messages` says who handles the others. `on_lost` gets the
+    cause of the worker's end, once, after all messages that the worker has sent.
     """
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._launched: Launched | None = None
         self._channel: LoopChannel | None = None
-        self._response: asyncio.Future[wire.ToKernel] | None = None
+        self._response: asyncio.Future[wire.StartResponse] | None = None
         self._lost_cause: str | None = None
         self._protocol_error: str | None = None
         self._stopping = False
@@ -67,10 +67,22 @@ class WorkerSession:
         self.send: Callable[[wire.ToWorker], None] = self._not_started
         #: Sends these messages now.
         self.flush: Callable[[], None] = lambda: None
-        self.on_message: Callable[[wire.ToKernel], None] = self._unexpected
         self.on_lost: Callable[[str], None] | None = None
         #: Takes the requests of the model to load and unload models, also while it is loaded itself.
-        self.control: Callable[[wire.ControlModel | wire.ModelFile], None] | None = None
+        self.control: Callable[[wire.ControlModel | wire.ModelFile], None] = self._unexpected
+        self._own_handlers: wire.Handlers = {
+            **dict.fromkeys(wire.kinds_of(wire.StartResponse), self._responded),
+            wire.ControlModel: lambda message: self.control(message),
+            wire.ModelFile: lambda message: self.control(message),
+            wire.OutboxCreated: self._attach_outbox,
+            wire.Log: self._log,
+        }
+        self._handlers = self._own_handlers
+
+    def take_messages(self, handlers: wire.Handlers) -> None:
+        """Call these functions with messages of their classes from now on, and no former ones. A handler that raises
+        ends the worker, and so does a message without one."""
+        self._handlers = {**self._own_handlers, **handlers}
 
     async def start(self, launcher: Launcher, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> None:
         """Start the worker, or a helper, and wait for its `Hello`. Raises `ServingError`."""
@@ -220,55 +232,26 @@ class WorkerSession:
         return InternalError(f"the worker was lost while the model was being loaded (it sent {found})")
 
     def _received(self, raw_messages: list[bytes]) -> None:
+        decode, handlers = wire.to_kernel_decoder.decode, self._handlers
         for raw in raw_messages:
-            message = wire.to_kernel_decoder.decode(raw)
-            match message:
-                case (
-                    wire.Executed()
-                    | wire.Responded()
-                    | wire.Submit()
-                    | wire.ArenaCreated()
-                    | wire.DeviceArenaCreated()
-                    | wire.MetricsChanged()
-                    | wire.Reported()
-                    | wire.MemoryUsed()
-                    | wire.InputsHeld()
-                    | wire.InputsFreed()
-                    | wire.Started()
-                    | wire.HealthChecked()
-                    | wire.Rescheduled()
-                    | wire.TensorsTraced()
-                    | wire.Transfer()
-                    | wire.Chunk()
-                    | wire.SpanRead()
-                    | wire.SpanWritten()
-                    | wire.TaskNeedsMemory()
-                    | wire.TaskDone()
-                    | wire.TaskFailed()
-                    | wire.MemberEnded()
-                    | wire.CancelCall()
-                    | wire.CallConsumed()
-                    | wire.Released()
-                    | wire.Recalled()
-                ):
-                    self.on_message(message)
-                case wire.ControlModel() | wire.ModelFile():
-                    if self.control is None:
-                        self._unexpected(message)
-                    else:
-                        self.control(message)
-                case wire.OutboxCreated():
-                    self._attach_outbox()
-                case wire.Log(level=level, text=text):
-                    assert self._launched is not None
-                    self._launched.output.log(_LEVELS.get(level, logging.INFO), shortened(text))
-                case _:
-                    if self._response is None or self._response.done():
-                        self._unexpected(message)
-                    else:
-                        self._response.set_result(message)
+            message = decode(raw)
+            handler = handlers.get(type(message))
+            if handler is None:
+                self._unexpected(message)
+            else:
+                handler(message)
 
-    def _attach_outbox(self) -> None:
+    def _responded(self, message: wire.StartResponse) -> None:
+        if self._response is None or self._response.done():
+            self._unexpected(message)
+        else:
+            self._response.set_result(message)
+
+    def _log(self, message: wire.Log) -> None:
+        assert self._launched is not None
+        self._launched.output.log(_LEVELS.get(message.level, logging.INFO), shortened(message.text))
+
+    def _attach_outbox(self, _: wire.OutboxCreated) -> None:
         assert self._channel is not None
         fd = self._channel.take_fd()
         try:
@@ -276,7 +259,7 @@ class WorkerSession:
         finally:
             os.close(fd)
 
-    def _unexpected(self, message: wire.ToKernel) -> None:
+    def _unexpected(self, message: wire.Message) -> None:
         raise ValueError(f"unexpected message {type(message).__name__}")
 
     def _channel_closed(self, problem: str | None) -> None:

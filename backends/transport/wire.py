@@ -3,23 +3,14 @@
 A message is a msgpack array whose first element is the tag. `backends/transport/framing.py` adds the length before it.
 Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
 
-    kernel → worker   Complete, Load, Joined, Execute, EndSequence, CheckHealth, Cancel, Credit, FreeBlocks, Stop
-                      Attach*, AttachDevice, OwnArena*, Detach, Transfer, Chunk
-                      ReadSpan, WriteSpan, RunTask, TaskMemory                     (helpers)
-                      AddMember*                                                   (processes of several models)
-                      CallResponded, CallOnHost, OnDeviceAgain, ModelControlled, Recall  (calls)
-    worker → kernel   Hello, Completed, Loaded, LoadFailed, Responded, Executed, Log
-                      ArenaCreated*, DeviceArenaCreated, OutboxCreated*, InputsHeld, InputsFreed, MetricsChanged,
-                      Transfer, Chunk
-                      SpanRead, SpanWritten, TaskNeedsMemory, TaskDone, TaskFailed (helpers)
-                      MemberEnded                                                  (processes of several models)
-                      Started, HealthChecked, Rescheduled, Reported, MemoryUsed, TensorsTraced
-                      Submit, CancelCall, CallConsumed, Released, ModelFile, ControlModel, Recalled  (calls)
+The class of a message is all that is to be written for a new one, and its handler on the other side: its base says who
+takes it, and both decoders are made from the bases.
 
-Sessions. Messages with * need two processes on one machine: `Attach`, `ArenaCreated` and `OutboxCreated` are sent with
-a file descriptor. `Hello.local` says whether a session has them. A session without them copies: `Transfer` announces a
-region, `Chunk` messages carry its bytes, and tensors name spans of it as they name spans of attached regions. `Detach`
-ends both kinds of region at the worker. The kernel frees a region that a worker transferred itself.
+Sessions. `Attach`, `ArenaCreated`, `OutboxCreated` and `AddMember` are sent with a file descriptor, which needs two
+processes on one machine, and so does `OwnArena`. `Hello.local` says whether a session has them. A session without them
+copies: `Transfer` announces a region, `Chunk` messages carry its bytes, and tensors name spans of it as they name spans
+of attached regions. `Detach` ends both kinds of region at the worker. The kernel frees a region that a worker
+transferred itself.
 
 Places. A tensor is inline, or in a span; a message has the number of the span's region (`shm.tensor.encode_lease`). The
 kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions, and numbers below 0
@@ -40,8 +31,10 @@ brings the responses of the call in order, with at most one that is final. `Cont
 
 from __future__ import annotations
 
+import functools
+import operator
 import signal
-from typing import Union
+from typing import Callable, TypeVar, Union
 
 import msgspec
 
@@ -76,9 +69,45 @@ SEQUENCE_START, SEQUENCE_END = 1, 2
 #: A `Union`: workers may run on Python 3.9, which has no `|` of its own types.
 ParameterValue = Union[str, int, bool, float]
 
+_Kind = TypeVar("_Kind", bound="Message")
+
 
 class Message(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
-    """Base of all messages."""
+    """Base of all messages. A message is listed once: by the base of its class, which says who takes it and when."""
+
+
+class ToWorker(Message):
+    """Base of messages from the kernel. The worker's main thread handles them in order, unless they are `Urgent`."""
+
+
+class Urgent(ToWorker):
+    """Base of messages that the worker handles at once, in the thread that reads them. Messages about regions are
+    among them: a response to a call may name a region while the main thread waits for it."""
+
+
+class ToKernel(Message):
+    """Base of messages from a worker."""
+
+
+class StartResponse(ToKernel):
+    """Base of messages with which a worker responds to a step of its start."""
+
+
+#: What handles messages: a function by their class.
+Handlers = dict[type, Callable[..., None]]
+
+
+def kinds_of(base: type[_Kind]) -> list[type[_Kind]]:
+    """Return the classes of messages with this base."""
+    kinds: list[type[_Kind]] = []
+    for kind in base.__subclasses__():
+        for found in kinds_of(kind) if kind in _BASES else [kind]:
+            if found not in kinds:
+                kinds.append(found)
+    return kinds
+
+
+_BASES = (Message, ToWorker, Urgent, ToKernel, StartResponse)
 
 
 class TraceContext(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -219,7 +248,7 @@ class Activity(msgspec.Struct, array_like=True, gc=False):
 # ---- kernel to worker: a model and its instance ---------------------------------------------
 
 
-class Complete(Message):
+class Complete(ToWorker):
     """Complete a model's configuration from its file. The response is `Completed` or `LoadFailed`."""
 
     #: The incomplete configuration, in protobuf's JSON form with the field names of the .proto file.
@@ -233,7 +262,7 @@ class Complete(Message):
     verify: bool = False
 
 
-class Load(Message):
+class Load(ToWorker):
     """Load the model. The response is `Loaded` or `LoadFailed`."""
 
     #: The complete configuration in JSON, as `/config` shows it.
@@ -256,18 +285,18 @@ class Load(Message):
     device_pool_byte_size: int = 0
 
 
-class Joined(Message):
+class Joined(ToWorker):
     """The loaded instance now belongs to its model. From now on the worker may send `MetricsChanged`."""
 
 
-class Stop(Message):
+class Stop(ToWorker):
     """Finalize the model and exit."""
 
 
 # ---- kernel to worker: memory ---------------------------------------------------------------
 
 
-class Attach(Message):
+class Attach(Urgent):
     """A region that later messages name by `number`. Sent with its file descriptor.
 
     A client's region that must not be mapped any more is sent again, with `copied`.
@@ -287,7 +316,7 @@ class Attach(Message):
     steady_byte_size: int = 0
 
 
-class AttachDevice(Message):
+class AttachDevice(Urgent):
     """Memory of a CUDA device that later messages name by `number`: a client's region, or an arena of another worker.
     The worker opens the handle when it first uses the region, and closes it after `Detach`."""
 
@@ -300,7 +329,7 @@ class AttachDevice(Message):
     of_worker: bool = False
 
 
-class OwnArena(Message):
+class OwnArena(Urgent):
     """Region `number` is an arena of the worker itself. Sent in place of `Attach` and `AttachDevice`: the worker has
     its memory."""
 
@@ -309,14 +338,14 @@ class OwnArena(Message):
     arena: int = OUTPUT_ARENA
 
 
-class Transfer(Message):
+class Transfer(Urgent, ToKernel):
     """A region that later messages name by `number`. `Chunk` messages carry its bytes. In both directions."""
 
     number: int
     byte_size: int
 
 
-class Chunk(Message):
+class Chunk(Urgent, ToKernel):
     """Bytes of a region that is being transferred, at most `CHUNK_BYTE_SIZE`. In both directions."""
 
     number: int
@@ -324,13 +353,13 @@ class Chunk(Message):
     data: Buffer
 
 
-class Detach(Message):
+class Detach(Urgent):
     """No later message names this region: the worker unmaps it, or frees its copy."""
 
     number: int
 
 
-class FreeBlocks(Message):
+class FreeBlocks(Urgent):
     """These blocks of an arena of the worker are no longer in use."""
 
     offsets: list[int]
@@ -341,7 +370,7 @@ class FreeBlocks(Message):
 # ---- kernel to worker: execution ------------------------------------------------------------
 
 
-class Execute(Message):
+class Execute(ToWorker):
     """Execute these requests together; their inputs are compatible."""
 
     batch: int
@@ -352,37 +381,37 @@ class Execute(Message):
     tensors_traced: bool = False
 
 
-class Cancel(Message):
+class Cancel(Urgent):
     """The clients of these requests have disconnected: `is_cancelled` is true from now on."""
 
     requests: list[int]
 
 
-class Credit(Message):
+class Credit(Urgent):
     """The client took `count` more responses of `request`."""
 
     request: int
     count: int
 
 
-class Recall(Message):
+class Recall(Urgent):
     """Return the batches that are not started: the model waits for another model. The response is `Recalled`. Only with
     a concurrency of 1."""
 
 
-class EndSequence(Message):
+class EndSequence(ToWorker):
     """The sequence in `slot` has ended: free its implicit state."""
 
     slot: int
 
 
-class CheckHealth(Message):
+class CheckHealth(ToWorker):
     """Ask the model whether it is healthy. The response is `HealthChecked`, after batches that came before."""
 
     check: int
 
 
-class CallResponded(Message):
+class CallResponded(Urgent):
     """A response of a call of another model; see `Submit`. None with `final` only marks the end of the responses.
 
     Each span of its outputs is leased until the worker names the lease in `Released`. The first span has the lease
@@ -396,7 +425,7 @@ class CallResponded(Message):
     lease: int = 0
 
 
-class CallOnHost(Message):
+class CallOnHost(Urgent):
     """This call was not sent to its model, because it has inputs on a device, and the model takes none there: the
     worker sends the call again, under another number, with inputs on the host. So it sends all calls of this model,
     until `OnDeviceAgain`."""
@@ -404,11 +433,11 @@ class CallOnHost(Message):
     call: int
 
 
-class OnDeviceAgain(Message):
+class OnDeviceAgain(Urgent):
     """A model of which calls came back takes inputs on a device now: another version was loaded."""
 
 
-class ModelControlled(Message):
+class ModelControlled(Urgent):
     """The result of a `ControlModel`: an error, or whether the model is ready."""
 
     call: int
@@ -420,14 +449,14 @@ class ModelControlled(Message):
 # ---- kernel to helper -----------------------------------------------------------------------
 
 
-class ReadSpan(Message):
+class ReadSpan(ToWorker):
     """Read the bytes of a span of an attached region. The response is `SpanRead`."""
 
     task: int
     span: Span
 
 
-class WriteSpan(Message):
+class WriteSpan(ToWorker):
     """Write `source`, in an attached arena, to `target`, a span of the same size. The response is `SpanWritten`."""
 
     task: int
@@ -435,7 +464,7 @@ class WriteSpan(Message):
     target: Span
 
 
-class RunTask(Message):
+class RunTask(ToWorker):
     """Run a function of the helper. `TaskNeedsMemory`, at most once, and `TaskDone` or `TaskFailed` follow."""
 
     task: int
@@ -445,14 +474,14 @@ class RunTask(Message):
     sources: list[Tensor]
 
 
-class TaskMemory(Message):
+class TaskMemory(ToWorker):
     """The memory for the result of a task: a span of an arena that was attached for writing. None ends the task."""
 
     task: int
     span: Span | None = None
 
 
-class AddMember(Message):
+class AddMember(ToWorker):
     """A model comes to this process, which may have others. Sent with the descriptor of its connection, over which it
     says `Hello`; only over the connection of a process without a model of its own."""
 
@@ -463,7 +492,7 @@ class AddMember(Message):
 # ---- worker to kernel: a model and its instance ---------------------------------------------
 
 
-class Hello(Message):
+class Hello(StartResponse):
     """The first message of a worker: it is ready to load a model."""
 
     protocol: int
@@ -474,13 +503,13 @@ class Hello(Message):
     now_ns: int = 0
 
 
-class Completed(Message):
+class Completed(StartResponse):
     config: str
     #: Whether code of the model has completed it. Then the model is loaded in another process.
     by_model: bool = False
 
 
-class Loaded(Message):
+class Loaded(StartResponse):
     load_ns: int = 0
     #: The concurrency: how many batches the instance executes at the same time.
     concurrency: int = 1
@@ -488,7 +517,7 @@ class Loaded(Message):
     checks_health: bool = False
 
 
-class LoadFailed(Message):
+class LoadFailed(StartResponse):
     """The error code's value, and the reason for the operator.
 
     An interpreter that cannot run a worker sends it in place of `Hello` (`backends/portable/start.py`).
@@ -498,21 +527,21 @@ class LoadFailed(Message):
     text: str
 
 
-class Log(Message):
+class Log(ToKernel):
     """A log line of the model: level is `INFO`, `WARNING`, `ERROR` or `VERBOSE`."""
 
     level: str
     text: str
 
 
-class MemberEnded(Message):
+class MemberEnded(ToKernel):
     """A model of this process has ended: it was asked to, its connection has ended, or `failure` says why."""
 
     member: int
     failure: str = ""
 
 
-class MetricsChanged(Message):
+class MetricsChanged(ToKernel):
     """Changes of the model's custom metrics, applied in the order of the fields. Only after `Joined`."""
 
     families: list[MetricFamilyRef] = []
@@ -522,13 +551,13 @@ class MetricsChanged(Message):
     removed: list[int] = []
 
 
-class MemoryUsed(Message):
+class MemoryUsed(ToKernel):
     """The memory that the instance uses now, on all devices. Only after `Joined`."""
 
     uses: list[MemoryUse]
 
 
-class Reported(Message):
+class Reported(ToKernel):
     """What the backend reports about executions, at most `MAX_REPORTS` of each kind. Sent before the `Executed` of
     their batch, or before the final response of their request if that is later."""
 
@@ -543,13 +572,13 @@ class Reported(Message):
 # ---- worker to kernel: memory ---------------------------------------------------------------
 
 
-class ArenaCreated(Message):
+class ArenaCreated(ToKernel):
     """The worker's output arena. Sent with a read-only descriptor, before any message names the arena."""
 
     byte_size: int
 
 
-class DeviceArenaCreated(Message):
+class DeviceArenaCreated(ToKernel):
     """Memory of a CUDA device in which the worker leaves tensors for other workers. It stays until the worker ends."""
 
     #: Below 0, unique for the worker's lifetime.
@@ -560,19 +589,19 @@ class DeviceArenaCreated(Message):
     handle: bytes
 
 
-class OutboxCreated(Message):
+class OutboxCreated(ToKernel):
     """The worker's outbox. Sent with its file descriptor, after `Hello`. It also has the number of the batch that the
     worker has begun last (`backends.transport.outbox.Progress`)."""
 
 
-class InputsHeld(Message):
+class InputsHeld(ToKernel):
     """The model still uses inputs of these requests after the final responses, which follow. The inputs are in arenas
     of other processes; their blocks must stay unchanged until `InputsFreed`."""
 
     requests: list[int]
 
 
-class InputsFreed(Message):
+class InputsFreed(ToKernel):
     """The model no longer uses the held inputs of these requests."""
 
     requests: list[int]
@@ -581,13 +610,13 @@ class InputsFreed(Message):
 # ---- worker to kernel: execution ------------------------------------------------------------
 
 
-class Started(Message):
+class Started(ToKernel):
     """The worker has started to execute a batch. Only with a concurrency above 1."""
 
     batch: int
 
 
-class Responded(Message):
+class Responded(ToKernel):
     """A response of a request. None with `final` only marks the end of the responses."""
 
     request: int
@@ -595,7 +624,7 @@ class Responded(Message):
     response: ResponseMessage | None = None
 
 
-class Executed(Message):
+class Executed(ToKernel):
     """The batch is finished. `responses` has the final response of each request, in the order of the batch, or is empty
     if they are sent as `Responded`, before or after this.
 
@@ -614,27 +643,27 @@ class Executed(Message):
     copied_byte_size: int = 0
 
 
-class HealthChecked(Message):
+class HealthChecked(ToKernel):
     """The result of a `CheckHealth`: why the model is not ready, or an empty text."""
 
     check: int
     problem: str = ""
 
 
-class Recalled(Message):
+class Recalled(ToKernel):
     """The batches that the worker returns after `Recall`."""
 
     batches: list[int]
 
 
-class Rescheduled(Message):
+class Rescheduled(ToKernel):
     """The model wants to execute this request of an unfinished batch again (iterative sequences). No final response
     follows under this number: the kernel sends the request again, under another number."""
 
     request: int
 
 
-class TensorsTraced(Message):
+class TensorsTraced(ToKernel):
     """The inputs or outputs of a request whose trace has tensors. It comes before the response that has them."""
 
     request: int
@@ -644,7 +673,7 @@ class TensorsTraced(Message):
 # ---- worker to kernel: other models ---------------------------------------------------------
 
 
-class Submit(Message):
+class Submit(ToKernel):
     """Send a request to another model. `call` is larger than in all earlier ones; `CallResponded` names it.
 
     Inputs may be inline, in the caller's inputs, in results that it leases, or in its own arenas. Outputs have no
@@ -670,26 +699,26 @@ class Submit(Message):
     on_device: bool = False
 
 
-class CancelCall(Message):
+class CancelCall(ToKernel):
     """The model no longer waits for the responses of this call, which still gets its final one."""
 
     call: int
 
 
-class CallConsumed(Message):
+class CallConsumed(ToKernel):
     """The model took `count` more responses of a call (credit)."""
 
     call: int
     count: int
 
 
-class Released(Message):
+class Released(ToKernel):
     """The model has dropped results: release these leases of `CallResponded`."""
 
     leases: list[int]
 
 
-class ControlModel(Message):
+class ControlModel(ToKernel):
     """Load or unload a model, or ask whether it is ready; `action` is `load`, `unload` or `ready`.
 
     The response is `ModelControlled`. `files` are transferred before, in parts: `ModelFile`.
@@ -704,7 +733,7 @@ class ControlModel(Message):
     unload_dependents: bool = False
 
 
-class ModelFile(Message):
+class ModelFile(ToKernel):
     """A part of a file for the `ControlModel` with the same `call`, which follows. Parts of a file come in order."""
 
     call: int
@@ -715,7 +744,7 @@ class ModelFile(Message):
 # ---- helper to kernel -----------------------------------------------------------------------
 
 
-class SpanRead(Message):
+class SpanRead(ToKernel):
     """The bytes of a span, as a tensor inline or in the helper's own arena; or the error text."""
 
     task: int
@@ -723,21 +752,21 @@ class SpanRead(Message):
     error_text: str = ""
 
 
-class SpanWritten(Message):
+class SpanWritten(ToKernel):
     """A span was written; or the error text."""
 
     task: int
     error_text: str = ""
 
 
-class TaskNeedsMemory(Message):
+class TaskNeedsMemory(ToKernel):
     """A task needs memory for its result; `message` is for the front door that started it."""
 
     task: int
     message: bytes
 
 
-class TaskDone(Message):
+class TaskDone(ToKernel):
     """A task has ended with `result`, and with `output`, inline or in the helper's own arena, if it has written one."""
 
     task: int
@@ -745,7 +774,7 @@ class TaskDone(Message):
     output: Tensor | None = None
 
 
-class TaskFailed(Message):
+class TaskFailed(ToKernel):
     """A task has failed with an error."""
 
     task: int
@@ -757,71 +786,6 @@ class TaskFailed(Message):
     no_memory: bool = False
 
 
-ToWorker = (
-    Complete
-    | Load
-    | Joined
-    | Stop
-    | Attach
-    | AttachDevice
-    | OwnArena
-    | Transfer
-    | Chunk
-    | Detach
-    | FreeBlocks
-    | Execute
-    | Cancel
-    | Credit
-    | Recall
-    | EndSequence
-    | CheckHealth
-    | CallResponded
-    | CallOnHost
-    | OnDeviceAgain
-    | ModelControlled
-    | ReadSpan
-    | WriteSpan
-    | RunTask
-    | TaskMemory
-    | AddMember
-)
-ToKernel = (
-    Hello
-    | Completed
-    | Loaded
-    | LoadFailed
-    | Log
-    | MetricsChanged
-    | MemoryUsed
-    | Reported
-    | ArenaCreated
-    | DeviceArenaCreated
-    | OutboxCreated
-    | InputsHeld
-    | InputsFreed
-    | Transfer
-    | Chunk
-    | Started
-    | Responded
-    | Executed
-    | Recalled
-    | HealthChecked
-    | Rescheduled
-    | TensorsTraced
-    | Submit
-    | CancelCall
-    | CallConsumed
-    | Released
-    | ControlModel
-    | ModelFile
-    | SpanRead
-    | SpanWritten
-    | TaskNeedsMemory
-    | TaskDone
-    | TaskFailed
-    | MemberEnded
-)
-
 encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)
-to_worker_decoder = msgspec.msgpack.Decoder(ToWorker, dec_hook=decode_lease)
-to_kernel_decoder = msgspec.msgpack.Decoder(ToKernel, dec_hook=decode_lease)
+to_worker_decoder = msgspec.msgpack.Decoder(functools.reduce(operator.or_, kinds_of(ToWorker)), dec_hook=decode_lease)
+to_kernel_decoder = msgspec.msgpack.Decoder(functools.reduce(operator.or_, kinds_of(ToKernel)), dec_hook=decode_lease)

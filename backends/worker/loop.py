@@ -92,6 +92,8 @@ class Worker:
         self._given_back_after = -1
         #: When the oldest unsent batch was executed; 0 if none is unsent.
         self._unsent_since_ns = 0
+        #: All messages but `Stop`, also those that any thread may read (`wire.Urgent`).
+        self._handlers: wire.Handlers = {}
         self._regions = AttachedRegions()
         self._held = HeldInputs(self._send, self._copy_volatile_inputs)
         self._inputs = InputReader(self._regions, self._held)
@@ -99,7 +101,7 @@ class Worker:
         self._outputs = OutputWriter(
             self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send), self._held
         )
-        self._reader = KernelMessageReader(channel, self._urgent, self._held.report_freed)
+        self._reader = KernelMessageReader(channel, self._handlers, self._held.report_freed)
         self._reporter = MetricReporter(self._send)
         self._reports = ReportCollector(self._send, self.log)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader, self._reports)
@@ -121,7 +123,10 @@ class Worker:
         self._pipeline: PipelinedBatches | None = None  # of a backend that pipelines
         self._verbose = 0
         self._failures = LimitedLog(logger)
-        self._handlers: dict[type, Callable[..., None]] = {
+        self._handlers |= self._all_handlers(tasks)
+
+    def _all_handlers(self, tasks: TaskRunner) -> wire.Handlers:
+        return {
             wire.Complete: self._complete,
             wire.Load: self._load,
             wire.Joined: self._joined,
@@ -129,15 +134,9 @@ class Worker:
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
             wire.TaskMemory: tasks.memory,
-            wire.AddMember: lambda message: self._members.add(message, channel.take_fd()),
+            wire.AddMember: lambda message: self._members.add(message, self._channel.take_fd()),
             wire.Execute: self._execute,
             wire.CheckHealth: self._check_health,
-        }
-        self._urgent_handlers = self._handled_at_once()
-
-    def _handled_at_once(self) -> dict[type, Callable[..., None]]:
-        """Return the handlers of messages that any thread may read."""
-        return {
             wire.Cancel: lambda message: self._responder.cancel(message.requests),
             wire.Credit: lambda message: self._responder.grant(message.request, message.count),
             wire.FreeBlocks: self._free_blocks,
@@ -274,9 +273,6 @@ class Worker:
         else:
             assert self._memory.device_arenas is not None, "blocks of an arena that was not created"
             self._memory.device_arenas.free(message.arena, message.offsets)
-
-    def _urgent(self, message: wire.ToWorker) -> None:
-        self._urgent_handlers[type(message)](message)
 
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:

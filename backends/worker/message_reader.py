@@ -20,26 +20,8 @@ if TYPE_CHECKING:
 
     from backends.transport.channel import BlockingChannel
 
-#: Handled at once, by the thread that reads them. All other messages are for the main thread, in order. Messages about
-#: regions are among the first: a response to a call may name a region while the main thread waits for it.
-_URGENT = frozenset(
-    {
-        wire.Cancel,
-        wire.Credit,
-        wire.FreeBlocks,
-        wire.Recall,
-        wire.CallResponded,
-        wire.CallOnHost,
-        wire.OnDeviceAgain,
-        wire.ModelControlled,
-        wire.Attach,
-        wire.AttachDevice,
-        wire.OwnArena,
-        wire.Transfer,
-        wire.Chunk,
-        wire.Detach,
-    }
-)
+#: Of a set, it is known in one step whether it has a class.
+_URGENT = frozenset(wire.kinds_of(wire.Urgent))
 
 
 class KernelGone(Exception):
@@ -47,17 +29,17 @@ class KernelGone(Exception):
 
 
 class KernelMessageReader:
-    """Reads messages. Calls `urgent` with those that are handled at once, from any thread."""
+    """Reads messages. Those that are `wire.Urgent` are handled at once, in any thread; the others in the main one."""
 
     def __init__(
-        self,
-        channel: BlockingChannel,
-        urgent: Callable[[wire.ToWorker], None],
-        between: Callable[[], None] = lambda: None,
+        self, channel: BlockingChannel, handlers: wire.Handlers, between: Callable[[], None] = lambda: None
     ) -> None:
-        """The main thread calls `between` when it continues waiting after messages that were not for it."""
+        """`handlers` has those of urgent messages before the first message comes.
+
+        The main thread calls `between` when it continues waiting after messages that were not for it.
+        """
         self._channel = channel
-        self._urgent = urgent
+        self._handlers = handlers
         self._between = between
         #: Received messages for the main thread, which takes them from here, or by `next`.
         self.waiting: deque[wire.ToWorker] = deque()
@@ -163,7 +145,7 @@ class KernelMessageReader:
             for raw in messages or ():
                 message = decode(raw)
                 if type(message) is not wire.Execute and type(message) in _URGENT:
-                    self._urgent(message)
+                    self._handlers[type(message)](message)
                 else:
                     self.waiting.append(message)
         finally:

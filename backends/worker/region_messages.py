@@ -9,8 +9,6 @@ from backends.transport import wire
 from backends.worker.memory import AttachedRegion, CopiedRegion, CopyBuffers, UnmappedRegion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from backends.transport.channel import BlockingChannel
     from backends.worker.devices.device_arenas import DeviceArenas
     from backends.worker.memory import AttachedRegions
@@ -37,7 +35,7 @@ class RegionMessages:
         self.device_arenas: DeviceArenas | None = None
 
     @property
-    def handlers(self) -> dict[type, Callable[..., None]]:
+    def handlers(self) -> wire.Handlers:
         """The method for each kind of message."""
         return {
             wire.Attach: self._attach,

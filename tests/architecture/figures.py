@@ -102,7 +102,7 @@ def callers(files: Iterable[SourceFile], names: set[str]) -> Iterator[str]:
         if not file.path.startswith("protocols/"):
             continue
         for node in ast.walk(file.tree):
-            # Such as `kernel.submit` and `self._kernel.submit`, also where it is only named to be called later.
+            # Of the kernel, wherever it is stored, and also where the method is named to be called later.
             if isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.ctx, ast.Load):
                 holder = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
                 if holder in ("kernel", "door", "intake", "service"):

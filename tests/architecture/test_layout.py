@@ -18,7 +18,6 @@ MAX_LINES = 600
 
 #: Files with more lines, and why.
 LONGER_FILES = {
-    "backends/supervision/handle.py": "one state machine, through which each request goes without another call",
     "backends/transport/wire.py": "the whole protocol stands in one file, nearly all of it declarations",
 }
 

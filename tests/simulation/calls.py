@@ -81,13 +81,13 @@ class SimulatedCalls:
                 self._submit(number, name, entry, batch)
         if not batch.open:
             if leases := self._kept.pop(batch.message.batch, None):
-                self._worker.on_message(wire.Released(leases))
+                self._worker.say(wire.Released(leases))
             batch.ended()
 
     def _submit(self, number: int, name: str, entry: wire.RequestMessage, batch: ExecutingBatch) -> None:
         target = next(each for each in self._world.scenario.models if each.spec.name == name)
         alone = self._worker.concurrency == 1
-        self._worker.on_message(
+        self._worker.say(
             wire.Submit(
                 number,
                 name,
@@ -105,7 +105,7 @@ class SimulatedCalls:
     def _cancel(self, number: int) -> None:
         if number in self._batch_of:
             self._world.tell("%s cancels its call %s", self._worker.title, number)
-            self._worker.on_message(wire.CancelCall(number))
+            self._worker.say(wire.CancelCall(number))
 
     def responded(self, message: wire.CallResponded) -> None:
         """Take a response. The model handles it later, like a process that is woken."""
@@ -129,7 +129,7 @@ class SimulatedCalls:
                 self._world.check(known, "%s does not know region %s of a result", self._worker.title, number)
             leases = list(range(message.lease, message.lease + len(placed)))
             if message.call % 2:
-                self._worker.on_message(wire.Released(leases))
+                self._worker.say(wire.Released(leases))
             else:
                 self._kept.setdefault(batch.message.batch, []).extend(leases)
         if message.final:
@@ -137,7 +137,7 @@ class SimulatedCalls:
             if not batch.open:
                 self._go_on(batch)
         else:
-            self._worker.on_message(wire.CallConsumed(message.call, 1))
+            self._worker.say(wire.CallConsumed(message.call, 1))
 
     def _check_error(self, name: str, response: wire.ResponseMessage | None) -> None:
         """Check that a call was refused, or failed as stuck, for a reason."""

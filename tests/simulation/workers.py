@@ -49,7 +49,7 @@ class SimulatedWorker:
         self.title = title
         self.concurrency = version.plan.concurrency
         self.checks_health = False
-        self.on_message: Callable[[wire.ToKernel], None]
+        self._handlers: wire.Handlers = {}
         self.on_lost: Callable[[str], None] | None = None
         self.send = self.receive
         self.alive = True
@@ -74,6 +74,13 @@ class SimulatedWorker:
         self.handle: SimulatedHandle
 
     # ---- the session, as the handle uses it --------------------------------------------------
+
+    def take_messages(self, handlers: wire.Handlers) -> None:
+        self._handlers = handlers
+
+    def say(self, message: wire.ToKernel) -> None:
+        """Send a message, which the handle gets at once."""
+        self._handlers[type(message)](message)
 
     def flush(self) -> None:
         """Do nothing: the worker has each message when it is sent."""
@@ -145,13 +152,13 @@ class SimulatedWorker:
         """Return what was dispatched ahead of time: the model calls another one."""
         batches, self.waiting = self.waiting, deque()
         self._version.returns(self.handle, [message.batch for message in batches])
-        self.on_message(wire.Recalled([message.batch for message in batches]))
+        self.say(wire.Recalled([message.batch for message in batches]))
 
     def _reach_model(self, number: int) -> None:
         if number == self._begun:
             self._in_model = True
         if self.concurrency > 1 and number in self.executing:
-            self.on_message(wire.Started(number))
+            self.say(wire.Started(number))
 
     def _finish(self, message: wire.Execute, duration_ns: int) -> None:
         del self.executing[message.batch]
@@ -167,7 +174,7 @@ class SimulatedWorker:
         else:
             responses = [self._response(each, final=True) for each in entries]
         done = wire.Executed(message.batch, responses, start_ns, start_ns, end_ns, end_ns)
-        self.on_message(done)
+        self.say(done)
         self._begin()
 
     def _gives_back(self, entry: wire.RequestMessage) -> bool:
@@ -178,7 +185,7 @@ class SimulatedWorker:
         done = self.executions[entry.id] = self.executions.get(entry.id, 0) + 1
         again = done < self.client_of(entry).plan.executions
         if again:
-            self.on_message(wire.Rescheduled(entry.number))
+            self.say(wire.Rescheduled(entry.number))
         return again
 
     def _stream(self, entry: wire.RequestMessage) -> None:
@@ -190,9 +197,9 @@ class SimulatedWorker:
         last = client.plan.final_with_last
         for number in range(count):
             final = last and number == count - 1
-            self.on_message(wire.Responded(entry.number, final, self._response(entry, final=final)))
+            self.say(wire.Responded(entry.number, final, self._response(entry, final=final)))
         if not last or not count:
-            self.on_message(wire.Responded(entry.number, True))
+            self.say(wire.Responded(entry.number, True))
 
     def client_of(self, entry: wire.RequestMessage) -> Client:
         """Return the client of a request, by its id."""

@@ -57,7 +57,7 @@ class SharedProcess:
         async with self._starting:
             if self._session is None:
                 session = WorkerSession(f"worker {self.name}")
-                session.on_message = self._received
+                session.take_messages({wire.MemberEnded: self._member_ended})
                 session.on_lost = lambda cause: self._lost(session, cause)
                 try:
                     await session.start(self._launcher, needs=needs)
@@ -110,9 +110,9 @@ class SharedProcess:
 
     # ---- news --------------------------------------------------------------------------------
 
-    def _received(self, message: wire.ToKernel) -> None:
-        if not isinstance(message, wire.MemberEnded) or message.member not in self._members:
-            raise ValueError(f"unexpected message {type(message).__name__}")
+    def _member_ended(self, message: wire.MemberEnded) -> None:
+        if message.member not in self._members:
+            raise ValueError(f"member {message.member} has ended, which is not in the process")
         member = self._members.pop(message.member)
         if not self._members:
             self._end()

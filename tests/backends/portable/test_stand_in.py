@@ -79,8 +79,8 @@ def plain(value: Any) -> Any:
     return (type(value).__name__, getattr(value, "region_number", value))
 
 
-TO_WORKER = typing.get_args(wire.ToWorker)
-TO_KERNEL = typing.get_args(wire.ToKernel)
+TO_WORKER = wire.kinds_of(wire.ToWorker)
+TO_KERNEL = wire.kinds_of(wire.ToKernel)
 
 
 @pytest.mark.parametrize("kind", sorted({*TO_WORKER, *TO_KERNEL}, key=str))

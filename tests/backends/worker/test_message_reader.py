@@ -25,7 +25,7 @@ class Bench:
         self.kernel, worker = socket.socketpair()
         self.channel = BlockingChannel(worker)
         self.urgent: list[wire.ToWorker] = []
-        self.mailbox = KernelMessageReader(self.channel, self.urgent.append)
+        self.mailbox = KernelMessageReader(self.channel, dict.fromkeys(wire.kinds_of(wire.Urgent), self.urgent.append))
 
     def send(self, *messages: wire.Message) -> None:
         self.kernel.sendall(b"".join(frame(wire.encoder.encode(message)) for message in messages))
@@ -127,7 +127,7 @@ _HOUR_NS = 3_600 * 10**9
 
 def _mailbox(poll_ns: int, *received: list[bytes] | None) -> tuple[KernelMessageReader, list[bool]]:
     channel = ScriptedChannel(*received)
-    mailbox = KernelMessageReader(channel, lambda _: None)  # type: ignore[arg-type]  # what it uses of a channel
+    mailbox = KernelMessageReader(channel, {})  # type: ignore[arg-type]  # what it uses of a channel
     mailbox.poll_ns = poll_ns
     return mailbox, channel.waited
 
