@@ -6,12 +6,15 @@ As Triton's, it can be made slow for tests (`backends/builtin/delays.py`). It re
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
 from backends.builtin.delays import Delays
 from backends.reshape import TensorShapes, input_array, tensor_specs
 from backends.worker.request import OutputValue
+from shm.arrays import to_array
+from shm.datatypes import DATATYPES
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -19,10 +22,14 @@ if TYPE_CHECKING:
 
     from backends.base import ModelArguments, Timings
     from backends.worker.request import WorkerRequest
+    from shm.arrays import Array
+
+#: An empty string is its length alone.
+_EMPTY_STRING_BYTE_SIZE = 4
 
 
 class IdentityBackend(Backend):
-    """Returns inputs as outputs. If a request omits an optional input, its response omits the output."""
+    """Returns inputs as outputs. The output of an optional input that a request omits is zeros, as in Triton."""
 
     shares_worker = True
 
@@ -55,10 +62,10 @@ class IdentityBackend(Backend):
     def _outputs(self, request: WorkerRequest) -> list[OutputValue]:
         outputs = []
         for source, target in self._pairs:
-            view = request.input(source.name)
-            if view is None or not request.wants(target.name):
+            if not request.wants(target.name):
                 continue
-            array = input_array(view, source)
+            view = request.input(source.name)
+            array = input_array(view, source) if view is not None else _zeros(request, source)
             array = array.reshape(target.client_shape(array.shape))
             destination = request.reserve(target.name, target.datatype, array.shape)
             if destination is not None:
@@ -66,3 +73,13 @@ class IdentityBackend(Backend):
                 array = destination
             outputs.append(OutputValue(target.name, target.datatype, array))
         return outputs
+
+
+def _zeros(request: WorkerRequest, source: TensorShapes) -> Array:
+    """Return zeros in the shape of an input that the request omits, with one element where any size is allowed."""
+    shape = [1 if dim < 0 else dim for dim in source.model_dims]
+    if source.batched:
+        shape.insert(0, request.inputs[0].shape[0] if request.inputs else 1)
+    datatype = "UINT16" if source.datatype == "BF16" else source.datatype
+    byte_size = math.prod(shape) * (DATATYPES[source.datatype].byte_size or _EMPTY_STRING_BYTE_SIZE)
+    return to_array(datatype, shape, bytes(byte_size))

@@ -46,10 +46,13 @@ class RequestRules(msgspec.Struct, frozen=True):
         return refusal or self.browsers.refusal(method, header)
 
     def forwarded(self, headers: Iterable[tuple[bytes, bytes]]) -> ForwardedHeaders | None:
-        """Return what becomes of the headers of an inference request, with names and values as they were sent."""
+        """Return what becomes of the headers of an inference request, with names and values as they were sent.
+
+        Spaces behind a value reach the model, as in Triton; aiohttp removes them from requests that it receives.
+        """
         if self.forwarder is None:
             return None
-        return self.forwarder.forward((_text(name), _text(value.strip(b" \t"))) for name, value in headers)
+        return self.forwarder.forward((_text(name), _text(value.lstrip(b" \t"))) for name, value in headers)
 
     def response_headers(self, origin: str | None) -> dict[str, str]:
         """Return what every response to a request from `origin` carries; None stands for no `Origin`."""

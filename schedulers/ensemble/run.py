@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from schedulers.ensemble.on_devices import OutputsOnDevices
     from schedulers.ensemble.plan import EnsemblePlan
     from schedulers.ensemble.progress import StepCall
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -196,6 +199,8 @@ class Run:
         outputs = self.progress.next_outputs()
         if outputs is None:
             return None
+        if len(outputs) < len(self.route.outputs):
+            self._log_left_out({name for name, _ in outputs})
         spec = self._plan.spec
         sequence = self._sequence
         tensors: list[Tensor] = []
@@ -221,6 +226,11 @@ class Run:
             }
         request = self.request
         return Response(spec.name, version_text, request.id, tensors, parameters, None, False, leased)
+
+    def _log_left_out(self, found: Collection[str]) -> None:
+        for name in self.route.outputs:
+            if name not in found:
+                logger.debug("Composing models did not output tensor %s", name)  # Triton's line
 
     def _for_client(self, name: str, placed: Placed) -> list[tuple[Tensor, bool]]:
         """Return what the client gets of an output, and whether it has classes."""

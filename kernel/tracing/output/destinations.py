@@ -51,6 +51,8 @@ class Destination(Protocol):
     max_waiting: int
     #: The helper rests this many times as long as it has worked, unless it is behind: see `kernel.writing.rest`.
     rest_factor: int
+    #: Why a trace is lost where `max_waiting` wait.
+    full: str
 
     def arguments(self) -> bytes:
         """Return the arguments of the helper's function in msgpack, but the last one: a list of traces."""
@@ -67,6 +69,7 @@ class FileDestination:
     batch = _BATCH
     max_waiting = MAX_WAITING
     rest_factor = _REST_FACTOR
+    full = "too many traces wait to be written"
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file

@@ -42,6 +42,8 @@ class CollectorDestination:
     task = EXPORT_TRACES
     #: A slow collector waits itself. What comes meanwhile is for the next export.
     rest_factor = 0
+    #: The line of OpenTelemetry's own processor, for which logs are searched.
+    full = "BatchSpanProcessor queue is full - dropping span. The setting bsp_max_queue_size makes it larger."
 
     def __init__(self, values: TraceValues) -> None:
         settings = dict(values.exporter)

@@ -160,7 +160,7 @@ class TraceWriter:
         """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
         room = min(destination.batch, destination.max_waiting - self._waiting_count())
         if room <= 0:
-            self._lose(1, "too many traces wait to be written")
+            self._lose(1, destination.full)
             return None
         if self._waiting_byte_size() >= MAX_WAITING_BYTE_SIZE:
             self._lose(1, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")

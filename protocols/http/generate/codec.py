@@ -80,7 +80,7 @@ def _fill(
     for key, text in members.items():
         if key != NESTED:
             if key in repeated:
-                raise _InputRepeated(request, key)
+                raise _InputRepeated(request, repeated[0])
             _map(key, text, request, spec, max_input_size, read_data)
             continue
         if NESTED in spec.inputs:
@@ -121,13 +121,22 @@ class _InputRepeated(InvalidArgument):
 
 
 def _repeated(text: bytes, names: Iterable[str]) -> list[str]:
-    """Return which of `names` are members of the object `text` more than once; the decoder has kept only the last."""
+    """Return which of `names` are members of the object `text` more than once; the decoder has kept only the last.
+
+    They are in the order in which a member came for the second time: Triton names the first.
+    """
     suspects = [name for name in names if text.count(_encoder.encode(name)) > 1]  # which may be values, or deeper
     if not suspects:
         return suspects
     # Behind the object there may be more, which the parser has not read: a zero ends the text (Triton).
     keys: list[str] = _keys_decoder.raw_decode(made_valid(text).decode(errors="replace").lstrip())[0]
-    return [name for name in suspects if keys.count(name) > 1]
+    seen: set[str] = set()
+    twice: dict[str, None] = {}
+    for key in keys:
+        if key in seen and key in suspects:
+            twice[key] = None
+        seen.add(key)
+    return list(twice)
 
 
 def _map(

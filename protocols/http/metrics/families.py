@@ -219,13 +219,16 @@ def _if_scaled(model: Model, count: int) -> int | None:
     return None if model.statistics.autoscale_instances is None else count
 
 
+#: Models with a response cache do not have it, as in Triton: hits would hide how long the model takes.
+_REQUEST_SUMMARY = Summary(
+    "nv_inference_request_summary_us",
+    "Summary of inference request duration in microseconds (includes cached requests)",
+    lambda summaries: summaries.request,
+)
+
 #: Triton has these help texts with "Cumulative", too.
 SUMMARIES = (
-    Summary(
-        "nv_inference_request_summary_us",
-        "Summary of inference request duration in microseconds (includes cached requests)",
-        lambda summaries: summaries.request,
-    ),
+    _REQUEST_SUMMARY,
     Summary(
         "nv_inference_queue_summary_us",
         "Summary of inference queuing duration in microseconds (includes cached requests)",
@@ -276,8 +279,11 @@ def render_models(
                 _render_histogram(lines, FIRST_RESPONSE, series.labels, statistics.first_responses)
                 _add_exemplars(lines, statistics.first_responses, statistics.first_exemplars, exemplar_offset_ns)
     if config.summary_latencies:
+        uncached = [series for series in all_series if not series.model.statistics.cached]
         for summary in SUMMARIES:
-            render_summary(lines, summary, all_series, config.quantiles, now_ns)
+            shown = uncached if summary is _REQUEST_SUMMARY else all_series
+            if shown or not all_series:
+                render_summary(lines, summary, shown, config.quantiles, now_ns)
     return lines
 
 

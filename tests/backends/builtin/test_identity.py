@@ -54,12 +54,26 @@ def test_reshapes_of_input_and_output_are_applied(lab: Lab) -> None:
     assert lab.outputs(request)["X"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
 
 
-def test_outputs_that_are_not_requested_or_have_no_input_are_omitted(lab: Lab) -> None:
-    backend = loaded(lab, [tensor(n, optional=True) for n in "ABC"], [tensor(n) for n in "XYZ"])
+def test_outputs_that_are_not_requested_are_omitted(lab: Lab) -> None:
+    backend = loaded(lab, [tensor(n, optional=True) for n in "AB"], [tensor(n) for n in "XY"])
     array = np.ones((1, 6), np.float32)
-    request = lab.request({"A": array, "B": array}, outputs=["Y", "Z"])
+    request = lab.request({"A": array, "B": array}, outputs=["Y"])
     backend.execute([request], lab.timings)
     assert list(lab.outputs(request)) == ["Y"]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "zeros"), [("TYPE_FP32", 0.0), ("TYPE_BF16", 0), ("TYPE_STRING", b""), ("TYPE_BOOL", False)]
+)
+def test_the_output_of_an_optional_input_that_is_omitted_is_zeros(lab: Lab, data_type: str, zeros: object) -> None:
+    inputs = [tensor("A", optional=True), tensor("B", data_type, optional=True) | {"dims": [2, -1]}]
+    backend = loaded(lab, inputs, [tensor("X"), tensor("Y", data_type) | {"dims": [2, -1]}])
+    request = lab.request({"A": np.ones((3, 6), np.float32)})
+    backend.execute([request], lab.timings)
+    assert lab.outputs(request)["Y"].tolist() == [[[zeros]] * 2] * 3
+    alone = lab.request({"A": np.ones((3, 6), np.float32)}, outputs=["Y"])
+    backend.execute([alone], lab.timings)
+    assert list(lab.outputs(alone)) == ["Y"]
 
 
 def test_a_model_whose_outputs_do_not_match_its_inputs_is_refused(lab: Lab) -> None:

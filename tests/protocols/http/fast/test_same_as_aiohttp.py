@@ -79,7 +79,8 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "nothing": (),
     "the key": ("X-Key: secret",),
     "the key in another case": ("x-KEY: secret",),
-    "spaces around the key": ("X-Key: \t secret \t",),
+    # In front only where the header is forwarded, because aiohttp removes those behind.
+    "spaces in front of the key": ("X-Key: \t secret",),
     "another key": ("X-Key: Secret",),
     "an empty key": ("X-Key:",),
     "two keys": ("X-Key: secret", "x-key: other"),

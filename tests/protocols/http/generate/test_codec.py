@@ -55,6 +55,14 @@ def test_members_are_inputs_or_parameters() -> None:
     [
         (b'{"TEXT":"a","id":"7","TEXT":"b"}', "[request id: 7] input 'TEXT' already exists in request"),
         (b'{"TEXT":"a","TEXT":"b"}\0', "[request id: <id_unknown>] input 'TEXT' already exists in request"),
+        (
+            b'{"TEXT":"a","ONE":1,"ONE":2,"TEXT":"b"}',  # the first that comes for the second time
+            "[request id: <id_unknown>] input 'ONE' already exists in request",
+        ),
+        (
+            b'{"TEXT":"a","ONE":1,"TEXT":"b","ONE":2}',
+            "[request id: <id_unknown>] input 'TEXT' already exists in request",
+        ),
         (b'{"TEXT":NaN,"TEXT":"b"}', "[request id: <id_unknown>] input 'TEXT' already exists in request"),
         (
             b'{"id":"7","parameters":{"ONE":1,"ONE":2}}',
