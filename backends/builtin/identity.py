@@ -13,9 +13,9 @@ from backends.base import Backend
 from backends.builtin.delays import Delays
 from backends.reshape import TensorShapes, input_array, tensor_specs
 from backends.worker.request import OutputValue
+from kernel.errors import BadConfig
 from shm.arrays import to_array
 from shm.datatypes import DATATYPES
-from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -86,12 +86,7 @@ class Calls:
             self._alarm.set(self._clock.now_ns() + _LOOK_NS)
 
     def _model_of(self, call: Request, *, streaming: bool) -> Model:
-        try:
-            model = self._target.resolve(call.model_name, call.model_version)
-        except ServingError:
-            raise InternalError(
-                f"Failed for execute the inference request. Model '{call.model_name}' is not ready."
-            ) from None
+        model = self._target.resolve(call.model_name, call.model_version)
         if model.spec.decoupled and not streaming:
             raise InternalError(
                 f"Model {call.model_name} is using the decoupled. The current BLS request call doesn't support models "

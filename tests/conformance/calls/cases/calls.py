@@ -54,12 +54,21 @@ def failing(kind: str, **more: Any) -> Call:
     return call("fail", [["KIND", "BYTES", [1], [kind]]], ["OUT"], **more)
 
 
-def shown(*found: Any) -> dict[str, Any]:
+def refused(name: str, *calls: tuple[Call, str]) -> Case:
+    """Calls that are refused with these errors, each way."""
+    found = [{"error": f"Model {each['model']} - Error when running inference: {text}"} for each, text in calls]
+    steps = each_way(name, *(each for each, _ in calls)).steps
+    models = ("caller", "caller", "async_caller", "async_caller")
+    ours = [shown(*found, model=model) for model in models]
+    return Case(name, *(step.differs(UNKNOWN, body=body) for step, body in zip(steps, ours, strict=True)))
+
+
+def shown(*found: Any, model: str = "caller") -> dict[str, Any]:
     """Our response with what the calls have returned."""
     outputs = [{"name": "OUT", "datatype": "BYTES", "shape": [1], "data": [json.dumps(found, sort_keys=True)]}]
     return {
         "content-type": "application/json",
-        "json": {"model_name": "caller", "model_version": "1", "outputs": outputs},
+        "json": {"model_name": model, "model_version": "1", "outputs": outputs},
     }
 
 
@@ -92,7 +101,9 @@ def passed_on(value: int) -> Step:
     return stream([request], [[struct.pack("<i", value)]])
 
 
+NOTHING = "Model nothing - Error when running inference: Request for unknown model: 'nothing' is not found"
 LATER = "Triton 2.51 gives all errors the code INTERNAL. Later versions keep the code"
+UNKNOWN = "Triton 2.51 says that an unknown model is not ready. Later versions say that it is unknown"
 LOST = "Triton 2.51 loses errors between the responses of a stream"
 
 CODES = ("OK", "UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS",
@@ -122,7 +133,12 @@ CASES = [
     Case(
         "the examples of the documentation",
         floats("bls_sync", name="add_sub"),
-        floats("bls_sync", name="nothing"),
+        floats("bls_sync", name="nothing").differs(
+            UNKNOWN,
+            error="Failed to process the request(s) for model 'bls_sync_0', message: TritonModelException: Model "
+            "nothing - Error when running inference: Request for unknown model: 'nothing' is not found\n\nAt:\n"
+            "  bls_sync/1/model.py(17): execute\n",
+        ),
         floats("bls_sync", name="fail"),
         floats("bls_async"),
         number("bls_decoupled_sync", 5),
@@ -139,10 +155,24 @@ CASES = [
         "outputs that are asked for", *(call("add_sub", PAIR, outputs) for outputs in ([], ["OUTPUT1"], BOTH[::-1]))
     ),
     each_way("versions", *(call("versions", ONE, ["OUT"], version=version) for version in (-1, 1, 2, 3))),
-    each_way(
-        "versions that are not there", *(call("versions", ONE, ["OUT"], version=version) for version in (0, 9, -2))
+    refused(
+        "versions that are not there",
+        *(
+            (call("versions", ONE, ["OUT"], version=version), text)
+            for version, text in (
+                (0, "Request for unknown model: 'versions' version 0 is not found"),
+                (9, "Request for unknown model: 'versions' version 9 is not found"),
+                (-2, "invalid model version specified '-2' , version should be an integral value > 0"),
+            )
+        ),
     ),
-    each_way("models that are not there", call("nothing", ONE), call("late_pair", PAIR), call("", ONE)),
+    refused(
+        "models that are not there",
+        *(
+            (call(name, inputs), f"Request for unknown model: '{name}' is not found")
+            for name, inputs in (("nothing", ONE), ("late_pair", PAIR), ("", ONE))
+        ),
+    ),
     *(each_way(f"the error {code}", failing(code)) for code in CODES),
     each_way("all errors", *(failing(code) for code in CODES)),
     Case(
@@ -160,6 +190,17 @@ CASES = [
             failing("INTERNAL", codes=True),
             failing("RAISE", codes=True),
             call("nothing", [], codes=True),
+        ).differs(
+            UNKNOWN,
+            body=shown(
+                {"code": "INTERNAL", "error": "failed: INTERNAL"},
+                {
+                    "code": "INTERNAL",
+                    "error": "Failed to process the request(s) for model 'fail_0', message: ValueError: the model "
+                    "raises\n\nAt:\n  fail/1/model.py(13): execute\n",
+                },
+                {"code": "INTERNAL", "error": NOTHING},
+            ),
         ),
         asked("caller", "sync", call("add_sub", [], codes=True)),
     ),
@@ -235,7 +276,21 @@ CASES = [
     ),
     Case(
         "refused with decoupled",
-        asked("caller", "sync", call("nothing", ONE, decoupled=True), call("add_sub", [], BOTH, decoupled=True)),
+        asked(
+            "caller", "sync", call("nothing", ONE, decoupled=True), call("add_sub", [], BOTH, decoupled=True)
+        ).differs(
+            UNKNOWN,
+            body=shown(
+                [{"error": NOTHING}],
+                [
+                    {
+                        "error": "Model add_sub - Error when running inference: [request id: <id_unknown>] expected 2 "
+                        "inputs but got 0 inputs for model 'add_sub'. Got input(s) [], but missing required input(s) "
+                        "['INPUT0','INPUT1']. Please provide all required input(s)."
+                    }
+                ],
+            ),
+        ),
     ),
     each_way("several streams", *(count(n, decoupled=True) for n in (3, 5, 0, -2))),
     each_way("wide", *(add() for _ in range(20))),

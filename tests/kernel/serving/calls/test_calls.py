@@ -141,13 +141,12 @@ def test_a_call_leaves_at_once_if_its_caller_waits_and_an_instance_is_free(lab: 
     assert called.sent_now == blocking, "the second call waits behind the first one"
 
 
-def test_a_model_that_is_not_there_is_not_ready(lab: CallLab) -> None:
+def test_a_model_that_is_not_there_is_named(lab: CallLab) -> None:
     with pytest.raises(ServingError) as found:
         lab.call(None, "nothing")
     assert found.value.code is ErrorCode.INTERNAL
     assert found.value.message == (
-        "Model nothing - Error when running inference: Failed for execute the inference request. Model 'nothing' is "
-        "not ready."
+        "Model nothing - Error when running inference: Request for unknown model: 'nothing' is not found"
     )
 
 
