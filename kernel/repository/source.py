@@ -29,7 +29,7 @@ from kernel.repository.execution_environment import (
 from kernel.repository.layout import find_models
 from kernel.repository.local import list_repository, read_config, read_file
 from kernel.repository.origin import Origin
-from kernel.repository.versions import choose_versions, missing_versions
+from kernel.repository.versions import available_versions, choose_versions, missing_versions
 from kernel.repository.warmup import MAX_BYTE_SIZE, WARMUP_FOLDER, warmup_files
 
 if TYPE_CHECKING:
@@ -167,11 +167,11 @@ class ModelSource:
 
     def versions(self, config: ModelConfig) -> list[int]:
         """Return the versions to load, ascending. Raises `BadConfig` if there are none."""
-        return choose_versions(config, self.folder.versions)
+        return choose_versions(config, available_versions(config, self.folder.versions))
 
     def warnings(self, config: ModelConfig) -> list[str]:
         """Return log lines about the model's folder that an operator should see."""
-        return [*self.folder.warnings, *missing_versions(config, self.folder.versions)]
+        return [*self.folder.warnings, *missing_versions(config, available_versions(config, self.folder.versions))]
 
     def complete(self, config: ModelConfig, completed: str) -> ModelConfig:
         """Return `config` with the changes of `completed`, the whole configuration in JSON from a worker.

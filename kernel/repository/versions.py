@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
 
@@ -29,6 +29,17 @@ def choose_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
     if not chosen:
         raise BadConfig(f"at least one version must be available under the version policy of model '{config.name}'")
     return chosen
+
+
+def available_versions(config: ModelConfig, found: Collection[int]) -> Collection[int]:
+    """Return the versions of a model with the version folders `found`.
+
+    An ensemble has no files, so it needs no folder, either: without one it has those versions that its policy names,
+    else version 1. Triton asks for an empty folder, which git and object stores do not keep.
+    """
+    if found or not config.HasField("ensemble_scheduling"):
+        return found
+    return tuple(config.version_policy.specific.versions) or (1,)
 
 
 def missing_versions(config: ModelConfig, available: Iterable[int]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Small things that tests of Triton's own check, as a client or a log shows them."""
+"""Small things that tests of Triton's own check, as a client or a log shows them.
+
+The ensemble has no folder of a version, which Triton wants.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ class TritonPythonModel:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository: Path = tmp_path_factory.mktemp("models")
     for name, (config, source) in MODELS.items():
-        (repository / name / "1").mkdir(parents=True)
+        (repository / name / ("" if name == "ensemble" else "1")).mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
         if source:
             (repository / name / "1" / "model.py").write_text(source)

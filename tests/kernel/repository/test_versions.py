@@ -4,7 +4,7 @@ import pytest
 
 from kernel.config.load import from_pbtxt
 from kernel.errors import BadConfig
-from kernel.repository.versions import choose_versions, missing_versions
+from kernel.repository.versions import available_versions, choose_versions, missing_versions
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,16 @@ def test_absent_versions_that_the_policy_names_cause_warnings() -> None:
         "version 9 is specified for model 'm', but the version directory is not present",
     ]
     assert missing_versions(from_pbtxt(b"version_policy { all {} }", ""), []) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "available"),
+    [
+        ("ensemble_scheduling {}", [], [1]),
+        ("ensemble_scheduling {} version_policy { specific { versions: [3, 5] } }", [], [3, 5]),
+        ("ensemble_scheduling {}", [2], [2]),
+        ("", [], []),
+    ],
+)
+def test_an_ensemble_without_a_folder_of_a_version_has_one(config: str, found: list[int], available: list[int]) -> None:
+    assert list(available_versions(from_pbtxt(config.encode(), ""), found)) == available
