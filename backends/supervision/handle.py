@@ -464,8 +464,9 @@ class WorkerHandle:
             if self.record.concurrency == 1 and self.record.unstarted():
                 self._send(wire.Recall())
             calls = self._worker_calls = CallerCalls(
-                self, self._calls, self._memory, self._session, lambda: self._requests, self._session.arena_byte_size
-            )
+                self, self._calls, self._memory, self._session, lambda: self._requests, self._session.arena_byte_size,
+                self._model.spec.namespace,
+            )  # fmt: skip
         return calls
 
     def _recalled(self, numbers: list[int]) -> None:

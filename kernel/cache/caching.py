@@ -130,9 +130,10 @@ class _EnsembleSalt:
         """Return the ensemble and the models of its steps, and of theirs. Raises `ServingError` if one is not ready."""
         reached, found = {self._model}, [self._model]
         while found:
-            for step in found.pop().config.ensemble_scheduling.step:
+            user = found.pop()
+            for step in user.config.ensemble_scheduling.step:
                 version = str(step.model_version) if step.model_version > 0 else ""
-                model = self._catalog.resolve(step.model_name, version)
+                model = self._catalog.resolve(step.model_name, version, user.spec.namespace)
                 if model not in reached:
                     reached.add(model)
                     found.append(model)

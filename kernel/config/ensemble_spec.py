@@ -23,6 +23,8 @@ class EnsembleStep(msgspec.Struct, frozen=True):
     inputs: dict[str, str]
     #: Output of the step's model → tensor of the ensemble.
     outputs: dict[str, str]
+    #: The repository in which the model is looked for first, with --model-namespacing; else empty.
+    namespace: str = ""
 
 
 class EnsembleSpec(msgspec.Struct, frozen=True):
@@ -40,8 +42,11 @@ class EnsembleSpec(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(step.model_name for step in self.steps))
 
 
-def ensemble_spec(config: ModelConfig) -> EnsembleSpec | None:
-    """Return the steps of a checked configuration; None if the model is not an ensemble."""
+def ensemble_spec(config: ModelConfig, namespace: str = "") -> EnsembleSpec | None:
+    """Return the steps of a checked configuration; None if the model is not an ensemble.
+
+    `namespace` is the repository of the ensemble if repositories are namespaces.
+    """
     if not config.HasField("ensemble_scheduling"):
         return None
     scheduling = config.ensemble_scheduling
@@ -52,6 +57,7 @@ def ensemble_spec(config: ModelConfig) -> EnsembleSpec | None:
                 "" if step.model_version == _NEWEST else str(step.model_version),
                 dict(sorted(step.input_map.items())),
                 dict(sorted(step.output_map.items())),
+                namespace,
             )
             for step in scheduling.step
         ),

@@ -92,7 +92,7 @@ async def model_is_ready(kernel: Kernel, name: str, version: str = "") -> bool:
 def _with_steps(kernel: Kernel, model: Model) -> Iterator[Model]:
     yield model
     for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
-        yield from _with_steps(kernel, kernel.catalog.resolve(step.model_name, step.model_version))
+        yield from _with_steps(kernel, kernel.catalog.resolve(step.model_name, step.model_version, step.namespace))
 
 
 async def _all_healthy(models: Iterable[Model]) -> bool:

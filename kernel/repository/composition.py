@@ -13,6 +13,7 @@ from kernel.errors import ModelLoadFailed, ServingError
 from kernel.files.file_threads import in_file_thread
 from kernel.repository.ensembles import CircularEnsembles, Ensembles, TrackedEnsemble, in_order, parts_of
 from kernel.repository.local import read_config
+from kernel.serving.catalog import model_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -81,7 +82,7 @@ class Composition:
         try:
             if request.with_parts:
                 await self._load_parts(folder, config, request)
-            return self.ensembles.connected(config)
+            return self.ensembles.connected(config, folder.namespace)
         except ServingError as error:
             raise ModelLoadFailed(f"load failed for model '{folder.identifier}': {error.message}\n") from error
 
@@ -92,15 +93,20 @@ class Composition:
         for name in names:
             if name in path:
                 raise CircularEnsembles(name, folder.name)
-        results = await asyncio.gather(*(self._load_part(name, path) for name in names), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._load_part(name, path, folder.namespace) for name in names), return_exceptions=True
+        )
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ServingError):
                 raise result
             if isinstance(result, CircularEnsembles):
                 raise result
 
-    async def _load_part(self, name: str, path: tuple[str, ...]) -> None:
-        for folder in (await self._listing.scan_for(name)).models.values():
+    async def _load_part(self, name: str, path: tuple[str, ...], namespace: str) -> None:
+        """Load the model of a step: that of the ensemble's own repository, or without it all of that name."""
+        found = (await self._listing.scan_for(name)).models
+        own = found.get(model_identifier(namespace, name))
+        for folder in [own] if own is not None else found.values():
             try:
                 await self._loader.load_model(folder, LoadRequest(path=path))
             except ModelLoadFailed as error:
@@ -131,22 +137,27 @@ class Composition:
         One that no longer fits is unloaded, as in Triton.
         """
         for ensemble in self.ensembles.users_of(name):
-            identifier = ensemble.folder.identifier
-            if identifier in self.ensembles.loading:
-                self.ensembles.loading[identifier] = True
+            if ensemble.folder.identifier in self.ensembles.loading:
+                self.ensembles.loading[ensemble.folder.identifier] = True
                 continue
-            try:
-                await self._loader.load_model(
-                    ensemble.folder,
-                    LoadRequest(ensemble.config_override, ensemble.files, with_parts=False, again=True),
-                )
-            except ServingError:  # which the load has logged
-                await self._loader.unload_model(identifier)
+            await self._load_again(ensemble)
+
+    async def _load_again(self, ensemble: TrackedEnsemble) -> None:
+        try:
+            await self._loader.load_model(
+                ensemble.folder,
+                LoadRequest(ensemble.config_override, ensemble.files, with_parts=False, again=True),
+            )
+        except ServingError:  # which the load has logged
+            await self._loader.unload_model(ensemble.folder.identifier)
 
     async def unloaded(self, name: str) -> None:
         """The model `name` was unloaded: unload the ensembles that use it. They come back with it."""
         for ensemble in self.ensembles.users_of(name):
             if not self.ensembles.serves(ensemble):
+                continue
+            if self.ensembles.has_another(ensemble, name):  # its own, or that of another repository
+                await self._load_again(ensemble)
                 continue
             logger.warning(
                 "ensemble %s contains models that are not available or ambiguous: %s", ensemble.folder.name, name

@@ -93,6 +93,14 @@ class Ensembles:
         versions = self._catalog.versions(ensemble.folder.identifier)
         return any(entry.state is ModelState.READY for entry in versions.values())
 
+    def has_another(self, ensemble: TrackedEnsemble, name: str) -> bool:
+        """Whether a model `name` serves in the ensemble's namespace, or as the only one; for one that was unloaded."""
+        try:
+            self._catalog.resolve(name, "", ensemble.folder.namespace)
+        except ServingError:
+            return False
+        return True
+
     def find(self, identifier: str) -> TrackedEnsemble | None:
         return self._tracked.get(identifier)
 
@@ -102,29 +110,30 @@ class Ensembles:
 
     # ---- checks ------------------------------------------------------------------------------
 
-    def connected(self, config: ModelConfig) -> ModelConfig:
+    def connected(self, config: ModelConfig, namespace: str = "") -> ModelConfig:
         """Return the configuration of an ensemble after it was checked against the models that serve.
 
-        The ensemble is decoupled if a model of it is. Raises `ServingError`.
+        The ensemble is decoupled if a model of it is. `namespace` is its repository if repositories are namespaces.
+        Raises `ServingError`.
         """
         models: dict[str, ModelConfig] = {}
         for step in config.ensemble_scheduling.step:
-            models[step.model_name] = self._config_of(config.name, step.model_name, step.model_version)
+            models[step.model_name] = self._config_of(config.name, step.model_name, step.model_version, namespace)
         result = ModelConfig()
         result.CopyFrom(config)
         result.model_transaction_policy.decoupled = check_steps(config, models)
         return result
 
-    def _config_of(self, ensemble: str, name: str, version: int) -> ModelConfig:
+    def _config_of(self, ensemble: str, name: str, version: int, namespace: str) -> ModelConfig:
         """Return the configuration of a step's model, which serves. Raises `ServingError`."""
         try:
-            newest = self._catalog.resolve(name)
+            newest = self._catalog.resolve(name, "", namespace)
         except ServingError:
             raise self._unavailable(ensemble, name) from None
         if version == _NEWEST:
             return newest.config
         try:
-            self._catalog.resolve(name, str(version))
+            self._catalog.resolve(name, str(version), namespace)
         except ServingError:
             raise InvalidArgument(
                 f"ensemble '{ensemble}' depends on '{name}' whose required version {version} is not loaded."

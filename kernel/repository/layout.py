@@ -14,6 +14,7 @@ import msgspec
 
 from kernel.errors import InvalidArgument
 from kernel.repository.hints.repositories import repository_hint
+from kernel.serving.catalog import model_identifier
 from kernel.texts import has_control, is_utf8, printable, shown_text
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
     @property
     def identifier(self) -> str:
         """The unique name of this model in the server, in Triton's format."""
-        return f"{self.namespace}::{self.name}" if self.namespace else self.name
+        return model_identifier(self.namespace, self.name)
 
     def config_path(self, config_name: str = "", copy: str = "") -> str | None:
         """Return the path of the configuration `config_name` if it exists, else of config.pbtxt, else None.
@@ -190,7 +191,7 @@ def known_names(listings: Mapping[str, Iterable[str]], *, namespacing: bool = Fa
     duplicates: set[str] = set()
     for path, found in listings.items():
         for name in found:
-            identifier = f"{path}::{name}" if namespacing else name
+            identifier = model_identifier(path, name) if namespacing else name
             if identifier in names:
                 duplicates.add(identifier)
             names[identifier] = name

@@ -127,8 +127,7 @@ class Catalog:
         claimants = self._claimants(name) if self._namespacing else [identifier]
         ready: list[Model] = []
         if len(claimants) == 1:
-            versions = sorted(self._models[claimants[0]].items())
-            ready = [e.model for _, e in versions if e.state is ModelState.READY and e.model is not None]
+            ready = _ready(self._models[claimants[0]])
         if ready:
             former = self._newest.get(name)
             if former is not None and former is not ready[-1]:
@@ -150,19 +149,23 @@ class Catalog:
 
     # ---- read by front doors and the kernel ----------------------------------------------------
 
-    def resolve(self, name: str, version: str = "") -> Model:
+    def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
         """Return the model that executes requests for `name` and `version`; an empty version means the newest.
 
+        If repositories are namespaces, a model of the repository `namespace` is preferred, as for steps of an ensemble.
         Raises `ModelNotFound`, `NoAvailableVersion`, `ModelNotReady` or `InvalidArgument`.
         """
-        if not version:
+        if not version and not namespace:
             newest = self._newest.get(name)
             if newest is not None:
                 return newest
         number = parse_version(version) if version else None
-        identifier = self._identifier(name)
+        identifier = self._identifier(name, namespace)
         versions = self._models.get(identifier, {})
         if number is None:
+            ready = _ready(versions) if namespace else []
+            if ready:
+                return ready[-1]
             if versions or identifier in self._broken:
                 raise NoAvailableVersion(name)
             raise ModelNotFound(name)
@@ -173,9 +176,9 @@ class Catalog:
             raise ModelNotReady(name, number)
         return entry.model
 
-    def finishing(self, name: str, version: str = "") -> Model | None:
+    def finishing(self, name: str, version: str = "", namespace: str = "") -> Model | None:
         """Return the unloaded version, the newest one if `version` is empty, that still finishes its sequences."""
-        versions = self._models.get(self._identifier(name), {})
+        versions = self._models.get(self._identifier(name, namespace), {})
         numbers = [parse_version(version)] if version else sorted(versions, reverse=True)
         for number in numbers:
             entry = versions.get(number)
@@ -183,11 +186,16 @@ class Catalog:
                 return entry.model
         return None
 
-    def _identifier(self, name: str) -> str:
-        """Return the identifier of the only model called `name`. Raises `InvalidArgument` if there is not one."""
+    def _identifier(self, name: str, namespace: str = "") -> str:
+        """Return the identifier of the model called `name`: of the only one, or of that in the repository `namespace`.
+
+        Raises `InvalidArgument` if there is not one.
+        """
         if not self._namespacing:
             return name
         claimants = self._claimants(name)
+        if namespace and len(claimants) > 1:
+            claimants = self._preferred(claimants, model_identifier(namespace, name))
         if not claimants:
             raise InvalidArgument(f"Request for unknown model: '{name}' is not found")
         if len(claimants) > 1:
@@ -196,6 +204,15 @@ class Catalog:
                 "provided to resolve ambiguity."
             )
         return claimants[0]
+
+    def _preferred(self, claimants: list[str], own: str) -> list[str]:
+        """Return the claimant `own`, or all others if it is being unloaded or is none of them."""
+        if own not in claimants:
+            return claimants
+        states = {entry.state for entry in self._models[own].values()}
+        if states & {ModelState.READY, ModelState.LOADING}:
+            return [own]
+        return [each for each in claimants if each != own]
 
     def entry(self, identifier: str, version: int) -> VersionEntry | None:
         return self._models.get(identifier, {}).get(version)
@@ -299,7 +316,7 @@ class Catalog:
         """Return the name of the first step's model that cannot execute now; "" if there is none."""
         for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
             try:
-                able = self.can_execute(self.resolve(step.model_name, step.model_version))
+                able = self.can_execute(self.resolve(step.model_name, step.model_version, step.namespace))
             except ServingError:
                 able = False
             if not able:
@@ -317,6 +334,20 @@ class Catalog:
             return ""
         lacking = self._lacking_step(entry.model) if entry.state is ModelState.READY else ""
         return f"model '{lacking}' of a step cannot execute now" if lacking else entry.model.trouble
+
+
+def model_identifier(namespace: str, name: str) -> str:
+    """Return the unique name of a model in the server, in Triton's format; `namespace` is empty without namespacing."""
+    return f"{namespace}::{name}" if namespace else name
+
+
+def _ready(versions: Mapping[int, VersionEntry]) -> list[Model]:
+    """Return the versions that serve, ascending."""
+    return [
+        entry.model
+        for _, entry in sorted(versions.items())
+        if entry.state is ModelState.READY and entry.model is not None
+    ]
 
 
 def parse_version(text: str) -> int:

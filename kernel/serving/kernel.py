@@ -188,15 +188,15 @@ class Kernel:
         """Grows with every change of the models: what `resolve` has returned before may no longer be right."""
         return self.catalog.generation
 
-    def resolve(self, name: str, version: str = "") -> Model:
-        """Return the model version for a request. Raises `ServingError`.
+    def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
+        """Return the model version for a request, in the repository `namespace` first. Raises `ServingError`.
 
         That may be an unloaded version that finishes its sequences; it refuses other requests.
         """
         try:
-            return self.catalog.resolve(name, version)
+            return self.catalog.resolve(name, version, namespace)
         except (ModelNotReady, NoAvailableVersion):
-            finishing = self.catalog.finishing(name, version)
+            finishing = self.catalog.finishing(name, version, namespace)
             if finishing is None:
                 raise
             return finishing

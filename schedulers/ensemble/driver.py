@@ -49,8 +49,8 @@ class ModelCaller(Protocol):
     def generation(self) -> int:
         """Grows with every change of the models."""
 
-    def resolve(self, name: str, version: str = "") -> Model:
-        """Return the version for a request. Raises `ServingError`."""
+    def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
+        """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
 
     def submit(self, request: Request, *, pinned: Model, checked: bool) -> Model:
         """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease.
@@ -260,16 +260,18 @@ class EnsembleDriver:
         generation = self._caller.generation
         if generation != self._generation:
             resolve = self._caller.resolve
-            self._models = tuple(resolve(step.model_name, step.model_version) for step in self._plan.steps)
+            self._models = tuple(
+                resolve(step.model_name, step.model_version, step.namespace) for step in self._plan.steps
+            )
             self._prepaid = feeding_themselves(self._plan, self._models, resolve)
             self._on_devices = OutputsOnDevices(self._plan, self._models, self._find)
             self._generation = generation
             self._checked.clear()
         return self._models
 
-    def _find(self, name: str, version: str) -> Model | None:
+    def _find(self, name: str, version: str, namespace: str) -> Model | None:
         try:
-            return self._caller.resolve(name, version)
+            return self._caller.resolve(name, version, namespace)
         except ServingError:
             return None
 

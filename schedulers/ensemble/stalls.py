@@ -71,7 +71,7 @@ class StalledStreams(Generic[Stream]):
 
 
 def feeding_themselves(
-    plan: EnsemblePlan, models: Sequence[Model], resolve: Callable[[str, str], Model]
+    plan: EnsemblePlan, models: Sequence[Model], resolve: Callable[[str, str, str], Model]
 ) -> frozenset[int]:
     """Return the decoupled steps whose responses go to a step that needs the same model.
 
@@ -87,11 +87,11 @@ def feeding_themselves(
     )
 
 
-def _models_in(model: Model, resolve: Callable[[str, str], Model]) -> set[str]:
+def _models_in(model: Model, resolve: Callable[[str, str, str], Model]) -> set[str]:
     """Return the names of the models that execute requests to `model`: itself, or those of its steps."""
     if model.spec.ensemble is None:
         return {model.name}
     found: set[str] = set()
     for step in model.spec.ensemble.steps:
-        found |= _models_in(resolve(step.model_name, step.model_version), resolve)
+        found |= _models_in(resolve(step.model_name, step.model_version, step.namespace), resolve)
     return found

@@ -69,10 +69,12 @@ class CallerCalls:
         session: WorkerSession,
         requests: Callable[[], Mapping[int, Request]],
         kept_limit: int,
+        namespace: str = "",
     ) -> None:
         """`requests` returns the requests that the worker executes, by their numbers.
 
-        `kept_limit` is the most bytes of results in shared memory that the model may keep.
+        `kept_limit` is the most bytes of results in shared memory that the model may keep. `namespace` is the
+        repository of the model if repositories are namespaces.
         """
         self._instance = instance
         self._calls = calls
@@ -81,6 +83,7 @@ class CallerCalls:
         self._flush = session.flush
         self._requests = requests
         self._kept_limit = kept_limit
+        self._namespace = namespace
         #: By the number in messages.
         self._open: dict[int, _OpenCall] = {}
         self._last_call = 0
@@ -117,7 +120,9 @@ class CallerCalls:
             return
         self._open[message.call] = _OpenCall(call, parents)
         try:
-            self._calls.submit(call, self._execution_of(message), streaming=message.streaming)
+            self._calls.submit(
+                call, self._execution_of(message), streaming=message.streaming, namespace=self._namespace
+            )
         except ServingError as error:
             del self._open[message.call]
             self._send(wire.CallResponded(message.call, True, _failure(error)))
@@ -167,7 +172,7 @@ class CallerCalls:
             return False
         if message.on_device and not self._memory.opens_devices:
             raise ValueError("results on a device, which the worker cannot open")
-        model = self._calls.find(call.model_name, call.model_version)
+        model = self._calls.find(call.model_name, call.model_version, self._namespace)
         if model is None:  # the call fails
             return False
         find = self._calls.find

@@ -34,8 +34,8 @@ _MOST_LOOKED_AT = 200
 class CallTarget(Protocol):
     """Executes calls. Implemented by `kernel.serving.kernel.Kernel`."""
 
-    def resolve(self, name: str, version: str = "") -> Model:
-        """Return the version for a request. Raises `ServingError`."""
+    def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
+        """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
 
     def submit(self, request: Request, *, pinned: Model | None = None) -> Model:
         """Check and queue a request. Raises `ServingError`, and then keeps no lease."""
@@ -55,20 +55,22 @@ class Calls:
         #: The calls that are checked next.
         self._to_look_at: deque[Request] = deque()
 
-    def submit(self, call: Request, execution: Execution | None, *, streaming: bool) -> None:
+    def submit(self, call: Request, execution: Execution | None, *, streaming: bool, namespace: str = "") -> None:
         """Send `call` to its model. Without `streaming` it can have only one response.
+
+        With --model-namespacing the model is looked for in the repository `namespace` first, that of the caller.
 
         `execution` is the batch from which it was made, if it was made from one. Raises `ServingError` with the text
         for the caller; then no lease is kept, and the sink gets no response. Otherwise `ended` follows.
         """
         try:
-            model = self._model_of(call, streaming=streaming)
+            model = self._model_of(call, namespace, streaming=streaming)
         except ServingError as error:
             call.release_leases()
             raise refused(call, error) from error
         try:
             # With a parent the call was admitted, and paid for, with it.
-            self._target.submit(call, pinned=None if call.parent is None else model)
+            self._target.submit(call, pinned=model if namespace or call.parent is not None else None)
         except ServingError as error:
             raise refused(call, error) from error
         if call.finished or execution is None:
@@ -85,8 +87,8 @@ class Calls:
         if len(self._waits) == 1:
             self._alarm.set(self._clock.now_ns() + _LOOK_NS)
 
-    def _model_of(self, call: Request, *, streaming: bool) -> Model:
-        model = self._target.resolve(call.model_name, call.model_version)
+    def _model_of(self, call: Request, namespace: str, *, streaming: bool) -> Model:
+        model = self._target.resolve(call.model_name, call.model_version, namespace)
         if model.spec.decoupled and not streaming:
             raise InternalError(
                 f"Model {call.model_name} is using the decoupled. The current BLS request call doesn't support models "
@@ -95,10 +97,10 @@ class Calls:
             )
         return model
 
-    def find(self, name: str, version: str) -> Model | None:
-        """Return the version for a call; None if there is none."""
+    def find(self, name: str, version: str, namespace: str = "") -> Model | None:
+        """Return the version for a call, in the repository `namespace` first; None if there is none."""
         try:
-            return self._target.resolve(name, version)
+            return self._target.resolve(name, version, namespace)
         except ServingError:
             return None
 

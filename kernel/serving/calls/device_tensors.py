@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from kernel.serving.model import Model
 
-    #: Returns the version of a model for a request, by name and version; None if there is none.
-    Find = Callable[[str, str], Model | None]
+    #: Returns a version for a request, by name, version and the preferred namespace; None if there is none.
+    Find = Callable[[str, str, str], Model | None]
 
 
 def takes_device_tensors(model: Model, inputs: Iterable[str], find: Find) -> bool:
@@ -40,7 +40,7 @@ def _step_takes(ensemble: Model, tensor: str, find: Find) -> bool:
     if len(readers) != 1:
         return False
     [(step, name)] = readers
-    model = find(step.model_name, step.model_version)
+    model = find(step.model_name, step.model_version, step.namespace)
     return model is not None and takes_device_tensors(model, [name], find)
 
 
@@ -52,7 +52,7 @@ def leaves_device_tensors(model: Model, find: Find) -> bool:
     if model.spec.response_cache:
         return False
     if model.spec.ensemble is not None:
-        models = (find(step.model_name, step.model_version) for step in model.spec.ensemble.steps)
+        models = (find(step.model_name, step.model_version, step.namespace) for step in model.spec.ensemble.steps)
         return any(each is not None and leaves_device_tensors(each, find) for each in models)
     return any(group.kind == ModelInstanceGroup.KIND_GPU for group in model.config.instance_group)
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def model(name: str, version: int, *, ready: bool = True, trouble: str = "", steps: Sequence[str] = ()) -> Model:
-    ensemble = SimpleNamespace(steps=[SimpleNamespace(model_name=step, model_version="") for step in steps])
+    parts = [SimpleNamespace(model_name=step, model_version="", namespace="") for step in steps]
+    ensemble = SimpleNamespace(steps=parts)
     spec = SimpleNamespace(ensemble=ensemble if steps else None)
     made = SimpleNamespace(name=name, version=version, ready=ready, trouble=trouble, spec=spec)
     made.follows, made.finishes_sequences = lambda former: None, False

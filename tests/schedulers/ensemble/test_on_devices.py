@@ -50,7 +50,7 @@ def on_devices(
     """
     plan = EnsemblePlan(spec_of("e", "A", "Y Z", ensemble=steps), steps)
 
-    def find(name: str, version: str) -> Any:
+    def find(name: str, version: str, namespace: str) -> Any:
         return (more or {}).get(name)
 
     found = OutputsOnDevices(plan, [cast("Model", model) for model in models], find)

@@ -42,7 +42,7 @@ class PlayedCalls:
         self.requeued_calls: list[Request] = []
         self.refusal: ServingError | None = None
 
-    def submit(self, call: Request, execution: Execution | None, *, streaming: bool) -> None:
+    def submit(self, call: Request, execution: Execution | None, *, streaming: bool, namespace: str = "") -> None:
         if self.refusal is not None:
             call.release_leases()
             raise self.refusal

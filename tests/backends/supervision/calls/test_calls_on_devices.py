@@ -48,7 +48,7 @@ class Found:
         self.model = model
         #: Models of steps, by their names.
         self.steps: dict[str, FoundModel] = {}
-        bench.calls.find = lambda name, version: self.steps.get(name, self.model)  # type: ignore[attr-defined]
+        bench.calls.find = lambda name, version, namespace: self.steps.get(name, self.model)  # type: ignore[attr-defined]
 
 
 def on_device(offset: int = 0, name: str = "IN") -> Tensor:

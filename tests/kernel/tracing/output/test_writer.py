@@ -290,6 +290,7 @@ class SlowCollector:
     batch = 1
     max_waiting = 10
     rest_factor = CollectorDestination.rest_factor
+    full = CollectorDestination.full
 
     def arguments(self) -> bytes:
         return b""
