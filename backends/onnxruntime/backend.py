@@ -14,7 +14,7 @@ from backends.onnxruntime.model import LoadedModel
 from backends.onnxruntime.options import graph_run_options, model_path, run_options
 from backends.onnxruntime.providers import graph_obstacle, ignored_settings, wanted_graphs
 from backends.onnxruntime.session import open_session
-from backends.onnxruntime.signature import signature_of
+from backends.onnxruntime.signature import left_out_text, signature_of
 from backends.worker.sequences.sequence_config import state_outputs
 from kernel.errors import InternalError, ServingError
 
@@ -88,8 +88,7 @@ class OnnxRuntimeBackend(Backend):
         device = self.host.device
         if device is None:
             session = open_session(arguments)
-            signature = signature_of(session, model_path(arguments))
-            check_agreement(arguments.config, signature)
+            signature = self._checked_signature(session, arguments)
             bound = BoundSession(session, run_options(arguments), signature)
             self._model = LoadedModel(arguments.config, signature, bound)
             self.pipelines = bound.on_cpu
@@ -97,6 +96,16 @@ class OnnxRuntimeBackend(Backend):
             session = self._load_on(device, arguments)
         for line in ignored_settings(arguments, session.get_providers()):
             self.host.log("WARNING", line)
+
+    def _checked_signature(
+        self, session: ort.InferenceSession, arguments: ModelArguments, capability: tuple[int, int] | None = None
+    ) -> OnnxSignature:
+        """Return the signature of the model's file, which agrees with its configuration. Raises `ServingError`."""
+        signature = signature_of(session, model_path(arguments, capability))
+        if text := left_out_text(signature.left_out):
+            self.host.log("WARNING", f"model '{arguments.model_name}': {text}")
+        check_agreement(arguments.config, signature)
+        return signature
 
     def _load_on(self, device: InstanceDevice, arguments: ModelArguments) -> ort.InferenceSession:
         """Load the model onto the instance's GPU, and return its session. Raises `ServingError`."""
@@ -106,8 +115,7 @@ class OnnxRuntimeBackend(Backend):
 
         capability = device.cuda.properties(device.device_id).capability
         session, specs = self._open_on(device, arguments, capability)
-        signature = signature_of(session, model_path(arguments, capability))
-        check_agreement(arguments.config, signature)
+        signature = self._checked_signature(session, arguments, capability)
         # The worker keeps implicit state on the host.
         states = [spec.name for spec in state_outputs(arguments.config)]
         options = graph_run_options(arguments, -1) if specs else run_options(arguments, on_stream=True)

@@ -10,7 +10,7 @@ from backends.onnxruntime.model_file import tensors_of_any_rank
 from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Iterable, Mapping, Set
     from pathlib import Path
 
     import onnxruntime as ort
@@ -32,6 +32,8 @@ _DATATYPES = {
     "tensor(string)": ("BYTES", "STRING"),
     "tensor(bfloat16)": ("BF16", "BFLOAT16"),
 }
+
+_ZIPMAP = "A classifier of scikit-learn returns a tensor if it is converted with the option zipmap=False."
 
 #: The word before the parenthesis, of types that are not tensors → the name in Triton's error texts.
 _VALUE_TYPES = {
@@ -66,6 +68,8 @@ class OnnxSignature(msgspec.Struct, frozen=True):
     inputs: dict[str, OnnxTensor]
     outputs: dict[str, OnnxTensor]
     initializers: dict[str, OnnxTensor] = {}
+    #: Outputs that are no tensors, beside others that are: name → ONNX Runtime's type. Nobody can ask for them.
+    left_out: dict[str, str] = {}
 
     @property
     def uses_strings(self) -> bool:
@@ -75,16 +79,38 @@ class OnnxSignature(msgspec.Struct, frozen=True):
 def signature_of(session: ort.InferenceSession, path: Path) -> OnnxSignature:
     """Return the signature of the session's model, whose file is `path`.
 
-    Raises `Unsupported` for values that are not tensors.
+    Raises `Unsupported` for inputs that are not tensors, and for outputs if none is a tensor. Outputs that are not are
+    left out beside others: a classifier that skl2onnx has converted has its probabilities as a sequence of maps.
     """
     inputs, outputs = session.get_inputs(), session.get_outputs()
+    left_out: dict[str, str] = {}
+    if any(_is_tensor(node.type) for node in outputs):
+        left_out = {node.name: node.type for node in outputs if not _is_tensor(node.type)}
+        outputs = [node for node in outputs if node.name not in left_out]
     no_shape = any(node.type.startswith("tensor") and not node.shape for node in (*inputs, *outputs))
     any_rank = tensors_of_any_rank(path) if no_shape else frozenset()
     return OnnxSignature(
         inputs=_tensors(inputs, any_rank),
         outputs=_tensors(outputs, any_rank),
         initializers=_tensors(session.get_overridable_initializers(), frozenset()),
+        left_out=left_out,
     )
+
+
+def left_out_text(left_out: Mapping[str, str]) -> str:
+    """Return a line for the log about outputs that are not served; empty if there are none."""
+    if not left_out:
+        return ""
+    shown = ", ".join(f"'{name}' ({onnx_type})" for name, onnx_type in left_out.items())
+    plural = "outputs that are no tensors are" if len(left_out) > 1 else "an output that is no tensor is"
+    text = f"{plural} left out: {shown}."
+    if any(onnx_type.startswith("seq(map(") for onnx_type in left_out.values()):
+        text += " " + _ZIPMAP
+    return text
+
+
+def _is_tensor(onnx_type: str) -> bool:
+    return onnx_type.partition("(")[0] == "tensor"
 
 
 def _tensors(nodes: Iterable[ort.NodeArg], any_rank: Set[str]) -> dict[str, OnnxTensor]:
@@ -101,7 +127,7 @@ def tensor_of(name: str, onnx_type: str, shape: Iterable[int | str | None], *, a
         found = _VALUE_TYPES.get(word, "ONNX_TYPE_UNKNOWN")
         text = f"Unsupported ONNX Type '{found}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'."
         if onnx_type.startswith("seq(map("):
-            text += " A classifier of scikit-learn returns a tensor if it is converted with the option zipmap=False."
+            text += " " + _ZIPMAP
         raise Unsupported(text)
     datatype, onnx_name = _DATATYPES.get(onnx_type, (None, "UNDEFINED"))
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from schedulers.ensemble.progress import StepCall
 
-_overdue = LimitedLog(logging.getLogger(__name__))
-_stalls = LimitedLog(logging.getLogger(__name__), logging.WARNING)
+logger = logging.getLogger(__name__)
+_overdue = LimitedLog(logger)
+_stalls = LimitedLog(logger, logging.WARNING)
 
 
 #: How many kinds of requests are remembered: clients choose the shapes.
@@ -345,6 +346,8 @@ class EnsembleDriver:
         progress, request = run.progress, run.request
         if run.error is None and progress.may_send:
             while (response := run.next_response(self._version)) is not None:
+                for name in run.left_out:
+                    logger.debug("Composing models did not output tensor %s", name)  # Triton's line
                 if not progress.in_flight and not progress.stuck:
                     self._end(run)
                     response.final = True

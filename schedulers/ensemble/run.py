@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from schedulers.ensemble.on_devices import OutputsOnDevices
     from schedulers.ensemble.plan import EnsemblePlan
     from schedulers.ensemble.progress import StepCall
-
-logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -61,6 +58,8 @@ class Run:
         self._plan = plan
         self._batched = plan.spec.max_batch_size > 0
         self._sequence = SequenceValues(request.correlation_id, request.sequence_start, request.sequence_end)
+        #: Outputs that the last response does not have, because a step did not make them.
+        self.left_out: tuple[str, ...] = ()
         #: Requested outputs that are not simply a part of the response, by tensor.
         self._destinations = self._find_destinations(request.outputs)
 
@@ -200,7 +199,8 @@ class Run:
         if outputs is None:
             return None
         if len(outputs) < len(self.route.outputs):
-            self._log_left_out({name for name, _ in outputs})
+            found = {name for name, _ in outputs}
+            self.left_out = tuple(name for name in self.route.outputs if name not in found)
         spec = self._plan.spec
         sequence = self._sequence
         tensors: list[Tensor] = []
@@ -226,11 +226,6 @@ class Run:
             }
         request = self.request
         return Response(spec.name, version_text, request.id, tensors, parameters, None, False, leased)
-
-    def _log_left_out(self, found: Collection[str]) -> None:
-        for name in self.route.outputs:
-            if name not in found:
-                logger.debug("Composing models did not output tensor %s", name)  # Triton's line
 
     def _for_client(self, name: str, placed: Placed) -> list[tuple[Tensor, bool]]:
         """Return what the client gets of an output, and whether it has classes."""
