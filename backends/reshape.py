@@ -6,19 +6,23 @@ in the client's shape. Backends create the `TensorShapes` when they load, and co
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
 from shm.arrays import to_array
-from shm.datatypes import BY_CONFIG_NAME
+from shm.datatypes import BY_CONFIG_NAME, DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shm.arrays import Array
     from shm.tensor import Tensor
+
+#: An empty string is its length alone.
+_EMPTY_STRING_BYTE_SIZE = 4
 
 
 class TensorShapes(msgspec.Struct, frozen=True):
@@ -120,6 +124,18 @@ def input_array(view: Tensor, spec: TensorShapes | None) -> Array:
         raise InvalidArgument(f"input '{view.name}' does not hold a tensor of shape {view.shape}: {error}") from error
     # A model's vector instructions may crash on misaligned elements.
     return array if array.flags.aligned else array.copy()
+
+
+def zeros(spec: TensorShapes, inputs: Sequence[Tensor]) -> Array:
+    """Return zeros in place of an input that a request with these `inputs` omits, in the model's shape.
+
+    There are as many rows as in the request's other inputs. Where any size is allowed, it is 1.
+    """
+    shape = [1 if dim < 0 else dim for dim in spec.model_dims]
+    if spec.batched:
+        shape.insert(0, inputs[0].shape[0] if inputs else 1)
+    byte_size = DATATYPES[spec.datatype].byte_size or _EMPTY_STRING_BYTE_SIZE
+    return to_array("UINT16" if spec.datatype == "BF16" else spec.datatype, shape, bytes(math.prod(shape) * byte_size))
 
 
 def output_array(array: Array, spec: TensorShapes) -> Array:

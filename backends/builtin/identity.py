@@ -6,26 +6,19 @@ As Triton's, it can be made slow for tests (`backends/builtin/delays.py`). It re
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
 from backends.builtin.delays import Delays
-from backends.reshape import TensorShapes, input_array, tensor_specs
+from backends.reshape import TensorShapes, input_array, tensor_specs, zeros
 from backends.worker.request import OutputValue
 from kernel.errors import BadConfig
-from shm.arrays import to_array
-from shm.datatypes import DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import ModelArguments, Timings
     from backends.worker.request import WorkerRequest
-    from shm.arrays import Array
-
-#: An empty string is its length alone.
-_EMPTY_STRING_BYTE_SIZE = 4
 
 
 class IdentityBackend(Backend):
@@ -65,7 +58,7 @@ class IdentityBackend(Backend):
             if not request.wants(target.name):
                 continue
             view = request.input(source.name)
-            array = input_array(view, source) if view is not None else _zeros(request, source)
+            array = zeros(source, request.inputs) if view is None else input_array(view, source)
             array = array.reshape(target.client_shape(array.shape))
             destination = request.reserve(target.name, target.datatype, array.shape)
             if destination is not None:
@@ -73,13 +66,3 @@ class IdentityBackend(Backend):
                 array = destination
             outputs.append(OutputValue(target.name, target.datatype, array))
         return outputs
-
-
-def _zeros(request: WorkerRequest, source: TensorShapes) -> Array:
-    """Return zeros in the shape of an input that the request omits, with one element where any size is allowed."""
-    shape = [1 if dim < 0 else dim for dim in source.model_dims]
-    if source.batched:
-        shape.insert(0, request.inputs[0].shape[0] if request.inputs else 1)
-    datatype = "UINT16" if source.datatype == "BF16" else source.datatype
-    byte_size = math.prod(shape) * (DATATYPES[source.datatype].byte_size or _EMPTY_STRING_BYTE_SIZE)
-    return to_array(datatype, shape, bytes(byte_size))
