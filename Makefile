@@ -13,8 +13,8 @@ run: $(VENV)/installed
 
 # What instances on a GPU need. onnxruntime and onnxruntime-gpu have the same files: the latter's must be written last.
 gpu: $(VENV)/installed
-	$(BIN)/pip install -q -e '.[gpu]'
-	$(BIN)/pip install -q --force-reinstall --no-deps onnxruntime-gpu
+	$(BIN)/pip install -q -e '.[$(if $(filter 12,$(CUDA)),gpu-cuda12,gpu)]'
+	$(BIN)/pip install -q --force-reinstall --no-deps 'onnxruntime-gpu$(if $(filter 12,$(CUDA)),<1.27,>=1.27)'
 
 # The names, parameters and results that we use of CUDA, NVML and TensorRT, in the real packages; needs no GPU. 160 MB.
 gpu-names: $(VENV)/gpu-names

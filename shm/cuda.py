@@ -41,6 +41,12 @@ UNAVAILABLE, TOO_SMALL = "no GPU can be used: ", "the CUDA allocation has only "
 #: Errors after which the process can use no device any more: the context is lost (CUDA runtime API, cudaError_t).
 _STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 
+#: The same for a context that is gone: it was destroyed (709), or the server of MPS that has it (805 to 807).
+_GONE = frozenset({709, 805, 806, 807})
+
+#: Errors of a driver that is still starting: no initialisation yet, devices busy, system not ready (an NVSwitch).
+_PASSING = frozenset({3, 46, 802})
+
 #: What usually is the reason for an error when a handle is opened.
 _OPENING = {
     1: "it is no handle of a live allocation, or the GPU is not visible in both containers",
@@ -52,6 +58,12 @@ _OPENING = {
 
 class CudaUnavailable(Exception):
     """There is no GPU to use; the message says what is missing."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        """`code` is the driver's error (cudaError_t); 0 for none."""
+        super().__init__(text)
+        #: Whether it may be another answer in a while: the driver is starting.
+        self.is_passing = code in _PASSING
 
 
 class CudaError(Exception):
@@ -65,7 +77,12 @@ class CudaError(Exception):
     @property
     def is_sticky(self) -> bool:
         """Whether this process cannot use the device any more."""
-        return self.code in _STICKY
+        return self.code in _STICKY or self.code in _GONE
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the call may succeed in a while: the driver is starting."""
+        return self.code in _PASSING
 
     @property
     def reason(self) -> str:
@@ -103,7 +120,7 @@ class Cuda:
         self._streams = threading.local()
         code, count = runtime.cudaGetDeviceCount()
         if int(code) or not count:
-            raise CudaUnavailable(_no_device(int(code)))
+            raise CudaUnavailable(_no_device(int(code)), int(code))
         #: Devices are 0 to `device_count` - 1.
         self.device_count: int = count
         #: Whether threads keep their current device when memory of another one is opened, closed, read or freed: models
@@ -120,7 +137,7 @@ class Cuda:
         handle = runtime.cudaIpcMemHandle_t()
         ctypes.memmove(int(handle.getPtr()), raw, HANDLE_BYTE_SIZE)
         flags = runtime.cudaIpcMemLazyEnablePeerAccess
-        with self._on(device_id):
+        with self.on(device_id):
             address = int(self._call("cudaIpcOpenMemHandle", handle, flags))
             try:
                 base, byte_size = self._checked("cuMemGetAddressRange", self._driver.cuMemGetAddressRange(address))
@@ -131,7 +148,7 @@ class Cuda:
 
     def close_handle(self, memory: DeviceMemory) -> None:
         """Close what `open_handle` has returned. Raises `CudaError`."""
-        with self._on(memory.device_id):
+        with self.on(memory.device_id):
             self._call("cudaIpcCloseMemHandle", memory.address)
 
     # ---- copies ----------------------------------------------------------------------------------
@@ -153,7 +170,7 @@ class Cuda:
             self._copy(memory, memory.address + offset, address_of(source), len(source), kind)
 
     def _copy(self, memory: DeviceMemory, target: int, source: int, byte_size: int, kind: Any) -> None:
-        with self._on(memory.device_id):
+        with self.on(memory.device_id):
             stream = self._stream(memory.device_id)
             self._call("cudaMemcpyAsync", target, source, byte_size, kind, stream)
             self._call("cudaStreamSynchronize", stream)
@@ -210,7 +227,7 @@ class Cuda:
 
     def free(self, address: int, device_id: int) -> None:
         """Free what `allocate` has returned. Waits for the device. Raises `CudaError`."""
-        with self._on(device_id):
+        with self.on(device_id):
             self._call("cudaFree", address)
 
     def allocate_pinned(self, byte_size: int) -> int:
@@ -307,8 +324,8 @@ class Cuda:
         self._call("cudaSetDevice", device_id)
 
     @contextlib.contextmanager
-    def _on(self, device_id: int) -> Iterator[None]:
-        """Make a device the current one of this thread for a `with` block, see `keeps_current`."""
+    def on(self, device_id: int) -> Iterator[None]:
+        """Make a device the current one of this thread for a `with` block (`keeps_current`)."""
         before = self._call("cudaGetDevice") if self.keeps_current else device_id
         self._use(device_id)
         try:
@@ -362,6 +379,9 @@ def _package() -> str:
 
 
 def _no_device(code: int) -> str:
-    reasons = {0: "no GPU is visible (CUDA_VISIBLE_DEVICES?)", 35: "the NVIDIA driver is not installed, or too old",
-               100: "no GPU is visible (CUDA_VISIBLE_DEVICES?)"}  # fmt: skip
-    return reasons.get(code, f"the NVIDIA driver reports error {code}")
+    not_visible = "no GPU is visible (CUDA_VISIBLE_DEVICES?)"
+    too_old = (
+        "the NVIDIA driver is not installed, or too old: cuda-bindings 13 (extra gpu) needs R580 or newer, "
+        "cuda-bindings 12 (extra gpu-cuda12) R525 or newer"
+    )
+    return {0: not_visible, 35: too_old, 100: not_visible}.get(code, f"the NVIDIA driver reports error {code}")

@@ -35,11 +35,30 @@ def find_gpus(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
         devices = cuda()
         properties = [devices.properties(number) for number in range(devices.device_count)]
     except CudaUnavailable as error:
-        return TaskResult(msgspec.json.encode(FoundGpus(unavailable=str(error))))
+        return _no_gpus(str(error), error)
     except CudaError as error:
-        return TaskResult(msgspec.json.encode(FoundGpus(unavailable=f"their properties cannot be read: {error}")))
-    found = [FoundGpu(each.name, each.uuid, each.capability, each.byte_size) for each in properties]
+        return _no_gpus(f"their properties cannot be read: {error}", error)
+    found = [FoundGpu(each.name, each.uuid, each.capability, each.byte_size, _is_mig(each.uuid)) for each in properties]
     return TaskResult(msgspec.json.encode(FoundGpus(found)))
+
+
+def _no_gpus(text: str, error: CudaError | CudaUnavailable) -> TaskResult:
+    cuda.cache_clear()  # a driver that is starting is asked again
+    return TaskResult(msgspec.json.encode(FoundGpus(unavailable=text, is_passing=error.is_passing)))
+
+
+def _is_mig(uuid: str) -> bool:
+    """Whether CUDA's device of this UUID is a part of a GPU (MIG). Kubernetes chooses such parts without
+    CUDA_VISIBLE_DEVICES. False where NVML cannot tell."""
+    try:
+        nvml = _nvml()
+    except Exception:  # it is not installed, or an error of the driver: pynvml has an exception for each
+        return False
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError as error:
+        return isinstance(error, getattr(nvml, "NVMLError_NotFound", ()))  # not a whole GPU of this container
+    return bool(current)
 
 
 def read_figures(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:

@@ -50,11 +50,8 @@ class OnnxRuntimeBackend(Backend):
                 "inputs and outputs already specified",
             )
             return dict(config)
-        kinds = [group.get("kind") for group in config.get("instance_group", [])]
-        if "KIND_GPU" in kinds:
-            arguments = msgspec.structs.replace(arguments, kind="GPU")
         default_batch_size = default_max_batch_size(arguments.backend_config)
-        filled = autofill(config, signature_of(open_session(arguments), model_path(arguments)), default_batch_size)
+        filled = autofill(config, _signature_of_file(arguments), default_batch_size)
         if filled["max_batch_size"] != int(config.get("max_batch_size", 0)):
             self.host.log(
                 "WARNING",
@@ -183,3 +180,18 @@ class OnnxRuntimeBackend(Backend):
     def finalize(self) -> None:
         """Free the session's memory."""
         self._model = None
+
+
+def _signature_of_file(arguments: ModelArguments) -> OnnxSignature:
+    """Return the tensors of the model file. It is read on the CPU, so that the process that completes a configuration
+    takes no memory of a GPU; only where it has nodes that the CPU cannot compute, on the first GPU of the model."""
+    try:
+        return signature_of(open_session(arguments, only_signature=True), model_path(arguments))
+    except InternalError:
+        groups = arguments.config.get("instance_group", [])
+        on_gpu = [group for group in groups if group.get("kind") == "KIND_GPU"]
+        if not on_gpu:
+            raise
+        device_id = next((int(gpu) for group in on_gpu for gpu in group.get("gpus", [])), 0)
+        arguments = msgspec.structs.replace(arguments, kind="GPU", device_id=device_id)
+        return signature_of(open_session(arguments, only_signature=True), model_path(arguments))

@@ -22,8 +22,9 @@ def open_session(
     capability: tuple[int, int] | None = None,
     *,
     graphs: bool = False,
+    only_signature: bool = False,
 ) -> ort.InferenceSession:
-    """Open a session with the version's model file.
+    """Open a session with the version's model file; with `only_signature` quickly, and for no run.
 
     On a GPU it computes on the stream at this address, `capability` is the device's, and with `graphs` it captures CUDA
     graphs. Raises `Unavailable` if the
@@ -41,10 +42,14 @@ def open_session(
     on_gpu = any(name == CUDA_PROVIDER for name, _ in chosen)
     if on_gpu:
         load_cuda_libraries(ort)
+    options = session_options(arguments)
+    if only_signature:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         session = ort.InferenceSession(
             str(path),
-            session_options(arguments),
+            options,
             providers=[name for name, _ in chosen],
             provider_options=[settings for _, settings in chosen],
             enable_fallback=0,  # on the CPU, after a failed start: silently

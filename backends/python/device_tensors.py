@@ -53,9 +53,28 @@ class GpuTensor(Tensor):
     def is_cpu(self) -> bool:
         return False
 
-    def __dlpack__(self, stream: Any = None) -> object:
-        """Return a DLPack capsule for a consumer that uses `stream`."""
-        return device_dlpack.to_capsule(self._on_device, self._device, stream)
+    def __dlpack__(
+        self,
+        stream: Any = None,
+        *,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return a DLPack capsule for a consumer that uses `stream`, as `Tensor.__dlpack__`.
+
+        A consumer may ask for a copy in CPU memory with `dl_device`. Raises BufferError for another device.
+        """
+        array = self._on_device
+        if dl_device is not None and tuple(dl_device) == dlpack.CPU_DEVICE and copy is not False:
+            return dlpack.to_capsule(self._device.to_host(array), bfloat=self._datatype == "BF16")
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(f"tensor '{self._name}' is on GPU {array.device_id}, not on device {tuple(dl_device)}")
+        if copy:
+            block = self._device.allocate(array.nbytes)
+            self._device.enqueue(block.address, array.address, array.nbytes, array.owner, crosses=False)
+            array = DeviceArray(block.address, array.datatype, array.shape, array.device_id, block)
+        return device_dlpack.to_capsule(array, self._device, stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return device_dlpack.CUDA, self._on_device.device_id

@@ -129,11 +129,24 @@ class Tensor:
         """Return a DLPack capsule. Raises `TritonModelException` for BYTES."""
         return self.__dlpack__()
 
-    def __dlpack__(self, stream: object = None) -> object:
-        """Return a DLPack capsule. `stream` has no meaning for CPU memory."""
+    def __dlpack__(
+        self,
+        stream: object = None,
+        *,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Return a DLPack capsule, as the Python array API standard has it. `stream` has no meaning for CPU memory.
+
+        The capsule has no version, which all consumers take. Raises BufferError for another device.
+        """
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
-        return dlpack.to_capsule(self._elements(), bfloat=self._datatype == "BF16")
+        if dl_device is not None and tuple(dl_device) != dlpack.CPU_DEVICE:
+            raise BufferError(f"tensor '{self._name}' is in CPU memory, and device {tuple(dl_device)} was asked for")
+        elements = self._elements()
+        return dlpack.to_capsule(elements.copy() if copy else elements, bfloat=self._datatype == "BF16")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CPU_DEVICE

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     #: Name, datatype and shape of an output → where the client wants it on the device; None for anywhere.
     Placer = Callable[[str, str, tuple[int, ...]], "DeviceArray | None"]
 
-#: TensorRT's tensors begin at multiples of it.
-ALIGNMENT = 256
-
 #: The most shapes whose outputs are remembered.
 _MAX_KNOWN_SHAPES = 64
 
@@ -74,11 +71,10 @@ class EngineContext:
         """
         self._tensorrt.log.take_errors()
         for name, shape in shapes.items():
-            if self._shapes.get(name) != shape:
-                if not self.context.set_input_shape(name, shape):
-                    raise self._refused(f"trt failed to set binding dimension to {list(shape)} for input '{name}'")
-                self._shapes[name] = shape
+            self._set_shape(name, shape)
         for name, array in values.items():
+            if -1 in self._inputs[name].dims:
+                self._set_shape(name, array.shape)
             self._set_values(name, array)
         key = () if values else tuple(self._shapes[name] for name in self._inputs)
         found = self._known.get(key) if key else None
@@ -98,6 +94,12 @@ class EngineContext:
         if missing:
             raise self._refused(f"failed to specify the dimensions of all input bindings: {', '.join(missing)}")
         return {name: tuple(map(int, self.context.get_tensor_shape(name))) for name in self._outputs}
+
+    def _set_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        if self._shapes.get(name) != shape:
+            if not self.context.set_input_shape(name, shape):
+                raise self._refused(f"trt failed to set binding dimension to {list(shape)} for input '{name}'")
+            self._shapes[name] = shape
 
     def _set_values(self, name: str, array: Array) -> None:
         memory = self._on_host.get(name)
@@ -145,6 +147,8 @@ class EngineContext:
             if name not in placed:
                 placed[name] = self._computed_output(name)
         if any(tensor.on_host for tensor in self._outputs.values()):
+            if stream != self._device.stream:
+                self._device.after(stream)
             self._device.synchronize()
         return placed
 
@@ -163,7 +167,7 @@ class EngineContext:
 
     def _device_output(self, tensor: EngineTensor, shape: tuple[int, ...], place: Placer) -> DeviceArray:
         found = place(tensor.name, tensor.datatype, shape)
-        if found is not None and found.address % ALIGNMENT == 0:
+        if found is not None:
             return found
         block = self._blocks.block(tensor.name, _byte_size(tensor, shape))
         return DeviceArray(block.address, tensor.datatype, shape, self._device.device_id, block)

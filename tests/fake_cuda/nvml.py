@@ -16,6 +16,10 @@ class NVMLError(Exception):
     """An error of the driver."""
 
 
+class NVMLError_NotFound(NVMLError):
+    """There is no such GPU."""
+
+
 def nvmlInit() -> None:
     if os.environ.get("FAKE_NVML_FAILS"):
         raise NVMLError("Driver Not Loaded")
@@ -24,8 +28,14 @@ def nvmlInit() -> None:
 def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
     number = int(uuid[-2:], 16)
     if not uuid.startswith("GPU-") or number >= cudaGetDeviceCount()[1]:
-        raise NVMLError("Not Found")
+        raise NVMLError_NotFound("Not Found")
     return number
+
+
+def nvmlDeviceGetMigMode(handle: int) -> list[int]:
+    if handle == 1:
+        raise NVMLError("Not Supported")  # as GPUs that have no parts say
+    return [int(os.environ.get("FAKE_NVML_MIG", "0"))] * 2
 
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> Any:

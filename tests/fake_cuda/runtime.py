@@ -1,6 +1,8 @@
 """The functions of `cuda.bindings.runtime` that clients and workers use.
 
-Copies on a stream are made when the stream is waited for: who forgets that gets old bytes.
+Copies on a stream are made when the stream is waited for: who forgets that gets old bytes. As in CUDA, each thread has
+a current device (0 at first), the handles 0 to 2 mean streams of that device, and an event can only be recorded on a
+stream of the device that it was made on.
 """
 
 from __future__ import annotations
@@ -53,7 +55,13 @@ class cudaDeviceAttr(enum.IntEnum):
 _SUCCESS = cudaError_t.cudaSuccess
 _OK = (_SUCCESS,)
 _INVALID = (cudaError_t.cudaErrorInvalidValue, None)
-_device = 0
+
+#: `device` is the current device of a thread.
+_current = threading.local()
+
+
+def _current_device() -> int:
+    return getattr(_current, "device", 0)
 
 
 class cudaIpcMemHandle_t:
@@ -83,7 +91,8 @@ _running = threading.RLock()
 class Stream:
     """Copies that are not made yet, and events of other streams that come before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | None = None) -> None:
+        self.device = _current_device() if device is None else device
         #: Copies, and objects with a method `run`: events, and what libraries compute.
         self.work: list[Any] = []
         #: What was enqueued before a capture began, during one.
@@ -119,11 +128,54 @@ def forget_work() -> None:
         stream.work.clear()
 
 
+class SpecialStream:
+    """The handles 0 and 1 (the legacy default stream) and 2 (the thread's): which stream is meant is decided at use."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def getPtr(self) -> int:
+        return self._handle
+
+    def __int__(self) -> int:
+        return self._handle
+
+    @property
+    def meant(self) -> Stream:
+        """The stream of the thread's current device."""
+        device = _current_device()
+        thread = threading.get_ident() if self._handle == 2 else 0
+        found = _special.get((device, thread))
+        if found is None:
+            found = _special[device, thread] = Stream(device)
+        return found
+
+    @property
+    def waits(self) -> int:
+        return self.meant.waits
+
+    @property
+    def work(self) -> list[Any]:
+        return self.meant.work
+
+    def run(self) -> None:
+        self.meant.run()
+
+
+#: The default streams: (device, thread or 0) → stream.
+_special: dict[tuple[int, int], Stream] = {}
+
+
+def _meant(stream: Stream | SpecialStream) -> Stream:
+    return stream.meant if isinstance(stream, SpecialStream) else stream
+
+
 class Event:
     """A point in the work of a stream."""
 
     def __init__(self, flags: int) -> None:
         self.flags = flags
+        self.device = _current_device()
         self.stream: Stream | None = None
         self.count = 0
 
@@ -132,11 +184,9 @@ class Event:
             self.stream.run(self.count)
 
 
-def cudaStream_t(address: int) -> Stream:
-    """Return the stream at an address. 0 to 2 are those that every process has."""
-    if address in (0, 1, 2) and address not in _streams:
-        _streams[address] = Stream()
-    return _streams[address]
+def cudaStream_t(address: int) -> Stream | SpecialStream:
+    """Return the stream at an address. 0 to 2 are the default streams that every process has."""
+    return SpecialStream(address) if address in (0, 1, 2) else _streams[address]
 
 
 def cudaGetDeviceCount() -> tuple[cudaError_t, int]:
@@ -145,20 +195,19 @@ def cudaGetDeviceCount() -> tuple[cudaError_t, int]:
 
 
 def cudaGetDevice() -> tuple[cudaError_t, int]:
-    return _SUCCESS, _device
+    return _SUCCESS, _current_device()
 
 
 def cudaSetDevice(device: int) -> tuple[cudaError_t]:
-    global _device
     if not 0 <= device < cudaGetDeviceCount()[1]:
         return (cudaError_t.cudaErrorInvalidDevice,)
-    _device = device
+    _current.device = device
     return _OK
 
 
 def cudaMalloc(byte_size: int) -> tuple[cudaError_t, int | None]:
     try:
-        return _SUCCESS, memory.allocate(byte_size, _device)
+        return _SUCCESS, memory.allocate(byte_size, _current_device())
     except OSError:
         return cudaError_t.cudaErrorMemoryAllocation, None
 
@@ -197,7 +246,7 @@ def cudaMemcpyAsync(target: Any, source: Any, byte_size: int, kind: Any, stream:
     copy = _address(target), _address(source), byte_size
     if any(_is_pinned_in_part(address, byte_size) for address in copy[:2]):
         return _INVALID[:1]
-    if isinstance(stream, Stream):
+    if isinstance(stream, (Stream, SpecialStream)):
         stream.work.append(copy)
     else:
         ctypes.memmove(*copy)
@@ -225,9 +274,10 @@ def cudaStreamCreateWithFlags(flags: int) -> tuple[cudaError_t, Stream]:
 
 
 def cudaStreamSynchronize(stream: Any) -> tuple[cudaError_t]:
-    if isinstance(stream, Stream):
-        stream.waits += 1
-        stream.run()
+    if isinstance(stream, (Stream, SpecialStream)):
+        found = _meant(stream)
+        found.waits += 1
+        found.run()
     return _OK
 
 
@@ -235,8 +285,11 @@ def cudaEventCreateWithFlags(flags: int) -> tuple[cudaError_t, Event]:
     return _SUCCESS, Event(flags)
 
 
-def cudaEventRecord(event: Event, stream: Stream) -> tuple[cudaError_t]:
-    event.stream, event.count = stream, stream.done + len(stream.work)
+def cudaEventRecord(event: Event, stream: Stream | SpecialStream) -> tuple[cudaError_t]:
+    found = _meant(stream)
+    if found.device != event.device:
+        return (cudaError_t.cudaErrorInvalidResourceHandle,)
+    event.stream, event.count = found, found.done + len(found.work)
     return _OK
 
 
@@ -247,10 +300,10 @@ def cudaEventSynchronize(event: Event) -> tuple[cudaError_t]:
     return _OK
 
 
-def cudaStreamWaitEvent(stream: Stream, event: Event, flags: int) -> tuple[cudaError_t]:
+def cudaStreamWaitEvent(stream: Stream | SpecialStream, event: Event, flags: int) -> tuple[cudaError_t]:
     point = Event(event.flags)
     point.stream, point.count = event.stream, event.count
-    stream.work.append(point)
+    _meant(stream).work.append(point)
     return _OK
 
 
@@ -295,7 +348,7 @@ def cudaDeviceSynchronize() -> tuple[cudaError_t]:
 
 
 def cudaMemGetInfo() -> tuple[cudaError_t, int, int]:
-    used = sum(mapping.byte_size for mapping, _ in memory.own.values() if mapping.device == _device)
+    used = sum(mapping.byte_size for mapping, _ in memory.own.values() if mapping.device == _current_device())
     return _SUCCESS, TOTAL_BYTE_SIZE - used - int(os.environ.get("FAKE_CUDA_USED", "0")), TOTAL_BYTE_SIZE
 
 

@@ -104,6 +104,8 @@ class ICudaEngine:
 
     def get_tensor_profile_values(self, profile_index: int, name: str) -> list[list[int]]:
         assert isinstance(profile_index, int), "the profile comes first"
+        if -1 in self.tensor(name).shape:
+            raise ValueError("cannot create std::vector larger than max_size()")
         if profile_index >= len(self.plan.values):
             return []
         return self.plan.values[profile_index].get(name, [])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import shm.cuda
-from shm.cuda import _STICKY, HANDLE_BYTE_SIZE
+from shm.cuda import _GONE, _PASSING, _STICKY, HANDLE_BYTE_SIZE
 from tests.fake_cuda import runtime as fake
 
 runtime: Any = pytest.importorskip("cuda.bindings.runtime")
@@ -132,6 +132,16 @@ def test_errors_have_the_numbers_that_we_know() -> None:
     # The text is not in those of hardware errors, nor in the unknown one's. Bindings of 13.0 and 13.1 have no texts.
     assert not sticky or sticky | {214, 220, 999} == _STICKY & set(found)
     assert set(found) >= _STICKY
+    names = {code: found[code].name for code in (*_GONE, *_PASSING)}
+    assert names == {
+        3: "cudaErrorInitializationError",
+        46: "cudaErrorDevicesUnavailable",
+        709: "cudaErrorContextIsDestroyed",
+        802: "cudaErrorSystemNotReady",
+        805: "cudaErrorMpsConnectionFailed",
+        806: "cudaErrorMpsRpcFailure",
+        807: "cudaErrorMpsServerNotReady",
+    }
 
 
 def test_the_driver_has_the_one_function_that_is_called() -> None:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 _REPAIR = "pip install --force-reinstall --no-deps onnxruntime-gpu"
 
+#: For drivers before R580.
+_WITH_CUDA_12 = "(with CUDA 12: the extra gpu-cuda12, and 'onnxruntime-gpu<1.27')"
+
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that are installed, by name."""
@@ -29,7 +32,7 @@ def advice(versions: Mapping[str, str], active: Sequence[str], cuda: str) -> str
     `versions` are the installed packages, `active` the providers that it has.
     """
     if "onnxruntime-gpu" not in versions:
-        return "it is installed with: pip install 'naiad-server[gpu]', then " + _REPAIR
+        return f"it is installed with: pip install 'naiad-server[gpu]', then {_REPAIR} {_WITH_CUDA_12}"
     if "onnxruntime" in versions and cuda not in active:
         return (
             f"the packages onnxruntime {versions['onnxruntime']} and onnxruntime-gpu {versions['onnxruntime-gpu']} "

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 #: A client may try to register any number of regions.
 _refusals = LimitedLog(logging.getLogger(__name__), logging.WARNING)
 
-#: How long a driver may take to start and to open a handle, in seconds.
-CHECK_TIMEOUT_S = 30.0
+#: How long a driver may take to start and to open a handle, in seconds. Eight GPUs without persistence mode take more
+#: than 30 s.
+CHECK_TIMEOUT_S = 120.0
 
 #: For one byte of each region at a time.
 _ARENA_BYTE_SIZE = 1 << 20

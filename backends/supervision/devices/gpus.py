@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: After a driver could not say which GPUs there are, loads look again when this number of seconds has passed.
+FIND_AGAIN_S = 20
+
 #: After this many failures in a row, figures are not read any more.
 _MAX_FAILURES = 3
 
@@ -40,6 +43,8 @@ class FoundDevices:
         self._one_task = asyncio.Lock()
         #: All that CUDA sees; None before they were looked for.
         self._gpus: list[FoundGpu] | None = None
+        #: When a driver that could not answer is asked again, in seconds of the loop's clock.
+        self._again_s = 0.0
         self._failures = 0
 
     @property
@@ -49,12 +54,14 @@ class FoundDevices:
 
     @property
     def visible(self) -> str:
-        """See `ServerGpus`. MIG devices stay as the operator has chosen them: CUDA does not say their names."""
-        chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return "" if "MIG" in chosen else ",".join(gpu.uuid for gpu in self.found)
+        """As `ServerGpus.visible`. MIG devices stay as they were chosen: CUDA does not say their names."""
+        chosen = [os.environ.get(name, "") for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")]
+        if any("MIG" in names for names in chosen) or any(gpu.is_mig for gpu in self.found):
+            return ""
+        return ",".join(gpu.uuid for gpu in self.found)
 
     async def usable(self) -> UsableGpus:
-        """See `ServerGpus`."""
+        """As `ServerGpus.usable`."""
         least = self.settings.least_capability
         await self._find()
         return usable_gpus([gpu.capability for gpu in self.found], least)
@@ -62,13 +69,20 @@ class FoundDevices:
     async def _find(self) -> None:
         if self._gpus is not None:
             return
+        now_s = asyncio.get_running_loop().time
         async with self._one_task:
-            if self._gpus is not None:
+            if self._gpus is not None or now_s() < self._again_s:
                 return
             try:
                 found = msgspec.json.decode(await self._run(MessageTask(FIND_GPUS)), type=FoundGpus)
             except ServingError as error:  # a driver that hangs, or that has ended the process
-                found = FoundGpus(unavailable=error.message)
+                found = FoundGpus(unavailable=error.message, is_passing=True)
+            if found.is_passing:
+                self._again_s = now_s() + FIND_AGAIN_S
+                logger.warning(
+                    "no GPU can be used yet: %s. Loads after the next %d s look again", found.unavailable, FIND_AGAIN_S
+                )
+                return
             self._gpus = found.gpus
         if found.unavailable:
             logger.info("no GPU is used: %s", found.unavailable)

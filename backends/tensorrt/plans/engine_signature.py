@@ -43,8 +43,9 @@ def _profile(engine: Any, index: int, tensors: dict[str, EngineTensor]) -> Profi
             dims[name] = Extent(*map(_numbers, engine.get_tensor_profile_shape(name, index)))
         else:
             dims[name] = Extent(tensor.dims, tensor.dims, tensor.dims)
-        if tensor.is_shape_tensor:
-            # The profile comes first, other than the documentation's names of the arguments say.
+        if tensor.is_shape_tensor and -1 not in tensor.dims:
+            # TensorRT's Python package raises for a variable number of values: it cannot tell their end. The profile
+            # comes first, other than the documentation's names of the arguments say.
             found = engine.get_tensor_profile_values(index, name)
             if len(found) == 3:
                 values[name] = Extent(*map(_numbers, found))

@@ -6,6 +6,7 @@ responses leave. docs/decisions/gpu-workers.md has the reasons.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
     from shm.arrays import Array
     from shm.cuda import Cuda
     from shm.tensor import Buffer
+
+#: The alignment of all that models read and write on a device, in bytes, as that of cudaMalloc.
+ALIGNMENT = 256
+
+#: Handles of the default streams of the current device: the legacy one (0 and 1), and the thread's.
+DEFAULT_STREAMS = (0, 1, 2)
+
+_NOTHING = contextlib.nullcontext()
 
 #: The exit code of a worker that has lost its device.
 LOST_DEVICE_EXIT_CODE = 70
@@ -135,11 +144,14 @@ class InstanceDevice:
             self.enqueue(block.address, address_of(source), len(source), (source, block))
         return DeviceArray(block.address, datatype, shape, self.device_id, block)
 
-    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> DeviceArray | None:
+    def reserve(
+        self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int], alignment: int = ALIGNMENT
+    ) -> DeviceArray | None:
         """Return the final place of an output on this device, in the client's region or where another model reads it;
-        None if it has no such place.
+        None if it has no such place at a multiple of `alignment`.
 
-        `respond` with it copies nothing.
+        `respond` with it copies nothing. Kernels of libraries store vectors, which fails at other addresses with an
+        error that ends the process (716, misaligned address); a client may name any offset of its region.
         """
         for output in request.ref.outputs:
             if output.name == name and output.on_device:
@@ -151,7 +163,7 @@ class InstanceDevice:
                 if memory is None or byte_size > output.span.byte_size:
                     return None
                 opened = memory()
-                if opened.device_id != self.device_id:
+                if opened.device_id != self.device_id or (opened.address + output.span.offset) % alignment:
                     return None
                 return DeviceArray(opened.address + output.span.offset, datatype, shape, self.device_id, opened)
         return None
@@ -159,7 +171,7 @@ class InstanceDevice:
     # ---- batches ---------------------------------------------------------------------------------
 
     def gather(
-        self, requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes], alignment: int = 256
+        self, requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes], alignment: int = ALIGNMENT
     ) -> dict[str, DeviceArray]:
         """Return name → the rows of all requests, on the device when the stream has done what is enqueued now.
 
@@ -221,22 +233,31 @@ class InstanceDevice:
             self._kept.append(memory)
 
     def after(self, stream: int) -> None:
-        """Let the instance's stream wait for all that is enqueued on another one now; 0 is the default stream."""
+        """Let the instance's stream wait for all that is enqueued on another one of this device now.
+
+        0 is the default stream.
+        """
         with self._lock:
             try:
-                other = self.cuda.stream_of(stream)
-                self.cuda.order(other, self._event, self._stream)
+                with self._current(stream):
+                    self.cuda.order(self.cuda.stream_of(stream), self._event, self._stream)
             except CudaError as error:
                 self._failed("streams cannot be put into order", error)
             self.pending = True
 
     def before(self, stream: int) -> None:
-        """Let another stream wait for all that is enqueued on the instance's stream now."""
+        """Let another stream of this device wait for all that is enqueued on the instance's stream now."""
         with self._lock:
             try:
-                self.cuda.order(self._stream, self._event, self.cuda.stream_of(stream))
+                with self._current(stream):
+                    self.cuda.order(self._stream, self._event, self.cuda.stream_of(stream))
             except CudaError as error:
                 self._failed("streams cannot be put into order", error)
+
+    def _current(self, stream: int) -> contextlib.AbstractContextManager[None]:
+        """Make the device the thread's current one if `stream` is a default stream, whose handle means the stream of
+        the current device: a thread that a model has made begins with device 0."""
+        return self.cuda.on(self.device_id) if stream in DEFAULT_STREAMS else _NOTHING
 
     def synchronize(self) -> None:
         """Wait for all that is enqueued, with a processor that is free for others. The process ends if the device is

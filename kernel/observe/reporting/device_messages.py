@@ -16,6 +16,9 @@ class FoundGpu(msgspec.Struct):
     uuid: str
     capability: tuple[int, int]
     byte_size: int
+    #: Whether `uuid` in CUDA_VISIBLE_DEVICES would not choose it: it is a part of a GPU (MIG), which CUDA shows under
+    #: the name of the whole.
+    is_mig: bool = False
 
 
 class FoundGpus(msgspec.Struct):
@@ -23,6 +26,8 @@ class FoundGpus(msgspec.Struct):
 
     gpus: list[FoundGpu] = []
     unavailable: str = ""
+    #: Whether there may be GPUs in a while: their driver is starting.
+    is_passing: bool = False
 
 
 class ReadFigures(msgspec.Struct):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from backends.python import device_dlpack
+from backends.python import device_dlpack, dlpack
 from backends.python.device_dlpack import from_source, to_capsule
+from backends.python.device_tensors import GpuTensor
 from backends.python.failures import TritonModelException
 from backends.worker.devices.instance_device import InstanceDevice
 from backends.worker.devices.tensors import DeviceArray
@@ -127,3 +128,20 @@ def test_what_a_model_cannot_give_is_an_error(device: InstanceDevice) -> None:
     managed.tensor.strides, managed.tensor.bits = None, 24
     with pytest.raises(TritonModelException, match="DLDataType is not supported"):
         from_source(capsule, device)
+
+
+def test_consumers_may_ask_for_a_version_a_device_and_a_copy(device: InstanceDevice) -> None:
+    values = np.arange(6, dtype=np.float32)
+    tensor = GpuTensor.of("OUT", uploaded(device, values), device)
+    same = from_source(tensor.__dlpack__(stream=-1, max_version=(1, 1), dl_device=(2, 0), copy=None), device)
+    assert same is not None
+    assert same.address == tensor._on_device.address
+    copied = from_source(tensor.__dlpack__(stream=-1, max_version=(1, 1), copy=True), device)
+    assert copied is not None
+    assert copied.address != tensor._on_device.address
+    assert device.to_host(copied).tolist() == values.tolist()
+    on_host, _ = dlpack.from_capsule(tensor.__dlpack__(max_version=(1, 1), dl_device=(1, 0)))
+    assert on_host.tolist() == values.tolist()
+    for wanted, copy in (((1, 0), False), ((2, 1), None)):
+        with pytest.raises(BufferError, match="tensor 'OUT' is on GPU 0"):
+            tensor.__dlpack__(dl_device=wanted, copy=copy)

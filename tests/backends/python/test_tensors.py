@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from backends.python import dlpack
 from backends.python.datatypes import triton_to_numpy_type
 from backends.python.failures import TritonModelException
 from backends.python.tensors import Tensor
@@ -218,3 +219,15 @@ def test_objects_without_dlpack_are_refused() -> None:
 def test_a_tensor_on_a_gpu_is_refused_without_using_it() -> None:
     with pytest.raises(TritonModelException, match="only tensors in CPU memory are supported"):
         Tensor.from_dlpack("A", GpuTensor(2))
+
+
+def test_consumers_of_dlpack_may_ask_for_a_version_a_device_and_a_copy() -> None:
+    values = np.arange(4, dtype=np.float32)
+    tensor = Tensor("A", values)
+    shared, _ = dlpack.from_capsule(tensor.__dlpack__(max_version=(1, 1), dl_device=(1, 0), copy=None))
+    assert np.shares_memory(shared, values)
+    copied, _ = dlpack.from_capsule(tensor.__dlpack__(copy=True))
+    assert copied.tolist() == values.tolist()
+    assert not np.shares_memory(copied, values)
+    with pytest.raises(BufferError, match="tensor 'A' is in CPU memory"):
+        tensor.__dlpack__(dl_device=(2, 0))

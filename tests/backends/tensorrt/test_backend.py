@@ -161,7 +161,8 @@ def test_outputs_whose_shape_depends_on_values_have_the_shape_of_this_batch(lab:
         assert lab.outputs(request)["I"].tolist() == [[index for index, value in enumerate(values) if value]]
 
 
-def test_shape_tensors_are_read_and_written_on_the_host(lab: Lab, plans: Plans) -> None:
+@pytest.mark.parametrize("priority", ["PRIORITY_DEFAULT", "PRIORITY_MAX"])
+def test_shape_tensors_are_read_and_written_on_the_host(lab: Lab, plans: Plans, priority: str) -> None:
     tensors = [
         tensor("S", [2], "INT32", is_shape_tensor=True, on_host=True),
         tensor("X", [-1, -1], output=True),
@@ -169,7 +170,7 @@ def test_shape_tensors_are_read_and_written_on_the_host(lab: Lab, plans: Plans) 
     ]
     values = [{"S": [[1, 1], [2, 2], [4, 4]]}]
     plans.write(PlanFile(tensors, {"X": ["fill", "S"], "N": ["rows", "S"]}, values=values))
-    backend = plans.loaded()
+    backend = plans.loaded({"optimization": {"priority": priority}})
     for shape in ([2, 3], [4, 1], [2, 3]):
         request = lab.request({"S": np.array(shape, np.int32)})
         backend.execute([request], lab.timings)
@@ -178,6 +179,19 @@ def test_shape_tensors_are_read_and_written_on_the_host(lab: Lab, plans: Plans) 
     request = lab.request({"S": np.array([2, 5], np.int32)})
     with pytest.raises(InvalidArgument, match="shape value at index 1 is expected to be in range from 1 to 4, Got: 5"):
         backend.execute([request], lab.timings)
+
+
+def test_a_shape_tensor_may_have_any_number_of_values(lab: Lab, plans: Plans) -> None:
+    tensors = [
+        tensor("S", [-1], "INT32", is_shape_tensor=True, on_host=True),
+        tensor("N", [1], "INT64", output=True, is_shape_tensor=True, on_host=True),
+    ]
+    plans.write(PlanFile(tensors, {"N": ["rows", "S"]}, [{"S": [[1], [2], [4]]}]))
+    backend = plans.loaded()
+    for count in (3, 1, 4):
+        request = lab.request({"S": np.ones(count, np.int32)})
+        backend.execute([request], lab.timings)
+        assert lab.outputs(request)["N"].tolist() == [count]
 
 
 def test_a_model_that_does_not_batch_executes_requests_of_any_shape_of_its_profile(lab: Lab, plans: Plans) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from backends.worker.memory import AttachedRegions
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, InvalidArgument, Unavailable
 from shm.cuda import Cuda, CudaError, DeviceMemory
-from shm.tensor import RequestedOutput, Tensor
+from shm.tensor import RequestedOutput, Span, Tensor
 from tests.fake_cuda import driver, memory, runtime
 
 if TYPE_CHECKING:
@@ -198,4 +199,55 @@ def test_a_thread_keeps_its_device_when_memory_of_another_one_is_used(
         cuda.open_handle(bytes(64), 1 - instance)
     cuda.free(address, 1 - instance)
     assert runtime.cudaGetDevice()[1] == instance
+    runtime.cudaSetDevice(0)
+
+
+def test_an_output_has_no_final_place_at_an_address_where_libraries_cannot_store_vectors(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    block = device.allocate(4096)
+
+    class Region:
+        def device_memory(self) -> DeviceMemory:
+            return DeviceMemory(block.address, 4096, 0)
+
+    class Regions:
+        def find(self, number: int) -> Region:
+            return Region()
+
+    device._regions = Regions()  # type: ignore[assignment]  # `find`
+
+    def place(offset: int) -> DeviceArray | None:
+        span = Span(RegionLease(7), offset, 16)  # type: ignore[arg-type]  # its number
+        wanted = wire.RequestMessage(1, [], outputs=[RequestedOutput("OUT", span=span)])
+        return device.reserve(WorkerRequest(wanted, [], None), "OUT", "FP32", (1, 4))  # type: ignore[arg-type]
+
+    base = -block.address % 256
+    aligned = place(base)
+    assert aligned is not None
+    assert aligned.address % 256 == 0
+    assert place(base + 16) is None
+
+
+class RegionLease:
+    def __init__(self, number: int) -> None:
+        self.region_number = number
+
+
+def test_the_default_stream_of_the_instance_s_device_is_meant_in_threads_that_have_another_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    device = InstanceDevice(Cuda(runtime, driver), 1, AttachedRegions(), StagingLimits())
+    seen: list[int] = []
+
+    def of_a_model() -> None:  # a new thread has device 0
+        device.after(1)
+        device.before(1)
+        seen.append(runtime.cudaGetDevice()[1])
+
+    thread = threading.Thread(target=of_a_model)
+    thread.start()
+    thread.join()
+    device.synchronize()
+    assert seen == [0], "the thread's current device was changed"
     runtime.cudaSetDevice(0)
