@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import os
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,9 @@ _GONE = frozenset({709, 805, 806, 807})
 
 #: Errors of a driver that is still starting: no initialisation yet, devices busy, system not ready (an NVSwitch).
 _PASSING = frozenset({3, 46, 802})
+
+#: cudaErrorNotReady: what is asked for is not done yet.
+_NOT_READY = 600
 
 #: What usually is the reason for an error when a handle is opened.
 _OPENING = {
@@ -204,9 +208,19 @@ class Cuda:
             kind = self._runtime.cudaMemcpyKind.cudaMemcpyDefault
             self._call("cudaMemcpyAsync", target, source, byte_size, kind, stream)
 
-    def wait(self, stream: Any, event: Any) -> None:
-        """Wait until all that is enqueued on `stream` is done, without a busy processor. Raises `CudaError`."""
+    def wait(self, stream: Any, event: Any, poll_ns: int = 0) -> None:
+        """Wait until all that is enqueued on `stream` is done. Raises `CudaError`.
+
+        For the first `poll_ns` nanoseconds it asks again and again; then it sleeps until the device wakes it.
+        """
         self._call("cudaEventRecord", event, stream)
+        if poll_ns:
+            end_ns = time.monotonic_ns() + poll_ns
+            while time.monotonic_ns() < end_ns:
+                (code,) = self._runtime.cudaEventQuery(event)
+                if int(code) != _NOT_READY:
+                    self._checked("cudaEventQuery", (code,))
+                    return
         self._call("cudaEventSynchronize", event)
 
     def order(self, first: Any, event: Any, second: Any) -> None:

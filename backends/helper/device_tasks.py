@@ -50,9 +50,8 @@ def _no_gpus(text: str, error: CudaError | CudaUnavailable) -> TaskResult:
 def _is_mig(uuid: str) -> bool:
     """Whether CUDA's device of this UUID is a part of a GPU (MIG). Kubernetes chooses such parts without
     CUDA_VISIBLE_DEVICES. False where NVML cannot tell."""
-    try:
-        nvml = _nvml()
-    except Exception:  # it is not installed, or an error of the driver: pynvml has an exception for each
+    nvml, _ = _nvml()
+    if nvml is None:
         return False
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -65,13 +64,9 @@ def read_figures(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
     """Return the figures of the GPUs with the UUIDs of `arguments`, a list in JSON."""
     yield from ()
     uuids = msgspec.json.decode(arguments, type=list[str])
-    try:
-        nvml = _nvml()
-    except ImportError:
-        text = "nvidia-ml-py is not installed: pip install 'naiad-server[gpu]'"
-        return TaskResult(msgspec.json.encode(ReadFigures(unavailable=text)))
-    except Exception as error:  # pynvml has an exception for each error of the driver
-        return TaskResult(msgspec.json.encode(ReadFigures(unavailable=f"NVML cannot be used: {error}")))
+    nvml, unavailable = _nvml()
+    if nvml is None:
+        return TaskResult(msgspec.json.encode(ReadFigures(unavailable=unavailable)))
     return TaskResult(msgspec.json.encode(ReadFigures([_figures(nvml, uuid) for uuid in uuids])))
 
 
@@ -79,12 +74,18 @@ def read_figures(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
 _initialised: list[Any] = []
 
 
-def _nvml() -> Any:
+def _nvml() -> tuple[Any, str]:
+    """Return the initialised module, or None and the reason."""
     if not _initialised:
-        module = importlib.import_module(os.environ.get(NVML_VARIABLE) or "pynvml")
-        module.nvmlInit()
+        try:
+            module = importlib.import_module(os.environ.get(NVML_VARIABLE) or "pynvml")
+            module.nvmlInit()
+        except ImportError:
+            return None, "nvidia-ml-py is not installed: pip install 'naiad-server[gpu]'"
+        except Exception as error:  # pynvml has an exception for each error of the driver
+            return None, f"NVML cannot be used: {error}"
         _initialised.append(module)
-    return _initialised[0]
+    return _initialised[0], ""
 
 
 def _figures(nvml: Any, uuid: str) -> GpuFigures:

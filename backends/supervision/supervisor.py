@@ -185,8 +185,8 @@ class InstanceSupervisor:
         if failure is not None:
             raise failure
 
-    async def load(self, plan: InstancePlan, config: str) -> int:
-        """Load the model in the worker; returns the duration in nanoseconds. Raises `ServingError`."""
+    async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
+        """As `InstanceKeeper.load`."""
         self._plan = plan
         load = self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
@@ -195,7 +195,13 @@ class InstanceSupervisor:
         if plan.kind == "GPU":
             load.device_pool_byte_size = plan.device_pool_byte_size
             if self._pinned_pool is not None and not self._pinned_byte_size:
-                self._pinned_byte_size = self._pinned_pool.take()
+                self._pinned_byte_size = self._pinned_pool.take(together)
+                if not self._pinned_byte_size:
+                    logger.warning(
+                        "instance '%s' pins no memory, so its copies to and from the GPU take longer: other instances "
+                        "have what --pinned-memory-pool-byte-size=%d allows",
+                        plan.name, self._pinned_pool.byte_size,
+                    )  # fmt: skip
             load.pinned_byte_size = self._pinned_byte_size
         if plan.needs.worker:
             assert self._shared is not None, "no process can be shared"

@@ -188,13 +188,13 @@ class LoadedEngine:
 
     def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, DeviceArray]:
         """Return the inputs on the device, in the engine's shapes; without shape tensors."""
-        gathered = self._device.gather(requests, self._inputs)
+        computed = None
+        if self._batch_inputs:
+            arrays = batch_input_arrays(self._batch_inputs, requests)
+            computed = {name: (self._signature.tensors[name].datatype, array) for name, array in arrays.items()}
+        gathered = self._device.gather(requests, self._inputs, computed=computed)
         found = {name: array for name, array in gathered.items() if name not in self._shape_inputs}
         self._in_use += [gathered, found]
-        if self._batch_inputs:
-            for name, array in batch_input_arrays(self._batch_inputs, requests).items():
-                datatype = self._signature.tensors[name].datatype
-                found[name] = self._device.upload(array, datatype, array.shape)
         for name in self._scalars:
             if name in found:
                 found[name] = found[name].reshape(())

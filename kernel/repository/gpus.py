@@ -107,16 +107,26 @@ def check_room(instance: str, device_id: int, used: int, total: int, limit: floa
 class PinnedPool:
     """The pinned memory of the host that instances on GPUs may have together. Pure."""
 
-    #: What one instance gets, in bytes, as long as there is as much.
+    #: The most that one instance gets, in bytes.
     SHARE = 64 << 20
+
+    #: With less an instance pins nothing that is worth it.
+    LEAST = 64 << 10
 
     def __init__(self, byte_size: int) -> None:
         self.byte_size = byte_size
         self.used_byte_size = 0
 
-    def take(self) -> int:
-        """Return how many bytes an instance may pin: its share, or what is left. `give` follows."""
-        share = max(0, min(self.SHARE, self.byte_size - self.used_byte_size))
+    def take(self, instance_count: int = 1) -> int:
+        """Return how many bytes an instance of a model with `instance_count` instances may pin. `give` follows.
+
+        The instances of a model get equal parts, and never all that is left: the next model gets a part, too. 0 if what
+        is left is not worth it.
+        """
+        free = self.byte_size - self.used_byte_size
+        share = min(self.SHARE, self.byte_size // max(1, instance_count), free // 2)
+        if share < self.LEAST:
+            return 0
         self.used_byte_size += share
         return share
 

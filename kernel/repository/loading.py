@@ -343,9 +343,8 @@ class VersionLoader:
         for each in instances:
             if each.plan.kind == "GPU":
                 await self._settings.gpus.check_room(each.plan.name, each.plan.device_id)
-        results = await asyncio.gather(
-            *(each.keeper.load(each.plan, config) for each in instances), return_exceptions=True
-        )
+        loads = (each.keeper.load(each.plan, config, len(instances)) for each in instances)
+        results = await asyncio.gather(*loads, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -54,8 +54,11 @@ class InstanceKeeper(Protocol):
         With `verify` the files are checked against `config`, which is complete, and is returned.
         """
 
-    async def load(self, plan: InstancePlan, config: str) -> int:
-        """Load the model and return the duration in nanoseconds. Raises `ServingError`."""
+    async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
+        """Load the model and return the duration in nanoseconds. Raises `ServingError`.
+
+        `together` instances of the model are loaded at the same time; they share what the server has for it.
+        """
 
     def demanded_ns(self) -> int | None:
         """Return how long the worker has used a processor or waited for one; None if that is not known."""

@@ -94,7 +94,7 @@ class FakeKeeper:
             raise InternalError(failure)
         return config
 
-    async def load(self, plan: InstancePlan, config: str) -> int:
+    async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
         self.plan = plan
         self.config = config
         if failure := self.failure or _text(Path(plan.model_dir, str(plan.version), "fail")):

@@ -49,7 +49,7 @@ CATCH_ALL = {
     "backends/worker/overlap/pipelined_batches.py PipelinedBatches._prepared": "as `Worker._run_backend`",
     "backends/worker/overlap/pipelined_batches.py PipelinedBatches._tried": "as `Worker._run_backend`",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
-    "backends/helper/device_tasks.py read_figures": "a driver has an exception for each of its errors",
+    "backends/helper/device_tasks.py _nvml": "a driver has an exception for each of its errors",
     "backends/helper/tasks.py TaskRunner._step": "a task that fails must not end its helper",
     "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
     "backends/zygote/preloader.py Preloader.import_chosen": "a model's module may raise anything: its load fails",

@@ -33,6 +33,7 @@ class cudaError_t(enum.IntEnum):
     cudaErrorInvalidDevice = 101
     cudaErrorDeviceUninitialized = 201
     cudaErrorInvalidResourceHandle = 400
+    cudaErrorNotReady = 600
     cudaErrorIllegalAddress = 700
     cudaErrorHostMemoryAlreadyRegistered = 712
     cudaErrorHostMemoryNotRegistered = 713
@@ -291,6 +292,14 @@ def cudaEventRecord(event: Event, stream: Stream | SpecialStream) -> tuple[cudaE
         return (cudaError_t.cudaErrorInvalidResourceHandle,)
     event.stream, event.count = found, found.done + len(found.work)
     return _OK
+
+
+def cudaEventQuery(event: Event) -> tuple[cudaError_t]:
+    """Nothing is done before it is waited for, unless all work was waited for already."""
+    stream = event.stream
+    if stream is None or stream.done >= event.count:
+        return _OK
+    return (cudaError_t.cudaErrorNotReady,)
 
 
 def cudaEventSynchronize(event: Event) -> tuple[cudaError_t]:

@@ -98,7 +98,8 @@ def test_results_have_the_error_first_and_then_as_many_values_as_we_take() -> No
         "cudaMemcpyAsync": (4096, 8192, 16, runtime.cudaMemcpyKind.cudaMemcpyDefault, stream),
         "cudaMemsetAsync": (4096, 0, 16, stream), "cudaStreamSynchronize": (stream,),
         "cudaEventRecord": (event, stream),
-        "cudaEventSynchronize": (event,), "cudaStreamWaitEvent": (stream, event, 0), "cudaGetLastError": (),
+        "cudaEventSynchronize": (event,), "cudaEventQuery": (event,), "cudaStreamWaitEvent": (stream, event, 0),
+        "cudaGetLastError": (),
         "cudaStreamBeginCapture": (stream, mode), "cudaGraphDestroy": (graph,), "cudaGraphLaunch": (execution, stream),
         "cudaGraphExecDestroy": (execution,),
     }  # fmt: skip

@@ -31,13 +31,14 @@ class DeviceModel(LoadedModel):
         self._datatypes = {name: each.datatype for each in self._batch_inputs for name in each.target_names}
 
     def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
-        inputs: dict[str, Any] = dict(self._device.gather(requests, self._inputs))
+        computed = None
+        if self._batch_inputs:
+            arrays = batch_input_arrays(self._batch_inputs, requests)
+            computed = {name: (self._datatypes[name], array) for name, array in arrays.items()}
+        inputs: dict[str, Any] = dict(self._device.gather(requests, self._inputs, computed=computed))
         if self._string_inputs:
             arrays = gather(requests, self._inputs)
             inputs.update((name, array) for name, array in arrays.items() if name in self._string_inputs)
-        if self._batch_inputs:
-            for name, array in batch_input_arrays(self._batch_inputs, requests).items():
-                inputs[name] = self._device.upload(array, self._datatypes[name], array.shape)
         return inputs
 
     def _destination(self, request: WorkerRequest, name: str, shape: Sequence[int]) -> Any:

@@ -156,7 +156,7 @@ class DeviceOutputs:
         self._device.computes()
         if wanted is None and byte_size <= INLINE_LIMIT:
             data = bytearray(byte_size)
-            self._device.copy_to(array, memoryview(data))
+            self._device.fetch(array, data)
             return Tensor(name, datatype, shape, data)
         region = None if wanted is None else self._regions.find(wanted.lease.region_number)
         if wanted is not None and region is not None and not region.in_place:

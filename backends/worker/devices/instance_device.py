@@ -10,12 +10,14 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from backends.worker.devices.pinning_policy import PinnedBudget
+from backends.worker.devices.small_outputs import SmallOutputs
 from backends.worker.devices.staging import NO_LIMITS, Staging, StagingLimits, gathered
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InternalError, Unavailable
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 #: The alignment of all that models read and write on a device, in bytes, as that of cudaMalloc.
 ALIGNMENT = 256
+
+#: The longest waits that use the processor, in nanoseconds.
+POLL_NS = 100_000
 
 #: Handles of the default streams of the current device: the legacy one (0 and 1), and the thread's.
 DEFAULT_STREAMS = (0, 1, 2)
@@ -111,6 +116,12 @@ class InstanceDevice:
         #: Pins shared memory; None where there is none.
         self.pinning: HostPinning | None = None
         self._staging = Staging(self, limits)
+        self._small_outputs = SmallOutputs(self)
+        #: How long a wait may use the processor, in nanoseconds: to sleep and be woken takes 10 to 60 us. 0 where other
+        #: threads would wait for the interpreter's lock meanwhile.
+        self.poll_ns = POLL_NS
+        #: How long the last wait took.
+        self._waited_ns = 0
         #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
 
@@ -171,15 +182,21 @@ class InstanceDevice:
     # ---- batches ---------------------------------------------------------------------------------
 
     def gather(
-        self, requests: Sequence[WorkerRequest], specs: Mapping[str, TensorShapes], alignment: int = ALIGNMENT
+        self,
+        requests: Sequence[WorkerRequest],
+        specs: Mapping[str, TensorShapes],
+        alignment: int = ALIGNMENT,
+        computed: Mapping[str, tuple[str, Array]] | None = None,
     ) -> dict[str, DeviceArray]:
         """Return name → the rows of all requests, on the device when the stream has done what is enqueued now.
 
         As `backends.gather.gather`, but BYTES are left out. Valid until the next call. The input of a batch of one that
         is on this device, at a multiple of `alignment`, is used where it is; all else is copied into one block of this
-        object. Raises `InternalError` or `InvalidArgument`.
+        object, also `computed`: inputs that the worker makes, name → datatype and elements. Raises `InternalError` or
+        `InvalidArgument`.
         """
         parts = gathered(requests, specs)
+        parts.update((name, (datatype, [array])) for name, (datatype, array) in (computed or {}).items())
         found: dict[str, DeviceArray] = {}
         copied = []
         for name, (datatype, pieces) in parts.items():
@@ -260,16 +277,40 @@ class InstanceDevice:
         return self.cuda.on(self.device_id) if stream in DEFAULT_STREAMS else _NOTHING
 
     def synchronize(self) -> None:
-        """Wait for all that is enqueued, with a processor that is free for others. The process ends if the device is
-        lost."""
+        """Wait for all that is enqueued, with a processor that is free for others unless the last wait was short.
+
+        The process ends if the device is lost.
+        """
         with self._lock:
+            distribute = self._small_outputs.enqueue(self._copy_from_device)
             kept, self._kept = self._kept, []
+            started_ns = time.monotonic_ns()
             try:
-                self.cuda.wait(self._stream, self._event)
+                self.cuda.wait(self._stream, self._event, self.poll_ns if self._waited_ns < self.poll_ns else 0)
             except CudaError as error:
                 self._failed("what was computed cannot be waited for", error)
+            self._waited_ns = time.monotonic_ns() - started_ns
+            if distribute is not None:
+                distribute()
             self.pending = False  # only now: a thread that reads it without the lock may send a response then
         del kept
+
+    def _copy_from_device(self, target: int, source: int, byte_size: int) -> None:
+        """Enqueue a copy to memory of the host that is pinned as a whole, or not at all. The lock is held."""
+        try:
+            self.cuda.enqueue_copy(target, source, byte_size, self._stream)
+        except CudaError as error:
+            self._failed("a copy has failed", error)
+        self.copies += 1
+        self.copied_byte_size += byte_size
+
+    def fetch(self, array: DeviceArray, data: bytearray) -> None:
+        """Let `data` have the elements after the next wait: small outputs are fetched together."""
+        with self._lock:
+            self.pending = True
+            if self._small_outputs.add(array, data):
+                return
+        self.copy_to(array, memoryview(data))
 
     def finish_readers(self, streams: Iterable[int]) -> None:
         """Wait until libraries that were given memory on these streams read it no more.

@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 #: A part of an input: one request's, on the host or on a device.
 Piece = Union["Array", DeviceArray]
 
+#: Pinned blocks up to this size are powers of two, larger ones multiples of the step.
+_MAX_ROUNDED_BYTE_SIZE = 16 << 20
+_STEP_BYTE_SIZE = 1 << 20
+
 #: The smallest blocks.
 _MIN_BLOCK_BYTE_SIZE = 64 << 10
 
@@ -138,6 +142,8 @@ class Staging:
         if byte_size <= self._pinned_byte_size:
             return True
         wanted = 1 << max(byte_size - 1, _MIN_BLOCK_BYTE_SIZE - 1).bit_length()
+        if wanted > _MAX_ROUNDED_BYTE_SIZE:  # pinned memory is scarce: twice of a large batch is not for it
+            wanted = -(-byte_size // _STEP_BYTE_SIZE) * _STEP_BYTE_SIZE
         if wanted > self._pinned_limit:
             return False
         more = wanted - self._pinned_byte_size

@@ -52,6 +52,8 @@ class DeviceTensors:
         """
         if device.pinned_budget.limit_byte_size and isinstance(memory, ArenaOutputs):
             device.pinning = HostPinning(device, regions, memory)
+        if waits_at_once:
+            device.poll_ns = 0  # batches overlap in threads, which would wait for the interpreter's lock
         self.inputs = DeviceInputs(device, held)
         device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
         self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce)

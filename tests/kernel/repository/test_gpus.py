@@ -43,13 +43,24 @@ def test_an_instance_is_refused_when_more_than_the_limit_is_in_use() -> None:
         check_room("m_0", 1, used=51, total=100, limit=0.5)
 
 
-def test_instances_share_the_pinned_memory_until_it_is_used_up() -> None:
-    pool = PinnedPool(PinnedPool.SHARE + 10)
-    shares = [pool.take() for _ in range(3)]
-    assert shares == [PinnedPool.SHARE, 10, 0]
+def test_the_instances_of_a_model_get_equal_parts_of_the_pinned_memory_and_leave_some_for_the_next_model() -> None:
+    pool = PinnedPool(256 << 20)
+    shares = [pool.take(8) for _ in range(6)]
+    assert shares == [32 << 20] * 6
+    assert pool.take() == 32 << 20, "half of what is left"
     pool.give(shares[0])
-    assert pool.used_byte_size == 10
-    assert pool.take() == PinnedPool.SHARE
+    assert pool.used_byte_size == 192 << 20
+
+
+def test_a_fifth_instance_pins_memory_too_and_one_that_finds_next_to_nothing_does_not() -> None:
+    pool = PinnedPool(256 << 20)
+    shares = [pool.take() for _ in range(5)]
+    assert shares[0] == PinnedPool.SHARE
+    assert shares[4] >= 8 << 20
+    for _ in range(20):
+        last = pool.take()
+    assert last == 0
+    assert pool.used_byte_size <= pool.byte_size
 
 
 @pytest.mark.parametrize(

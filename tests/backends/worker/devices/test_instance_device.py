@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from backends.reshape import TensorShapes
 from backends.transport import wire
 from backends.worker.devices.device_tensors import DeviceOutputs
 from backends.worker.devices.instance_device import InstanceDevice
+from backends.worker.devices.small_outputs import joined
 from backends.worker.devices.staging import StagingLimits
 from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.memory import AttachedRegions
@@ -251,3 +254,83 @@ def test_the_default_stream_of_the_instance_s_device_is_meant_in_threads_that_ha
     device.synchronize()
     assert seen == [0], "the thread's current device was changed"
     runtime.cudaSetDevice(0)
+
+
+def test_small_outputs_of_a_batch_are_fetched_with_one_copy_and_one_wait(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    values = np.arange(64, dtype=np.float32).reshape(32, 2)
+    array = device.upload(values, "FP32", values.shape)
+    device.synchronize()
+    stream = cuda.stream_of(device.stream)
+    waits, device.copies = stream.waits, 0
+    fetched = [bytearray(8) for _ in range(32)]
+    for row, data in enumerate(fetched):
+        device.fetch(array[row : row + 1], data)
+    assert device.pending
+    assert all(not any(data) for data in fetched), "nothing was waited for"
+    device.synchronize()
+    assert [np.frombuffer(data, np.float32).tolist() for data in fetched] == values.tolist()
+    assert (device.copies, stream.waits - waits) == (1, 1)
+
+
+def test_small_outputs_without_pinned_memory_are_copied_each(cuda: Cuda) -> None:
+    device = device_with(cuda, pinned=0)
+    values = np.arange(4, dtype=np.float32).reshape(2, 2)
+    array = device.upload(values, "FP32", values.shape)
+    fetched = [bytearray(8), bytearray(8)]
+    for row, data in enumerate(fetched):
+        device.fetch(array[row : row + 1], data)
+    device.synchronize()
+    assert [np.frombuffer(data, np.float32).tolist() for data in fetched] == values.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 300)), min_size=1, max_size=20))
+def test_joined_copies_hold_every_output_and_do_not_overlap_in_the_block(places: list[tuple[int, int]]) -> None:
+    runs, offsets = joined(places)
+    memory_of_device = bytes(index % 251 for index in range(6000))
+    block = bytearray(runs[-1].offset + runs[-1].byte_size)
+    end = 0
+    for run in runs:
+        assert run.offset >= end
+        end = run.offset + run.byte_size
+        block[run.offset : end] = memory_of_device[run.source : run.source + run.byte_size]
+    for (address, byte_size), offset in zip(places, offsets, strict=True):
+        assert block[offset : offset + byte_size] == memory_of_device[address : address + byte_size]
+
+
+def test_inputs_that_the_worker_makes_are_in_the_block_of_the_batch(cuda: Cuda) -> None:
+    device = device_with(cuda)
+    counts = np.array([1, 2], np.int32)
+    found = device.gather([request(on_host([[1, 2]]))], SPECS, computed={"COUNTS": ("INT32", counts)})
+    allocated = len(memory.own)
+    device.synchronize()
+    assert ctypes.string_at(found["COUNTS"].address, 8) == counts.tobytes()
+    found = device.gather([request(on_host([[3, 4]]))], SPECS, computed={"COUNTS": ("INT32", counts)})
+    device.synchronize()
+    assert len(memory.own) == allocated, "memory was allocated for the second batch"
+
+
+def test_short_waits_are_polled_and_the_next_wait_after_a_long_one_is_not(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = device_with(cuda)
+    queries: list[int] = []
+
+    def done_at_the_third(event: Any) -> tuple[int]:
+        queries.append(1)
+        return (0 if len(queries) == 3 else 600,)
+
+    monkeypatch.setattr(runtime, "cudaEventQuery", done_at_the_third)
+    waited: list[object] = []
+
+    def wait(event: object) -> tuple[int]:
+        waited.append(event)
+        return (0,)
+
+    monkeypatch.setattr(runtime, "cudaEventSynchronize", wait)
+    device.synchronize()
+    assert (len(queries), waited) == (3, [])
+    device._waited_ns = device.poll_ns + 1
+    device.synchronize()
+    assert (len(queries), len(waited)) == (3, 1)
+    device.cuda.stream_of(device.stream).run()
