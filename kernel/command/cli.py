@@ -14,6 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from kernel import __version__
+from kernel.command.bench.options import bench
 from kernel.command.run import run_server
 from kernel.options import DEMO_REPOSITORY, BadOption
 
@@ -266,6 +267,9 @@ def replay(
     raise typer.Exit(
         replay_recording(folder, to, settings, models=model or [], protocol=protocol, as_json=as_json, shown=show)
     )
+
+
+cli.command()(bench)
 
 
 @cli.command()

@@ -146,6 +146,7 @@ FOREIGN = {
         "backends",
         "shm/arrays.py",
         "kernel/authoring/trial",
+        "kernel/command/bench/inputs.py",
         "kernel/command/infer/arguments.py",
         "kernel/command/replay/comparing.py",
         "kernel/embedding/arrays.py",

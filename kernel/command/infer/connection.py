@@ -40,11 +40,15 @@ def base_url(text: str) -> str:
     return url
 
 
-def call(url: str, body: Any = None) -> Any:
-    """Return the JSON of a response: to a GET, or to a POST where there is a body. Raises `ClientError`."""
+def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+    """Return the JSON of a response: to a GET, or to a POST where there is a body. Raises `ClientError`.
+
+    The response to a POST may have no body; then None is returned.
+    """
     data = None if body is None else json.dumps(body).encode()
-    with _open(url, data) as response, _explained(url):
-        return json.loads(response.read())
+    with _open(url, data, headers) as response, _explained(url):
+        text = response.read()
+        return None if body is not None and not text else json.loads(text)
 
 
 def infer(url: str, request: dict[str, Any], binary: bytes) -> tuple[dict[str, Any], bytes]:

@@ -1,0 +1,41 @@
+"""Whether a response is what the metadata of its model says. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shm.datatypes import DATATYPES, element_count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernel.command.bench.target import FoundOutput
+
+
+def wrong_response(outputs: Sequence[FoundOutput], metadata: Mapping[str, Any]) -> str:
+    """Return what is wrong with the outputs of a response, or nothing.
+
+    Outputs without a datatype are known by their names alone.
+    """
+    known = {each["name"]: each for each in metadata["outputs"]}
+    if not outputs:
+        return "it has no outputs" if known else ""
+    for output in outputs:
+        expected = known.get(output.name)
+        if expected is None:
+            return f"it has an output '{output.name}', and the model has {', '.join(known)}"
+        if not output.datatype:
+            continue
+        if output.datatype != expected["datatype"]:
+            return f"output '{output.name}' is {output.datatype}, and not {expected['datatype']}"
+        dims = [int(dim) for dim in expected["shape"]]
+        if len(dims) != len(output.shape) or any(
+            dim not in (-1, size) for dim, size in zip(dims, output.shape, strict=True)
+        ):
+            return f"output '{output.name}' has shape {output.shape}, and not {dims}, where -1 is any size"
+        row = DATATYPES.get(output.datatype)
+        if row and row.byte_size and output.byte_size is not None:
+            size = element_count(output.shape) * row.byte_size
+            if output.byte_size != size:
+                return f"output '{output.name}' has {output.byte_size} bytes, and its shape {output.shape} takes {size}"
+    return ""
