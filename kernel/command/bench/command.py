@@ -12,10 +12,10 @@ import msgspec
 import typer
 
 from kernel.command.bench.contender import BenchContender
-from kernel.command.bench.judgement import level_name
-from kernel.command.bench.plot import check_plotting, draw
-from kernel.command.bench.results import FORMAT, BenchRun, StoredRuns
-from kernel.command.bench.table import compared_text, csv_text, run_text
+from kernel.command.bench.report.judgement import level_name
+from kernel.command.bench.report.plot import check_plotting, draw
+from kernel.command.bench.report.results import FORMAT, BenchRun, StoredRuns
+from kernel.command.bench.report.table import compared_text, csv_text, run_text
 from kernel.command.infer.connection import ClientError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _shown_progress(seconds: float) -> Iterator[_Progress]:
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("", total=seconds)
 
-        class Bar(_Progress):
+        class BenchBar(_Progress):
             """Draws on the terminal."""
 
             done = 0.0
@@ -134,7 +134,7 @@ def _shown_progress(seconds: float) -> Iterator[_Progress]:
             def end(self) -> None:
                 self.done += self._seconds
 
-        yield Bar()
+        yield BenchBar()
 
 
 def _stored(path: str) -> BenchRun:

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel.command.bench.inputs import RANDOM, ZERO, InputShapes, file_values, generated_values
-from kernel.command.bench.messages import LoadSetup
-from kernel.command.bench.processes import LoadProcesses
 from kernel.command.bench.regions import BenchRegions
+from kernel.command.bench.report.results import BenchRun, PointRow, point_row
+from kernel.command.bench.report.server_times import server_times
 from kernel.command.bench.requests import FIRST_SEQUENCE_ID, BenchInput, BenchOutput, BenchRequest, encode_all
 from kernel.command.bench.response_check import wrong_response
-from kernel.command.bench.results import BenchRun, PointRow, point_row
-from kernel.command.bench.server_times import server_times
+from kernel.command.bench.sending.messages import LoadSetup
+from kernel.command.bench.sending.processes import LoadProcesses
 from kernel.command.bench.target import TargetSettings, open_target, state_module
 from kernel.command.infer.connection import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.command.bench.messages import PointResult
+    from kernel.command.bench.sending.messages import PointResult
     from kernel.command.bench.settings import BenchLevel, BenchSettings
 
 #: Sequences of one load process do not meet those of another one, nor those of another run at the same time.

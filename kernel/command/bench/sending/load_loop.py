@@ -12,17 +12,17 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from kernel.command.bench.arrivals import Arrivals
-from kernel.command.bench.connection import LoadedConnection, open_socket, reason
-from kernel.command.bench.latencies import LatencyHistogram
-from kernel.command.bench.messages import Latencies, PointProgress, PointResult
+from kernel.command.bench.sending.arrivals import Arrivals
+from kernel.command.bench.sending.connection import LoadedConnection, open_socket, reason
+from kernel.command.bench.sending.latencies import LatencyHistogram
+from kernel.command.bench.sending.messages import Latencies, PointProgress, PointResult
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from kernel.command.bench.connection import ConnectionState
-    from kernel.command.bench.messages import LoadPoint, LoadSetup
+    from kernel.command.bench.sending.connection import LoadState
+    from kernel.command.bench.sending.messages import LoadPoint, LoadSetup
 
 #: As in `protocols/load/outcomes.py`, which this package cannot import.
 _DONE = 1
@@ -46,7 +46,7 @@ class LoadLoop:
     """The connections of a load process. They stay open from one load to the next."""
 
     def __init__(
-        self, setup: LoadSetup, new_state: Callable[[], ConnectionState], id_bytes: Callable[[int], bytes], control: int
+        self, setup: LoadSetup, new_state: Callable[[], LoadState], id_bytes: Callable[[int], bytes], control: int
     ) -> None:
         """`control` is a descriptor that becomes readable when `stopped` must be asked."""
         self._setup = setup
@@ -73,7 +73,7 @@ class LoadLoop:
             self._connections.append(connection)
             self._by_fd[connection.fd] = connection
 
-    def _connect(self) -> tuple[socket.socket, ConnectionState]:
+    def _connect(self) -> tuple[socket.socket, LoadState]:
         return open_socket(self._setup.host, self._setup.port), self._new_state()
 
     def run(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kernel.command.bench.latencies import LatencyHistogram
+from kernel.command.bench.sending.latencies import LatencyHistogram
 
 
 def histogram(values: list[int]) -> LatencyHistogram:

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from kernel.command.bench.arrivals import POISSON, Arrivals
-from kernel.command.bench.processes import shares
+from kernel.command.bench.sending.arrivals import POISSON, Arrivals
+from kernel.command.bench.sending.processes import shares
 
 
 def due(arrivals: Arrivals, count: int) -> list[int]:

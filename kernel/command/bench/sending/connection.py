@@ -21,7 +21,7 @@ _CONNECT_TIMEOUT_S = 10.0
 READ, WRITE = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 
 
-class ConnectionState(Protocol):
+class LoadState(Protocol):
     """What a protocol knows of a connection: `protocols/load/` has one for each."""
 
     pending: bytes
@@ -52,7 +52,7 @@ class LoadedConnection:
     def __init__(
         self,
         epoll: select.epoll,
-        connect: Callable[[], tuple[socket.socket, ConnectionState]],
+        connect: Callable[[], tuple[socket.socket, LoadState]],
         requests: list[list[bytes]],
     ) -> None:
         self._epoll = epoll
@@ -146,7 +146,7 @@ class LoadedConnection:
             self._send_more(state)
         return outcome
 
-    def _send_more(self, state: ConnectionState) -> None:
+    def _send_more(self, state: LoadState) -> None:
         """Send acknowledgements, and what the server's windows allow now."""
         data = state.pending + state.more()
         state.pending = b""

@@ -7,12 +7,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from kernel.command.bench.judgement import row_notes, short_note
-from kernel.command.bench.latencies import LatencyHistogram
-from kernel.command.bench.messages import Latencies, MessageFrames, PointProgress, PointResult, framed, from_process
-from kernel.command.bench.results import BenchRun, ClientFigures, LatencyFigures, PointRow, ServerTimes, point_row
-from kernel.command.bench.server_times import server_times
-from kernel.command.bench.table import compared_text, csv_text, duration, run_text
+from kernel.command.bench.report.judgement import row_notes, short_note
+from kernel.command.bench.report.results import (
+    BenchRun,
+    ClientFigures,
+    LatencyFigures,
+    PointRow,
+    ServerTimes,
+    point_row,
+)
+from kernel.command.bench.report.server_times import server_times
+from kernel.command.bench.report.table import compared_text, csv_text, duration, run_text
+from kernel.command.bench.sending.latencies import LatencyHistogram
+from kernel.command.bench.sending.messages import (
+    Latencies,
+    MessageFrames,
+    PointProgress,
+    PointResult,
+    framed,
+    from_process,
+)
 
 
 def row(**changes: Any) -> PointRow:

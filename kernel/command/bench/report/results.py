@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.command.bench.latencies import LatencyHistogram
+from kernel.command.bench.sending.latencies import LatencyHistogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.command.bench.messages import Latencies, PointResult
+    from kernel.command.bench.sending.messages import Latencies, PointResult
 
 #: Of a run without errors, the seconds of a load may differ by this part of their mean before a note says so.
 UNSTABLE = 0.1

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from kernel.command.bench.results import BenchRun
+    from kernel.command.bench.report.results import BenchRun
 
 _COLOURS = ("#1f6feb", "#d1582a")
 _MARKERS = ("o", "s", "^", "D", "v")

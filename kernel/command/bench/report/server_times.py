@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernel.command.bench.results import ServerTimes
+from kernel.command.bench.report.results import ServerTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.command.bench.judgement import level_name, row_notes, short_note
+from kernel.command.bench.report.judgement import level_name, row_notes, short_note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.command.bench.results import BenchRun, LatencyFigures, PointRow
+    from kernel.command.bench.report.results import BenchRun, LatencyFigures, PointRow
 
 
 def duration(us: float) -> str:

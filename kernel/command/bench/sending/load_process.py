@@ -1,4 +1,4 @@
-"""A load process: `python -m kernel.command.bench.load_process`, started by `naiad bench`.
+"""A load process: `python -m kernel.command.bench.sending.load_process`, started by `naiad bench`.
 
 It reads messages from its standard input and writes its results to its standard output. It ends when its input does, so
 that it never outlives the command.
@@ -16,9 +16,9 @@ import select
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kernel.command.bench.connection import reason
-from kernel.command.bench.load_loop import LoadLoop
-from kernel.command.bench.messages import (
+from kernel.command.bench.sending.connection import reason
+from kernel.command.bench.sending.load_loop import LoadLoop
+from kernel.command.bench.sending.messages import (
     LoadPoint,
     LoadProblem,
     LoadSetup,
@@ -29,8 +29,8 @@ from kernel.command.bench.messages import (
 )
 
 if TYPE_CHECKING:
-    from kernel.command.bench.connection import ConnectionState
-    from kernel.command.bench.messages import ToProcess
+    from kernel.command.bench.sending.connection import LoadState
+    from kernel.command.bench.sending.messages import ToProcess
 
 #: prctl: how late the system may wake this process, in nanoseconds, so that it wakes others at the same time.
 _SET_TIMER_SLACK = 29
@@ -39,7 +39,7 @@ _INPUT, _OUTPUT = 0, 1
 
 
 class _StateModule(Protocol):
-    def connect(self, head: bytes, *, streaming: bool, has_final: bool) -> ConnectionState:
+    def connect(self, head: bytes, *, streaming: bool, has_final: bool) -> LoadState:
         """Return the state of a new connection."""
 
     def sequence_id_bytes(self, sequence_id: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from kernel.command.bench.messages import (
+from kernel.command.bench.sending.messages import (
     LoadPoint,
     LoadProblem,
     MessageFrames,
@@ -28,12 +28,12 @@ from kernel.command.infer.connection import ClientError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.command.bench.messages import LoadSetup
+    from kernel.command.bench.sending.messages import LoadSetup
 
-_MODULE = "kernel.command.bench.load_process"
+_MODULE = "kernel.command.bench.sending.load_process"
 
 #: Where the packages of this program are: a load process imports them from there, and not from the current folder.
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 
 #: Until all processes have begun a load, and what they may take longer than a load and the timeout of its requests.
 _START_DELAY_NS = 50_000_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.command.bench.results import UNSTABLE
+from kernel.command.bench.report.results import UNSTABLE
 
 if TYPE_CHECKING:
-    from kernel.command.bench.results import PointRow
+    from kernel.command.bench.report.results import PointRow
 
 #: A load process that is busier than this may be slower than the server.
 BUSY = 0.8
