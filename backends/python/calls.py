@@ -145,7 +145,7 @@ class ResponseIterator:
     """The responses of a call with `decoupled=True`, for `for` and `async for`.
 
     The last item may be a response without tensors. A second iteration repeats the responses, as in Triton, unless they
-    have more than 64 MiB together. If the iterator is dropped, the call continues and its responses are dropped.
+    have more than 64 MiB together. If the iterator is dropped, the call is cancelled. In Triton it continues.
     """
 
     def __init__(

@@ -366,6 +366,8 @@ class WorkerHandle:
             del self._requests[number]
             if not self._requests:
                 self._poller.polling.busy_workers -= 1
+            if self._worker_calls is not None:
+                self._worker_calls.parent_ended(request)
             if self._unsent_credit:
                 self._unsent_credit.pop(number, None)
                 self._granted.pop(number, None)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FILE_PREFIX = "file:"
 
 #: The longest configuration that a load request may have. Real ones have a few KiB; parsing a malicious one
-#: takes the server some microseconds per byte.
-MAX_CONFIG_BYTE_SIZE = 256 << 10
+#: takes the server some microseconds per byte, and with 256 KiB others waited up to 70 ms.
+MAX_CONFIG_BYTE_SIZE = 128 << 10
 
 #: The largest sum of the files of one load request; also the limit of a gRPC message.
 MAX_FILES_BYTE_SIZE = 1 << 31

@@ -86,6 +86,8 @@ class CallerCalls:
         self._namespace = namespace
         #: By the number in messages.
         self._open: dict[int, _OpenCall] = {}
+        #: The calls of streams that were made for each request.
+        self._streams: dict[Request, list[int]] = {}
         self._last_call = 0
         #: Outputs that the worker may use, by the numbers of their leases.
         self._results: dict[int, Tensor] = {}
@@ -119,6 +121,9 @@ class CallerCalls:
             self._send(wire.CallOnHost(message.call))
             return
         self._open[message.call] = _OpenCall(call, parents)
+        if message.streaming:
+            for parent in parents:
+                self._streams.setdefault(parent, []).append(message.call)
         try:
             self._calls.submit(
                 call, self._execution_of(message), streaming=message.streaming, namespace=self._namespace
@@ -226,6 +231,13 @@ class CallerCalls:
             if call.parents and all(parent.cancelled for parent in call.parents):
                 call.request.cancel()
 
+    def parent_ended(self, parent: Request) -> None:
+        """A request that the worker executed has its final response: cancel the streams that are for no other."""
+        for number in self._streams.pop(parent, ()):
+            call = self._open.get(number)
+            if call is not None and not any(other in self._streams for other in call.parents):
+                call.request.cancel()
+
     def responded(self, number: int, response: Response) -> None:
         """Send a response of a call to the worker; the worker's memory has the response from now on."""
         call = self._open.get(number)
@@ -273,6 +285,7 @@ class CallerCalls:
     def close(self) -> None:
         """The worker is gone: cancel its calls, and release the results."""
         calls, self._open = self._open, {}
+        self._streams.clear()
         for call in calls.values():
             self._calls.ended(call.request)
             call.request.cancel()

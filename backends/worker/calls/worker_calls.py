@@ -191,6 +191,8 @@ class WorkerCalls:
     def discard(self, call: ModelCall) -> None:
         """See `ModelCalls`."""
         call.discarded = True
+        if not call.cancelled:
+            self.cancel(call)
         while self.take(call) is not None:
             pass
 

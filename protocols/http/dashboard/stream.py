@@ -1,13 +1,15 @@
 """The event stream of the page: what has changed since the last event, once a second (text/event-stream).
 
-There are few streams at a time. A client that reads slowly gets fewer events, each with all that has changed since the
-one before; one that reads nothing for a time loses its connection. So nothing queues.
+There are few streams at a time, and no client can keep others out: where all are in use, the client with the most
+loses its oldest one to a client that has fewer. A client that reads slowly gets fewer events, each with all that has
+changed since the one before; one that reads nothing for a time loses its connection. So nothing queues.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from protocols.http.dashboard.feed import Key, Snapshot
     from protocols.http.dashboard.viewer import Viewer
 
-#: How many streams there may be, for all clients together.
-MAX_STREAMS = 16
+#: How many streams there may be, for all clients together, and for one.
+MAX_STREAMS = 32
+MAX_STREAMS_OF_PEER = 8
 
 #: How long a client may read nothing before its stream ends, in seconds.
 SEND_TIMEOUT_S = 20.0
@@ -48,18 +51,27 @@ class EventStreams:
         self._kernel = kernel
         #: None while nobody looks: then nothing of the past is kept.
         self.feed: Feed | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        #: The client of each stream, the oldest stream first.
+        self._peers: dict[asyncio.Task[None], str] = {}
         self._closed = False
 
-    def begin(self) -> Feed:
-        """Return the feed for one more stream. Raises `Unavailable` if there are too many."""
-        if self._closed or len(self._tasks) >= MAX_STREAMS:
-            raise Unavailable(
-                f"{MAX_STREAMS} dashboards are open already: close one" if not self._closed else "Server exiting"
-            )
+    def begin(self, peer: str) -> Feed:
+        """Return the feed for one more stream of the client `peer`. Raises `Unavailable` if there are too many."""
+        if self._closed:
+            raise Unavailable("Server exiting")
+        counts = Counter(self._peers.values())
+        if counts[peer] >= MAX_STREAMS_OF_PEER:
+            raise Unavailable(f"{MAX_STREAMS_OF_PEER} dashboards of this client are open already: close one")
+        if len(self._peers) >= MAX_STREAMS:
+            largest, count = counts.most_common(1)[0]
+            if count < counts[peer] + 2:
+                raise Unavailable(f"{MAX_STREAMS} dashboards are open already: close one")
+            oldest = next(task for task, owner in self._peers.items() if owner == largest)
+            del self._peers[oldest]
+            oldest.cancel()
         task = asyncio.current_task()
         assert task is not None, "a stream is sent by a task"
-        self._tasks.add(task)
+        self._peers[task] = peer
         if self.feed is None:
             self.feed = Feed(self._kernel)
         return self.feed
@@ -68,14 +80,14 @@ class EventStreams:
         """The stream of this task has ended."""
         task = asyncio.current_task()
         assert task is not None, "a stream is sent by a task"
-        self._tasks.discard(task)
-        if not self._tasks:
+        self._peers.pop(task, None)
+        if not self._peers:
             self.feed = None
 
     def close(self) -> None:
         """End all streams, and allow no others: the server stops."""
         self._closed = True
-        for task in self._tasks:
+        for task in self._peers:
             task.cancel()
 
 
@@ -141,7 +153,7 @@ async def send_events(call: HttpCall, streams: EventStreams, peer: object) -> we
     """Send events until the client goes away, reads nothing, or the server stops."""
     kernel, query = call.kernel, call.http.query
     chosen = (query["model"], query.get("version", "")) if query.get("model") else None
-    feed = streams.begin()
+    feed = streams.begin(call.peer)
     if chosen is not None:
         feed.chosen[chosen] = feed.chosen.get(chosen, 0) + 1
     try:

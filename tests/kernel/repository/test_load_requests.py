@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernel.config.load import from_json
+from kernel.config.to_json import to_json
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft
 from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 
@@ -178,3 +181,27 @@ def test_the_log_has_the_reason_of_a_failed_load_request(
         "failed to load 'm': load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: cannot read "
         "'/whole/path';"
     ]
+
+
+def test_long_configurations_are_read_and_written_in_threads(
+    lab: RepositoryLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write("m")
+    threads: set[int] = set()
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            threads.add(threading.get_ident())
+            return function(*arguments)
+
+        return noted
+
+    monkeypatch.setattr("kernel.repository.loading.to_json", noting(to_json))
+    monkeypatch.setattr("kernel.repository.source.from_json", noting(from_json))
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m", {"config": json.dumps({"backend": "identity"})})
+        assert threads
+        assert threading.get_ident() not in threads
+
+    run(lab, scenario)

@@ -54,7 +54,7 @@ def test_wrong_load_parameters_are_refused_with_tritons_text(parameters: dict[st
 
 
 def test_load_parameters_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgument, match="^load parameter 'config' has 262145 characters, at most 262144 are"):
+    with pytest.raises(InvalidArgument, match="^load parameter 'config' has 131073 characters, at most 131072 are"):
         parse_load_parameters({"config": " " * (MAX_CONFIG_BYTE_SIZE + 1)})
     monkeypatch.setattr(override, "MAX_FILES_BYTE_SIZE", 10)
     parse_load_parameters({"config": "{}", "file:a": bytes(5), "file:b": bytes(5)})

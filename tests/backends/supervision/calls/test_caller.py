@@ -380,3 +380,14 @@ def test_what_no_worker_of_ours_sends_ends_the_worker(messages: list[wire.ToKern
         assert "invalid message" in cause
 
     calling(scenario)
+
+
+def test_a_stream_ends_with_the_last_request_that_it_was_made_for_and_a_call_for_one_response_does_not() -> None:
+    async def scenario(bench: CallBench) -> None:
+        bench.submit()
+        await bench.say(submit(1, SMALL, streaming=True), submit(2, SMALL))
+        stream, single = bench.calls.calls
+        await bench.say(wire.Executed(1, [response()]))
+        assert (stream.cancelled, single.cancelled) == (True, False)
+
+    calling(scenario)

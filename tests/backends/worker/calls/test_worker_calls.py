@@ -293,3 +293,17 @@ def test_files_of_a_model_are_sent_in_parts(bench: Bench) -> None:
     bench.send(wire.ModelControlled(2, False, "not_found", "none"))
     bench.next(wire.Executed)
     assert found == [True, "none"]
+
+
+def test_a_stream_that_the_model_drops_is_cancelled_once(bench: Bench) -> None:
+    def work(calls: ModelCalls, _: Sequence[WorkerRequest]) -> None:
+        sent = calls.start(CallRequest("other", [SMALL], streaming=True))
+        calls.discard(sent)
+        calls.discard(sent)
+
+    loaded(bench, work)
+    bench.send(wire.Execute(1, [request(1)]))
+    bench.next(wire.Submit)
+    assert bench.next(wire.CancelCall).call == 1
+    bench.next(wire.Executed)
+    bench.send(wire.CallResponded(1, True))

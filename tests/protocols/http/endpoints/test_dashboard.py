@@ -191,7 +191,7 @@ def test_a_server_that_stops_ends_its_streams_at_once(
         began = asyncio.Event()
 
         async def look() -> None:
-            streams.begin()
+            streams.begin("peer")
             try:
                 began.set()
                 await asyncio.Event().wait()
@@ -206,6 +206,48 @@ def test_a_server_that_stops_ends_its_streams_at_once(
         assert looking.cancelled()
         assert streams.feed is None
         with pytest.raises(Unavailable, match="Server exiting"):
-            streams.begin()
+            streams.begin("peer")
+
+    with_kernel(test)
+
+
+def test_a_client_with_many_streams_keeps_no_other_client_out(
+    with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_STREAMS", 4)
+    monkeypatch.setattr(stream, "MAX_STREAMS_OF_PEER", 3)
+
+    async def test(kernel: Kernel) -> None:
+        streams = stream.EventStreams(kernel)
+
+        async def look(peer: str, began: asyncio.Future[None]) -> None:
+            try:
+                streams.begin(peer)
+            except Unavailable as error:
+                began.set_exception(error)
+                return
+            began.set_result(None)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                streams.end()
+
+        async def open_stream(peer: str) -> asyncio.Task[None]:
+            began = asyncio.get_running_loop().create_future()
+            task = asyncio.ensure_future(look(peer, began))
+            await began
+            return task
+
+        greedy = [await open_stream("greedy") for _ in range(3)]
+        with pytest.raises(Unavailable, match="3 dashboards of this client are open already"):
+            await open_stream("greedy")
+        await open_stream("first")
+        await open_stream("second")
+        await asyncio.wait(greedy[:1])
+        assert [task.done() for task in greedy] == [True, False, False]
+        await open_stream("third")
+        with pytest.raises(Unavailable, match="4 dashboards are open already"):
+            await open_stream("second")
+        streams.close()
 
     with_kernel(test)
