@@ -249,6 +249,11 @@ class Backend(abc.ABC):
         exception with the code INTERNAL.
         """
 
+    @property
+    def executor(self) -> Callable[[Sequence[WorkerRequest], Timings], None]:
+        """What the worker calls for each batch, from the end of `load` on: `execute`, or what that would call."""
+        return self.execute
+
     def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> PreparedBatch | None:
         """Gather the inputs of the requests as one batch, to be computed after the one that is computed now.
 

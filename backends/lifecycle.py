@@ -62,12 +62,16 @@ class SteppedBackend(Backend):
         self._instance = instance
         wanted = instance.device_inputs
         self.device_inputs = backend.device_inputs if wanted is None else wanted
-        # The worker calls the instance directly, which saves a call for each batch.
-        self.execute = instance.execute  # type: ignore[method-assign]  # a method of one object is replaced on purpose
+
+    @property
+    def executor(self) -> Callable[[Sequence[WorkerRequest], Timings], None]:
+        """The method of the instance: it is called directly, which saves a call for each batch."""
+        assert self._instance is not None, "execute before load"
+        return self._instance.execute
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Step 4, before `load` has replaced this method."""
-        raise AssertionError("execute before load")
+        """Step 4."""
+        self.executor(requests, timings)
 
     def finalize(self) -> None:
         """Steps 5 to 7, as far as their opposites were done. Errors are only logged."""

@@ -169,7 +169,6 @@ class Server:
                 installs_requirements=options.environments.installs,
                 metrics=metrics,
                 backends=known_backends,
-                # The cache comes last: on a miss it calls the `submit` that was set before it.
                 extensions=tuple(each for each in (limiting, caching, self._recent) if each is not None),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,

@@ -116,6 +116,8 @@ class Worker:
         tasks = TaskRunner(self._regions, self._outputs.memory, self._send, task_module)
         self._members = Members(self._send, lambda channel, turn: Worker(channel, local=local, turn=turn))
         self._backend: Backend | None = None
+        #: `Backend.executor`, once the model is loaded.
+        self._execute_batch: Callable[[Sequence[WorkerRequest], Timings], None]
         #: None for an instance that is not on a GPU.
         self._device: InstanceDevice | None = None
         #: None for a model without sequence batching.
@@ -321,6 +323,7 @@ class Worker:
                 self._use_device(message)
             backend = self._backend_for(arguments)
             backend.load(arguments)
+            self._execute_batch = backend.executor
             if self._device is not None:
                 self._tensors_on_device(self._device, backend)
             if backend.concurrency > 1:
@@ -519,7 +522,7 @@ class Worker:
         assert self._backend is not None, "Execute before Load"
         failure: ServingError | None = None
         try:
-            self._backend.execute(requests, timings)
+            self._execute_batch(requests, timings)
         except KernelGone:
             raise
         except ServingError as error:

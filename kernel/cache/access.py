@@ -1,4 +1,4 @@
-"""The entrance of a model version with a response cache: requests go to the cache first, then to the model."""
+"""The entrance of a model version with a response cache: requests go to the cache first, then to the model's queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_INPUT_BYTE_SIZE = 64 << 20
 
 
 class CacheAccess:
-    """Takes the place of `Model.submit` of one model version. Models without a cache are not affected."""
+    """Looks requests up before the model gets them. Implements `kernel.serving.model.Entrance`."""
 
     def __init__(
         self,
@@ -45,19 +45,15 @@ class CacheAccess:
         self.regions = regions
         self.start = start
         self.clock = clock
-        #: Queues a request that the cache did not find.
-        self.queue = model.submit
         self.salt = salt
         #: The datatypes of the model's outputs, by name.
         self.datatypes = {name: output.datatype for name, output in model.spec.outputs.items()}
-        model.statistics.cached = True
-        model.submit = self.submit  # type: ignore[method-assign]  # so that other models pay nothing, not even a check
 
     def submit(self, request: Request) -> None:
         """Respond to a checked request from the cache, or queue it; own it from now on. Raises `ServingError`."""
         salt = self.salt()
         if salt is None or not _can_be_cached(request):
-            self.queue(request)
+            self.model.submit(request)
         else:
             Lookup(self, request, salt).begin()
 

@@ -57,7 +57,8 @@ class ResponseCaching:
         spec = model.spec
         if spec.response_cache and not spec.decoupled and not spec.sequence_batching:
             salt = _EnsembleSalt(model, self._catalog) if spec.ensemble else None
-            CacheAccess(
+            model.statistics.cached = True
+            model.entrance = CacheAccess(
                 model, self.cache, (lambda: model.cache_salt) if salt is None else salt.current,
                 helpers=self._helpers, regions=self._regions, start=self._start, clock=self._clock,
             )  # fmt: skip

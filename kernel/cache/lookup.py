@@ -183,10 +183,10 @@ class Lookup:
             lookup_ns = access.clock.now_ns() - self._begun_ns
             request.sink = StoringSink(request.sink, access, self._key, self._salt, lookup_ns, self._expected)
         if not self._waits:
-            access.queue(request)
+            access.model.submit(request)
             return
         try:
-            access.queue(request)
+            access.model.submit(request)
         except ServingError as error:  # no scheduler runs
             request.fail(error)
         else:

@@ -1,7 +1,7 @@
 """The instances of a model under the rate limiter: the scheduler sees one as idle only if the limiter allows it.
 
-The gate takes the place of methods of one `InstanceSet`, so that schedulers do not depend on it, and models of a server
-without the limiter are not slowed down. Under the limiter nothing is dispatched ahead of time.
+The gate is the `admission` of one `InstanceSet`, so schedulers do not depend on it. Under the limiter nothing is
+dispatched ahead of time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
     from kernel.limiting.limiter import Limiter
-    from kernel.observe.statistics import ExecutionTimes
     from kernel.serving.batch import Batch
     from kernel.serving.instances import Instance
     from kernel.serving.model import Model
-    from kernel.serving.request import Request
 
 
 class RateLimiting:
@@ -33,14 +31,14 @@ class RateLimiting:
         """Put the instances of a model under the limiter. Raises `InvalidArgument` if one could never execute."""
         gate = InstanceGate(model, self._limiter)
         gate.change(model.config)
+        model.instances.limit(gate)
         model.on_change, model.on_closed = gate.change, gate.close
 
 
 class InstanceGate:
-    """Asks the limiter for each batch of a model."""
+    """Asks the limiter for each batch of a model. Implements `kernel.serving.instances.InstanceAdmission`."""
 
     def __init__(self, model: Model, limiter: Limiter) -> None:
-        """Takes the place of methods of `model.instances` from now on."""
         self._model = model
         self._limiter = limiter
         #: What each group of instances needs, by the name of the group and the device.
@@ -49,23 +47,6 @@ class InstanceGate:
         #: Executions of instances that are gone, by name: a restarted worker continues counting.
         self._former: dict[str, int] = {}
         self._closed = False
-        instances = model.instances
-        instances.limited = True
-        self._has_room = getattr(instances, "has_room", None)
-        self._dispatch, self._executed, self._lost = instances.dispatch, instances.executed, instances.lost
-        self._add, self._set_apart, self._forget = instances.add, instances.set_apart, instances.forget
-        # mypy: methods of one object are replaced, for the reason above.
-        instances.idle_instance = self.idle_instance  # type: ignore[method-assign]
-        instances.soon_idle_instance = self.idle_instance  # type: ignore[method-assign]
-        instances.open_instance = self.idle_instance  # type: ignore[method-assign]
-        instances.dispatch = self.dispatch  # type: ignore[method-assign]
-        instances.executed = self.executed  # type: ignore[method-assign]
-        instances.lost = self.lost  # type: ignore[method-assign]
-        instances.add = self.add  # type: ignore[method-assign]
-        instances.set_apart = self.set_apart  # type: ignore[method-assign]
-        instances.forget = self.forget  # type: ignore[method-assign]
-        if self._has_room is not None:
-            instances.has_room = self.has_room  # type: ignore[attr-defined]
 
     # ---- configurations --------------------------------------------------------------------------
 
@@ -97,7 +78,7 @@ class InstanceGate:
             found = self._gated[instance] = GatedInstance(self, instance, needs, self._former.pop(instance.name, 0))
         return found
 
-    # ---- for schedulers --------------------------------------------------------------------------
+    # ---- kernel.serving.instances.InstanceAdmission ----------------------------------------------
 
     def idle_instance(self) -> Instance | None:
         """Return an instance that may start a batch now, or None. The one with the fewest executions is asked first."""
@@ -107,51 +88,33 @@ class InstanceGate:
                 return gated.instance
         return None
 
-    def has_room(self, instance: Instance, most: int) -> bool:
-        """Whether this instance may start a batch now; for schedulers of sequences."""
-        assert self._has_room is not None
-        room = self._has_room(instance, min(most, instance.record.concurrency))
-        return room and self._limiter.may_start(self._gated_for(instance))
+    def may_start(self, instance: Instance) -> bool:
+        """See `InstanceAdmission`."""
+        return self._limiter.may_start(self._gated_for(instance))
 
-    def dispatch(self, instance: Instance, batch: Batch) -> None:
-        """See `InstanceSet.dispatch`."""
+    def started(self, instance: Instance, batch: Batch) -> None:
+        """See `InstanceAdmission`."""
         gated = self._gated_for(instance)
         self._limiter.started(gated)
-        self._dispatch(instance, batch)
-        if self._gated.get(instance) is gated:
-            gated.numbers.add(batch.number)
-        else:  # the instance was lost while it got the batch
-            self._limiter.ended(gated)
+        gated.numbers.add(batch.number)
 
-    # ---- for supervision ---------------------------------------------------------------------------
-
-    def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
-        """See `InstanceSet.executed`."""
+    def ended(self, instance: Instance, batch: Batch) -> None:
+        """See `InstanceAdmission`."""
         gated = self._gated_for(instance)
         if batch.number in gated.numbers:  # not a batch of a warm-up
             gated.numbers.discard(batch.number)
             self._limiter.ended(gated)
-        self._executed(instance, batch, times)
-        self._limiter.wake_waiting()
 
-    def lost(self, instance: Instance, returned: list[Request]) -> None:
-        """See `InstanceSet.lost`."""
-        self._lost(instance, returned)
-        self._limiter.wake_waiting()
-
-    def add(self, instance: Instance) -> None:
-        """See `InstanceSet.add`."""
+    def added(self, instance: Instance) -> None:
+        """See `InstanceAdmission`."""
         self._gated_for(instance)
-        self._add(instance)
 
     def set_apart(self, instance: Instance) -> None:
-        """See `InstanceSet.set_apart`. It keeps the resources of the batches that it finishes."""
+        """See `InstanceAdmission`. The instance keeps the resources of the batches that it finishes."""
         self._limiter.forget(self._gated_for(instance))
-        self._set_apart(instance)
-        self._limiter.wake_waiting()
 
-    def forget(self, instance: Instance) -> None:
-        """See `InstanceSet.forget`, which `InstanceSet.lost` calls, too."""
+    def forgotten(self, instance: Instance) -> None:
+        """See `InstanceAdmission`."""
         gated = self._gated.pop(instance, None)
         if gated is not None:
             self._limiter.ended(gated, len(gated.numbers))
@@ -159,7 +122,9 @@ class InstanceGate:
             self._former[instance.name] = gated.executions
             if not self._closed and gated.needs not in self._groups.values():
                 self._register(self._groups)  # it was the last that needed as much, perhaps
-        self._forget(instance)
+
+    def pass_on(self) -> None:
+        """See `InstanceAdmission`."""
         self._limiter.wake_waiting()
 
     # ---- for the limiter -----------------------------------------------------------------------------

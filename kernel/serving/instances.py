@@ -53,6 +53,35 @@ class Instance(Protocol):
         """Free the implicit state of the sequence in `slot`, which is over."""
 
 
+class InstanceAdmission(Protocol):
+    """Decides when instances of a model may start batches. Implemented by `kernel.limiting.instance_gate`."""
+
+    def idle_instance(self) -> Instance | None:
+        """Return an idle instance in service that may start a batch now, or None: then the scheduler gets an event when
+        one may."""
+
+    def may_start(self, instance: Instance) -> bool:
+        """Whether this idle instance may start a batch now. If not, the scheduler gets an event when it may."""
+
+    def started(self, instance: Instance, batch: Batch) -> None:
+        """`instance` starts `batch`, which is in its record."""
+
+    def ended(self, instance: Instance, batch: Batch) -> None:
+        """`instance` has finished `batch`: others may start batches when `pass_on` is called."""
+
+    def added(self, instance: Instance) -> None:
+        """`instance` is put in service."""
+
+    def set_apart(self, instance: Instance) -> None:
+        """`instance` gets no batch from the scheduler any more; it finishes those that it has."""
+
+    def forgotten(self, instance: Instance) -> None:
+        """`instance` is gone, with the batches that it had."""
+
+    def pass_on(self) -> None:
+        """Let instances start batches that may do so now, also those of other models."""
+
+
 #: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model
 #: does not wait for the kernel; too little to matter when another instance becomes idle first.
 PREFETCH_NS = 500_000
@@ -151,7 +180,7 @@ class InstanceSet:
         self._apart: dict[Instance, BatchRecord] = {}
         #: What is wrong with instances; the usual one is not in it.
         self._conditions: dict[Instance, Condition] = {}
-        #: The instance in service if there is exactly one, which is the usual case.
+        #: The instance in service if there is exactly one, which is the usual case, and no `admission`.
         self._only: Instance | None = None
         self._execution_ns = FAST_EXECUTION_NS
         self._depth = 1
@@ -163,8 +192,15 @@ class InstanceSet:
         self._next_batch_time = NextBatchTime()
         #: Whether the model calls other models.
         self._calls = False
-        #: Whether the rate limiter decides when instances execute.
-        self.limited = False
+        #: Decides when instances may start batches; None if each idle one may.
+        self.admission: InstanceAdmission | None = None
+
+    def limit(self, admission: InstanceAdmission) -> None:
+        """Let `admission` decide from now on when instances start batches. Then nothing is dispatched ahead of time."""
+        self.admission = admission
+        for instance in self._serving:
+            admission.added(instance)
+        self._note_only()
 
     # ---- for schedulers ----------------------------------------------------------------------
 
@@ -204,6 +240,8 @@ class InstanceSet:
         if only is not None:  # runs for each request
             record = only.record
             return only if len(record.batches) < record.concurrency - 1 + depth else None
+        if self.admission is not None:
+            return self.admission.idle_instance()
         best: Instance | None = None
         least = depth
         for instance, record in self._serving.items():
@@ -262,6 +300,8 @@ class InstanceSet:
         """Give `batch`, whose requests are queued, to `instance`, which is in service."""
         assert instance in self._serving, f"instance {instance.name} is not in service"
         instance.record.add(batch)
+        if self.admission is not None:
+            self.admission.started(instance, batch)
         if self._plans_next and len(instance.record.batches) == 1:
             self._next_batch_ns = None
             self._begins(instance, batch, self._clock.now_ns())
@@ -290,6 +330,8 @@ class InstanceSet:
 
     def add(self, instance: Instance) -> None:
         """Put an instance in service: a restarted one, or one that was set apart."""
+        if self.admission is not None:
+            self.admission.added(instance)
         was_apart = self._apart.pop(instance, None) is not None
         if not was_apart and self._statistics.workers_lost > self._statistics.workers_restarted:
             self._statistics.workers_restarted += 1
@@ -302,9 +344,13 @@ class InstanceSet:
 
         `add` puts it in service again.
         """
+        if self.admission is not None:
+            self.admission.set_apart(instance)
         self._serving.pop(instance, None)
         self._apart[instance] = instance.record
         self._note_only()
+        if self.admission is not None:
+            self.admission.pass_on()
 
     def retire(self, instance: Instance) -> None:
         """Give an instance no new work, for good."""
@@ -315,10 +361,14 @@ class InstanceSet:
 
     def forget(self, instance: Instance) -> None:
         """Remove an instance that was stopped."""
+        if self.admission is not None:
+            self.admission.forgotten(instance)
         self._serving.pop(instance, None)
         self._apart.pop(instance, None)
         self._conditions.pop(instance, None)
         self._note_only()
+        if self.admission is not None:
+            self.admission.pass_on()
 
     def set_condition(self, instance: Instance, condition: Condition | None) -> None:
         """Note what is wrong with an instance; None if nothing is wrong any more."""
@@ -328,7 +378,8 @@ class InstanceSet:
             self._conditions[instance] = condition
 
     def _note_only(self) -> None:
-        self._only = next(iter(self._serving)) if len(self._serving) == 1 else None
+        single = len(self._serving) == 1 and self.admission is None
+        self._only = next(iter(self._serving)) if single else None
         self._next_batch_ns = None
         if self._calls:
             self._depth = 1
@@ -340,6 +391,8 @@ class InstanceSet:
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """Account for a finished batch, which is no longer in the instance's record, and post `InstanceIdle`."""
         batch.instance = instance.name
+        if self.admission is not None:
+            self.admission.ended(instance, batch)
         if batch.reports is None:
             self._statistics.record_execution(batch, times, self._clock.now_ns(), self._clock.wall_ns())
         else:
@@ -359,6 +412,8 @@ class InstanceSet:
             self._plan_next(instance, batch, times)
         if self._live.queued and instance in self._serving:
             self._inbox.post(InstanceIdle(instance))
+        if self.admission is not None:
+            self.admission.pass_on()
 
     def _plan_next(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
         """Learn from a finished batch of a model that is not fast, and decide when the next one is dispatched."""
@@ -370,7 +425,7 @@ class InstanceSet:
 
     def _begins(self, instance: Instance, batch: Batch, begun_ns: int) -> None:
         """The instance has begun to execute its only batch."""
-        if instance is self._only and instance.record.concurrency == 1 and not (self._calls or self.limited):
+        if instance is self._only and instance.record.concurrency == 1 and not self._calls:
             self._next_batch_ns = self._next_batch_time.dispatch_ns(begun_ns, _rows(batch))
 
     def note_calls(self) -> None:
@@ -386,7 +441,7 @@ class InstanceSet:
 
     def _may_wait_behind_calls(self, instance: Instance) -> bool:
         single = instance is self._only and instance.record.concurrency == 1
-        return single and not self.limited and self._execution_ns < FAST_CALLER_NS
+        return single and self._execution_ns < FAST_CALLER_NS
 
     def recalled(self, instance: Instance, returned: list[Request]) -> None:
         """`instance` gives these requests back, which it had not started."""
@@ -409,6 +464,8 @@ class InstanceSet:
             # It was cancelled while other requests failed, and only the lost instance knows that.
             if request.cancelled and not request.finished and request.owner is not None:
                 request.owner.cancelled(request)
+        if self.admission is not None:
+            self.admission.pass_on()
 
     def _post_idle(self, instance: Instance) -> None:
         if self._live.queued:

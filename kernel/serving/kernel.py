@@ -269,7 +269,7 @@ class Kernel:
                 self.tracer.passing -= 1
             else:
                 self._observe(request, model)
-        model.submit(request)
+        (model.entrance or model).submit(request)
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.count_in(budget)
         return model

@@ -45,6 +45,13 @@ class ModelExtension(Protocol):
         """Extend a model that is being loaded from `folder`, and has no instance yet. Raises `ServingError`."""
 
 
+class Entrance(Protocol):
+    """Stands before the queue of a model: a response cache."""
+
+    def submit(self, request: Request) -> None:
+        """Respond to a checked request, or queue it by `Model.submit`; own it from now on. Raises `ServingError`."""
+
+
 def _nothing(*_: object) -> None:
     """What a model without extensions does."""
 
@@ -66,6 +73,8 @@ class Model:
         self.live = LiveRequests()
         self.instances = InstanceSet(self.inbox, self.live, self.statistics, clock)
         self.health = ModelHealth()
+        #: Gets requests in place of `submit`, to which it passes them on; None for a model without a cache.
+        self.entrance: Entrance | None = None
         #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         #: Stands for this load in keys of the response cache; empty without a cache.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.architecture.figures import circles_with_types, figures, importers_of_the_kernel, replaced_methods
-from tests.architecture.source import planted
+from tests.architecture.source import planted, source_files
 
 
 def test_a_replaced_method_is_found_and_one_of_another_library_is_not() -> None:
@@ -30,6 +30,10 @@ def test_a_circle_through_an_import_for_types_is_found() -> None:
     other = planted("import kernel.errors", "kernel/sockets.py")
     alone = planted("import kernel.errors", "kernel/planted.py")
     assert circles_with_types([one, other, alone]) == [["kernel.errors", "kernel.sockets"]]
+
+
+def test_no_method_of_an_object_of_ours_is_replaced() -> None:
+    assert list(replaced_methods(source_files())) == []
 
 
 def test_the_figures_are_those_of_the_tree() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.observe.statistics import ExecutionTimes
+from kernel.serving.ahead.next_batch_time import NextBatchTime
 from kernel.serving.events import Submitted
 from kernel.serving.response import Response
 from kernel.testing import Lab, model_spec
@@ -68,6 +69,13 @@ def measured(pattern: Pattern, *, ahead: bool, seed: int = 0, duration_ns: int =
     return _Run(pattern, seed, ahead=ahead).result(duration_ns)
 
 
+class _Never(NextBatchTime):
+    """A slow model gets nothing ahead of time."""
+
+    def dispatch_ns(self, begun_ns: int, rows: int) -> int | None:
+        return None
+
+
 class _Run:
     """One run. Its events are in the order of their times."""
 
@@ -77,7 +85,7 @@ class _Run:
         spec = model_spec(max_batch_size=pattern.max_batch_size, dynamic_batching=pattern.batching)
         self.lab = Lab(spec, choose_scheduler, 1)
         if not ahead:
-            self.lab.instances.limited = True  # then a slow model gets nothing ahead of time
+            self.lab.instances._next_batch_time = _Never()
         self.clock = self.lab.clock
         self.start_ns = self.clock.time_ns
         self._events: list[tuple[int, int, Callable[[], None]]] = []

@@ -141,7 +141,7 @@ class CallWaits:
         if not instances or any(condition.lost for condition in model.instances.conditions):
             return _GOES_ON  # one is started again, or all requests fail
         alternatives = self._of_instances(instances, now_ns)
-        if [] in alternatives and model.instances.limited and model.instances.idle_instance() is None:
+        if [] in alternatives and model.instances.admission is not None and model.instances.idle_instance() is None:
             return self._of_resources(now_ns)
         return alternatives
 
@@ -149,7 +149,7 @@ class CallWaits:
         """Return what must continue so that the rate limiter lets another batch start: any batch that it let start."""
         found: _Alternatives = []
         for model in self._models.executing_models():
-            for instance in model.instances.everywhere if model.instances.limited else ():
+            for instance in model.instances.everywhere if model.instances.admission is not None else ():
                 found += [self._calls_from(instance, batch, now_ns) for batch in _executing(instance.record)]
         return found or _GOES_ON
 

@@ -62,12 +62,18 @@ class SequenceInstances(InstanceSet):
 
     def has_room(self, instance: Instance, most: int) -> bool:
         """Whether an instance may get a batch: it is in service or leaving, and has fewer than `most` batches."""
-        return len(instance.record.batches) < most and (instance in self._serving or instance in self._leaving)
+        admission = self.admission
+        if admission is not None:
+            most = min(most, instance.record.concurrency)
+        room = len(instance.record.batches) < most and (instance in self._serving or instance in self._leaving)
+        return room and (admission is None or admission.may_start(instance))
 
     def dispatch(self, instance: Instance, batch: Batch) -> None:
         """Give `batch`, whose requests are queued, to `instance`, which is in service or leaving."""
         assert instance in self._serving or instance in self._leaving, f"instance {instance.name} is not in service"
         instance.record.add(batch)
+        if self.admission is not None:
+            self.admission.started(instance, batch)
         self._live.dispatched(batch, instance)
         instance.execute(batch)
 

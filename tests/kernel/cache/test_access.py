@@ -9,11 +9,11 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel import errors
+from kernel.cache.access import CacheAccess
 from kernel.cache.interface import CachedResponse
 from kernel.cache.lookup import HASHED_AT_ONCE
 from kernel.observe.cache_figures import CacheFigures
@@ -22,9 +22,6 @@ from kernel.serving.response import Response
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 from tests.kernel.cache.caching_bench import CachingBench, data_of, responses, settled
-
-if TYPE_CHECKING:
-    from kernel.serving.request import Request
 
 Scenario = Callable[[CachingBench], Awaitable[None]]
 
@@ -197,7 +194,8 @@ def test_very_large_requests_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) 
 def test_a_response_is_not_stored_if_a_step_of_the_ensemble_was_loaded_again_meanwhile() -> None:
     async def scenario(case: CachingBench) -> None:
         sent = case.submit()
-        case.model.submit.__self__.salt = lambda: b"another"  # type: ignore[attr-defined]
+        assert isinstance(case.model.entrance, CacheAccess)
+        case.model.entrance.salt = lambda: b"another"
         case.execute()
         assert data_of(sent) == b"out!"
         assert case.cache.figures.entries == 0
@@ -349,10 +347,7 @@ def test_a_miss_of_a_model_without_scheduler_fails() -> None:
     async def scenario(case: CachingBench) -> None:
         sent = case.submit()
 
-        def refuse(request: Request) -> None:
-            raise errors.InternalError("no scheduler runs")
-
-        case.model.submit.__self__.queue = refuse  # type: ignore[attr-defined]
+        case.model.refuse(errors.InternalError("no scheduler runs"))
         cache.asked[0](None)
         [response] = responses(sent)
         assert isinstance(response.error, errors.InternalError)
@@ -565,7 +560,8 @@ def test_an_output_that_is_named_twice_with_a_region_is_not_looked_up() -> None:
         with ClientRegion(case):
             sent = case.request(b"1234", [RequestedOutput("OUT"), *output_in_region()])
             case.placer.lease(sent)
-            case.model.submit(sent)  # clients cannot send this: `Kernel.submit` refuses it
+            assert case.model.entrance is not None
+            case.model.entrance.submit(sent)  # clients cannot send this: `Kernel.submit` refuses it
             assert case.executing == 1
             case.execute(outputs=None, error=errors.InternalError("no"))
             assert case.cache.figures.lookups == 0

@@ -10,20 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching
 from kernel.errors import InvalidArgument, ServerStopping, WorkerLost
 from kernel.limiting.instance_gate import RateLimiting
 from kernel.observe.statistics import ExecutionTimes
 from kernel.serving.batch import Batch
-from kernel.serving.instances import Instance, InstanceSet
 from kernel.serving.model import Model, SchedulerFactory
 from kernel.serving.request import Request
 from kernel.serving.response import Response
+from kernel.serving.sequences.sequence_model import SequenceModel
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
 from schedulers.dynamic.scheduler import dynamic
 from schedulers.ratelimit import RateLimiter, parse_limits
 from shm.tensor import Tensor
+
+AT_ONCE = ExecutionTimes(0, 0, 0, 0)
 
 
 class Machine:
@@ -76,7 +79,7 @@ class Machine:
         self.clock.end_iteration()
         return requests
 
-    def finish(self, name: str) -> None:
+    def finish(self, name: str, times: ExecutionTimes = AT_ONCE) -> None:
         """Let an instance finish its first batch."""
         instance = self.instances[name]
         batch = instance.batches.popleft()
@@ -86,7 +89,7 @@ class Machine:
             instance.record.started(batch.number)
         instance.record.executed(batch.number)
         model = next(each for each in self.models.values() if name.startswith(each.name + "_"))
-        model.instances.executed(instance, batch, ExecutionTimes(0, 0, 0, 0))
+        model.instances.executed(instance, batch, times)
         self.clock.end_iteration()
 
     def lose(self, model: str, name: str) -> None:
@@ -228,18 +231,12 @@ def test_an_instance_that_is_set_apart_finishes_and_then_gives_back() -> None:
     machine.finish("a_0_0")
 
 
-class _AsksForOne(InstanceSet):
-    """As the instances of a model with sequences: its scheduler asks for one instance."""
-
-    def has_room(self, instance: Instance, most: int) -> bool:
-        return instance in self.serving and len(instance.record.batches) < most
-
-
 def test_a_scheduler_that_asks_for_one_instance_gets_it_when_it_may_execute() -> None:
     machine = Machine("R:1")
     machine.add("a")
-    model = Model(model_spec("b"), machine.config("b", 1), 1, direct, machine.clock)
-    instances = model.instances = _AsksForOne(model.inbox, model.live, model.statistics, machine.clock)
+    spec = model_spec("b", sequence_batching=SequenceBatching())
+    model = SequenceModel(spec, machine.config("b", 1), 1, direct, machine.clock)
+    instances = model.instances
     asyncio.run(RateLimiting(machine.limiter).extend(model, Path()))
     machine.models["b"] = model
     instance = machine.start("b", "b_0_0")
@@ -250,6 +247,22 @@ def test_a_scheduler_that_asks_for_one_instance_gets_it_when_it_may_execute() ->
     instances.dispatch(instance, Batch([]))
     assert not instances.has_room(instance, 2), "nothing is dispatched ahead of time"
     machine.check()
+
+
+def test_nothing_is_dispatched_ahead_of_time_however_long_the_model_takes() -> None:
+    for took_ns in (1_000, 1_000_000, 1_000_000_000):
+        machine = Machine()
+        model = machine.add("a")
+        for _ in range(40):
+            machine.submit("a", "slow")
+            begun_ns = machine.clock.now_ns()
+            machine.clock.time_ns += took_ns
+            machine.finish("a_0_0", ExecutionTimes(begun_ns, begun_ns, begun_ns + took_ns, begun_ns + took_ns))
+        machine.submit("a", "last")
+        machine.clock.time_ns += took_ns - 1
+        instances = model.instances
+        assert instances.open_instance() is instances.soon_idle_instance() is instances.idle_instance() is None
+        assert instances.next_batch_ns() is None
 
 
 def test_a_warm_up_needs_no_resources() -> None:

@@ -233,17 +233,14 @@ def test_a_slow_instance_is_given_one_batch_when_it_is_about_to_end_the_last_one
     assert case.instances.next_batch_ns() is None
 
 
-def test_a_slow_model_with_several_instances_or_under_the_limiter_or_with_calls_gets_nothing_ahead_of_time() -> None:
-    def limited(case: Lab) -> None:
-        case.instances.limited = True
-
+def test_a_slow_model_with_several_instances_or_with_calls_gets_nothing_ahead_of_time() -> None:
     def calling(case: Lab) -> None:
         case.instances.note_calls()
 
     def two_instances(case: Lab) -> None:
         case.instances.add(case.workers[1])
 
-    for change in (limited, calling, two_instances):
+    for change in (calling, two_instances):
         case, _ = recorded(1, 1)
         case.instances.forget(case.workers[1])
         become_slow(case)

@@ -72,6 +72,7 @@ class LimitedChecks(Checks):
             group.rate_limiter.resources.add(name=resource.name, count=count, **{"global": True})
         world.limited.append(self)  # before others may be dispatched because of its needs
         gate = InstanceGate(version.model, world.limiter)
+        version.model.instances.limit(gate)
         gate.change(config)
         version.model.on_change, version.model.on_closed = gate.change, gate.close
 

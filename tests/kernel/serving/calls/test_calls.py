@@ -364,7 +364,9 @@ def limited(model: Model, limiter: RateLimiter, count: int) -> None:
     config = ModelConfig(name=model.name)
     group = config.instance_group.add(name=model.name, count=1)
     group.rate_limiter.resources.add(name="R", count=count)
-    InstanceGate(model, limiter).change(config)
+    gate = InstanceGate(model, limiter)
+    gate.change(config)
+    model.instances.limit(gate)
 
 
 @pytest.mark.parametrize(("there", "stuck"), [(1, True), (2, False)])
