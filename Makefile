@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench oracle clients proto demo image clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench scoreboard soak oracle clients proto demo image clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -107,6 +107,15 @@ format: $(VENV)/installed-dev
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m bench $(ARGS)
+
+# Every fault of docs/reliability.md, with the figure that it reached; writes the table there. Some minutes.
+scoreboard: $(VENV)/installed-dev
+	$(BIN)/python -m tests.faults $(ARGS)
+
+# Random load, kills, reloads and clients that leave, for five minutes (ARGS="--minutes 60"): does the server hold as much
+# at the end as after its warm-up?
+soak: $(VENV)/installed-dev
+	$(BIN)/python -m tests.faults.soak $(ARGS)
 
 # Our responses to the conformance cases, compared with those of a real Triton; ARGS=--record keeps Triton's for the tests.
 oracle: $(VENV)/installed-dev

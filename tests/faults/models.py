@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from bench.models import PYTHON_MODELS, one_tensor, write_python_model
@@ -12,24 +13,42 @@ if TYPE_CHECKING:
 
 _ONE_CPU = "instance_group [{ kind: KIND_CPU count: 1 }]\n"
 
-#: Responds with its input, which is an id. An id below zero is an order: sleep for as many milliseconds, or send the
-#: own process a signal.
+#: Responds with its input, which is an id, and notes it before in the file `ledger`, if there is one. An id below zero
+#: is an order: sleep for as many milliseconds, send the process a signal, hold the interpreter lock, or take memory.
 OBEY = """
-import os, signal, time
+import json, os, re, signal, time
+LEDGER = os.path.join(pb_utils.get_model_dir(), "ledger")
 
 class TritonPythonModel:
+    def initialize(self, args):
+        self.ledger = open(LEDGER, "a", buffering=1) if os.path.exists(LEDGER) else None
+        parameters = json.loads(args["model_config"])["parameters"]
+        self.wait_s = float(parameters.get("wait_ms", {"string_value": "0"})["string_value"]) / 1000
+
     def execute(self, requests):
+        if self.ledger is not None:
+            numbers = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy().reshape(-1)[0] for r in requests]
+            self.ledger.write("".join(f"{each}\\n" for each in numbers))
         responses = []
         for request in requests:
             [number] = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().reshape(-1)[:1]
             if number < 0:
                 self.obey(request, int(-number))
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[number]], np.int64))]))
+        time.sleep(self.wait_s)
         return responses
 
     def obey(self, request, order):
-        if order >= 1_000_000:
+        if order >= 3_000_000:
+            self.taken = np.ones((order - 3_000_000) << 20, np.uint8)
+        elif order >= 2_000_000:
+            re.match(r"(a|a?)+$", "a" * 60 + "b")  # one call that takes ages and holds the interpreter lock
+        elif order >= 1_000_000:
             os.kill(os.getpid(), order - 1_000_000)
+        else:
+            self.sleep(request, order)
+
+    def sleep(self, request, order):
         end = time.monotonic() + order / 1000
         while time.monotonic() < end and not request.is_cancelled():
             time.sleep(0.005)
@@ -122,9 +141,29 @@ def one_number(*dims: str) -> str:
     return one_tensor("input", "IN", "TYPE_INT64", shape) + one_tensor("output", "OUT", "TYPE_INT64", shape)
 
 
-def write_obey(root: Path, *, name: str = "obey", instances: int = 2, config: str = "max_batch_size: 4\n") -> None:
-    """Write the model that responds with its input."""
+#: Orders to the model `obey`, as ids: `KILL - 11` sends its own process signal 11, `TAKE - 100` takes 100 MiB.
+KILL, HOLD, TAKE = -1_000_000, -2_000_000, -3_000_000
+
+
+def waits(milliseconds: float) -> str:
+    """Return the part of a configuration that lets each execution of `obey` take some time."""
+    return f'parameters {{ key: "wait_ms" value {{ string_value: "{milliseconds}" }} }}\n'
+
+
+def write_obey(
+    root: Path, *, name: str = "obey", instances: int = 2, config: str = "max_batch_size: 4\n", noted: bool = False
+) -> Path:
+    """Write the model that responds with its input. Returns the file in which it notes what it executes, if `noted`."""
     write_python_model(root / name, config + one_number("1"), OBEY, instances)
+    ledger = root / name / "1" / "ledger"
+    if noted:
+        ledger.touch()
+    return ledger
+
+
+def executed(ledger: Path) -> Counter[int]:
+    """Return how often each id was executed, or begun."""
+    return Counter(map(int, ledger.read_text().split()))
 
 
 def write_healthy(root: Path) -> None:

@@ -21,10 +21,11 @@ from rich.console import Console
 from bench.machine import cpu_times, this_machine
 from bench.server import ServerFailed, ServerProcess
 from bench.store import write_json
+from tests.faults.client import Client
 from tests.faults.models import write_repository
 from tests.faults.soak.holdings import Holdings, holdings
 from tests.faults.soak.report import SoakReport, print_header, print_report, print_sample
-from tests.faults.soak.traffic import KINDS, Client
+from tests.faults.soak.traffic import KINDS
 from tests.faults.soak.verdict import wrong
 
 #: Requests at the same time at most.

@@ -74,9 +74,8 @@ def print_report(report: SoakReport) -> None:
     for text, count in report.texts.items():
         print(f"{count:>8} {text}")
     counted = after_warm_up(report.samples, report.seconds)
-    print(
-        f"\n{report.kills} workers and helpers were killed, {report.cpu_s:.0f} s of a processor. After the first {warm_up_s(report.seconds):.0f} s:"
-    )
+    print(f"\n{report.kills} workers and helpers were killed; the server used {report.cpu_s:.0f} s of a processor.")
+    print(f"After the first {warm_up_s(report.seconds):.0f} s:")
     for name in (*NEARLY, *EXACTLY):
         values = [getattr(each, name) for each in counted]
         if values:

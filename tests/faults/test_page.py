@@ -1,0 +1,92 @@
+"""The table of the scoreboard leaves no row out, and says what failed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.faults.__main__ import PAGE, SECRETS, STORED
+from tests.faults.page import BEGIN, END, merged, number_of, summary, table, with_table
+from tests.faults.row import Result, Row, at_most, percentile
+from tests.faults.rows.table import ROWS
+
+RESULT = Result("S1", "P1", "a kill", "0 lost", "0 lost | 20 kills", True, "", "2026-01-01", "abc", "2 cores", False)
+
+
+def test_every_row_of_the_list_is_there_and_is_measured_or_says_why() -> None:
+    ids = [row.id for row in ROWS]
+    assert len(ids) == len(set(ids))
+    assert set(ids) >= {f"S{number}" for number in range(1, 41)}
+    assert all((row.measure is None) == bool(row.reason) for row in ROWS)
+
+
+def test_rows_stand_in_the_order_of_their_numbers() -> None:
+    ids = [row.id for row in ROWS]
+    assert ids == sorted(ids, key=number_of)
+
+
+def test_a_row_that_was_never_measured_is_in_the_table_and_says_so() -> None:
+    rows = [Row(id="S1", promise="P1", fault="a kill", limit="0"), Row(id="S2", promise="P1", fault="b", limit="0")]
+    found = merged([], [RESULT], rows)
+    assert [each.row for each in found] == ["S1", "S2"]
+    assert "| S2 | P1 | b | 0 |  | not measured: never yet |  |" in table(found)
+
+
+def test_a_new_result_takes_the_place_of_the_stored_one() -> None:
+    failed = msgspec.structs.replace(RESULT, passed=False, reason="1 lost")
+    rows = [Row(id="S1", promise="P1", fault="a kill", limit="0")]
+    assert merged([RESULT], [failed], rows) == [failed]
+    assert "**failed**: 1 lost" in table([failed])
+
+
+def test_cells_cannot_break_the_table() -> None:
+    assert "0 lost \\| 20 kills" in table([RESULT])
+    assert table([msgspec.structs.replace(RESULT, figure="a\nb")]).count("\n") == 2
+
+
+def test_only_what_is_between_the_marks_is_written_anew() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    found = with_table(page, [RESULT])
+    assert found.startswith("before\n")
+    assert found.endswith("\nafter\n")
+    assert "old" not in found
+    assert with_table(found, [RESULT]) == found
+    with pytest.raises(ValueError, match="the page has no"):
+        with_table("nothing", [RESULT])
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    stored = [msgspec.json.decode(line, type=Result) for line in STORED.read_bytes().splitlines()]
+    page = PAGE.read_text()
+    assert [each.row for each in stored] == [row.id for row in ROWS]
+    assert with_table(page, stored) == page
+
+
+def test_the_summary_counts_what_passed_failed_and_was_not_measured() -> None:
+    others = [
+        msgspec.structs.replace(RESULT, row="S2", passed=False),
+        msgspec.structs.replace(RESULT, row="S3", passed=None, machine=""),
+    ]
+    assert summary([RESULT, *others]) == "1 rows passed, 1 failed, 1 were not measured. Machine: 2 cores."
+
+
+def test_a_value_above_its_limit_is_said_with_both() -> None:
+    assert at_most("p99", 12.345, 10, " ms") == ["p99 is 12.35 ms, the limit is 10 ms"]
+    assert at_most("p99", 10, 10) == []
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    assert percentile([], 0.99) == 0.0
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([float(each) for each in range(100)], 0.99) == 99.0
+
+
+@pytest.mark.parametrize(
+    "text", ["/dev/shm/x", "/tmp/naiad-1/m", "memfd:y", "0x7f00112233", 'File "a.py"', "Traceback"]
+)
+def test_paths_addresses_and_traces_are_found_in_error_texts(text: str) -> None:
+    assert SECRETS.search(f"500 {text}")
+
+
+def test_usual_error_texts_have_none_of_these() -> None:
+    assert not SECRETS.search("400 unexpected shape for input 'IN' for model 'm'. Expected [1], got [2]")
