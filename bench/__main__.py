@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bench import against as against_commit
-from bench import compare, curve, growth, machine, restart, start, store
+from bench import compare, curve, growth, loads, machine, restart, start, store
 from bench.checkout import UnknownCommit
 from bench.density import measurement as density
 from bench.density.figures import Density
@@ -171,6 +171,12 @@ def start_command() -> None:
 def restart_command() -> None:
     """Time from the kill of a worker until the next one responds, forked and spawned. 20 seconds."""
     restart.run()
+
+
+@cli.command("loads")
+def loads_command() -> None:
+    """Small Python models that are loaded and unloaded, one and eight at a time: rate and CPU time. 30 seconds."""
+    loads.run()
 
 
 @cli.command("tracing")

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 _ROUNDS = 100
 _ROUND_S = 0.01
 
+#: The least time between two looks for processes of sessions whose workers have ended, in seconds.
+_LOOK_S = 0.05
+
 #: The longest time from the end of the input to the end of the kernel, if that is the reason, in seconds.
 _END_S = 2.0
 
@@ -145,7 +148,11 @@ class Watch:
         self.sessions: dict[int, int] = {}
         #: Whether the kernel has said that it continues without this watcher.
         self.dismissed = False
+        #: Workers that have ended, as `sessions`: their sessions are to be ended.
+        self.ended: dict[int, int] = {}
         self._partial = b""
+        #: When it may look for processes of sessions again, of the monotonic clock.
+        self._next_look_s = 0.0
 
     def feed(self, data: bytes) -> None:
         """Take what the kernel has written."""
@@ -159,7 +166,23 @@ class Watch:
                 stat = stat_of(pid)
                 self.sessions[pid] = 0 if stat is None else stat.started
             elif pid in self.sessions:
-                end_sessions({pid: self.sessions.pop(pid)})
+                self.ended[pid] = self.sessions.pop(pid)
+
+    def end_due(self) -> float | None:
+        """End the sessions of ended workers, if it is time. Returns after how many seconds it is; None if none is left.
+
+        To find the processes of a session, all processes of the machine are looked at. Where many workers end one after
+        the other, that is done for several of them.
+        """
+        if not self.ended:
+            return None
+        rest_s = self._next_look_s - time.monotonic()
+        if rest_s > 0:
+            return rest_s
+        ended, self.ended = self.ended, {}
+        end_sessions(ended)
+        self._next_look_s = time.monotonic() + _LOOK_S
+        return None
 
 
 def _is_gone(kernel_fd: int) -> bool:
@@ -180,8 +203,9 @@ def main() -> None:
         kernel_fd = os.pidfd_open(kernel)
         poll.register(kernel_fd, select.POLLIN)
     while True:
+        rest_s = watch.end_due()
         # The input alone is not enough: a process that a program has forked keeps it open.
-        kernel_gone = kernel_fd < 0 or kernel_fd in dict(poll.poll())
+        kernel_gone = kernel_fd < 0 or kernel_fd in dict(poll.poll(None if rest_s is None else rest_s * 1000 + 1))
         try:
             while data := os.read(0, 65536):
                 watch.feed(data)
@@ -189,7 +213,7 @@ def main() -> None:
         except BlockingIOError:
             if kernel_gone:
                 break
-    end_sessions(watch.sessions)
+    end_sessions(watch.sessions | watch.ended)
     # A program may continue when its server has stopped, perhaps with another server.
     if not watch.dismissed and (kernel_fd < 0 or _is_gone(kernel_fd)):
         end_marked(kernel, variable, option)

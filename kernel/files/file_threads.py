@@ -6,8 +6,8 @@ Not the threads of `asyncio.to_thread`: there are few of those, and the end of t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
+import queue
 import threading
 import time
 import weakref
@@ -28,6 +28,9 @@ _WORKING = 6
 
 #: Seconds after which a thread that uses one file counts as waiting for it, and lets another thread work.
 WAITING_S = 5.0
+
+#: How long a thread waits for its next work, in seconds. A server that loads nothing has none.
+_IDLE_S = 1.0
 
 #: How many threads can be waiting. With more, further work waits until one of them has ended.
 _MAX_WAITING = 64
@@ -55,6 +58,8 @@ class _Job:
             self._results.append(self._function())
         except BaseException as error:  # raised by the coroutine that waits
             self._error = error
+        finally:
+            _local.job = None
 
     def result(self) -> Any:
         """Return the result, or raise the error."""
@@ -67,28 +72,79 @@ class _Job:
             del error  # its traceback has this frame
 
 
+class _FileThread:
+    """A thread that works off jobs, one after the other. It ends when it has had none for `_IDLE_S`.
+
+    A load needs several: to start a thread for each takes longer than most of them.
+    """
+
+    def __init__(self, threads: _Threads) -> None:
+        """Raises RuntimeError if no thread can be started."""
+        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._threads = weakref.ref(threads)
+        threading.Thread(target=self._run, name="repository files", daemon=True).start()
+
+    def take(self, work: Callable[[], bool]) -> None:
+        """Let the thread call `work`. The thread ends if it returns False."""
+        self._jobs.put(work)
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            try:
+                work = self._jobs.get(timeout=_IDLE_S)
+            except queue.Empty:
+                threads = self._threads()
+                goes_on = threads is not None and not threads.retire(self)
+                continue
+            goes_on = work()
+            del work  # with its results
+
+
 class _Threads:
     """The threads of one event loop, on whose thread this is used."""
 
     def __init__(self) -> None:
         self.jobs: set[_Job] = set()
+        #: Threads without a job, the one that had one last at the end. Changed under the lock.
+        self._idle: list[_FileThread] = []
+        self._lock = threading.Lock()
         self._working = self._waiting = 0
         self._queue: deque[asyncio.Future[None]] = deque()
 
+    def _idle_thread(self) -> _FileThread:
+        """Return a thread that has no job. Raises RuntimeError if none could be started."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return _FileThread(self)
+
+    def retire(self, thread: _FileThread) -> bool:
+        """Whether `thread`, which calls this, may end: it gets no more jobs then."""
+        with self._lock:
+            if thread not in self._idle:
+                return False
+            self._idle.remove(thread)
+            return True
+
     async def run(self, function: Callable[[], T]) -> T:
-        """Call `function` in a thread of its own, as soon as there is a place for it."""
+        """Call `function` in a thread that does nothing else, as soon as there is a place for it."""
         await self._take_place()
         job = _Job(function)
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()  # lines of the log name the model
 
-        def work() -> None:
+        def work() -> bool:
             context.run(job.work)
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(self._end, job)
+            try:
+                loop.call_soon_threadsafe(self._end, job, thread)
+            except RuntimeError:  # the event loop has ended
+                return False
+            return True
 
         try:
-            threading.Thread(target=work, name="repository files", daemon=True).start()
+            thread = self._idle_thread()
+            thread.take(work)
         except RuntimeError as error:
             self._leave_place()
             raise InternalError(f"no thread could be started to read files: {error}") from error
@@ -129,7 +185,9 @@ class _Threads:
         else:
             job.timer = asyncio.get_running_loop().call_later(WAITING_S, self._look, job)
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: _Job, thread: _FileThread) -> None:
+        with self._lock:
+            self._idle.append(thread)
         self.jobs.discard(job)
         if job.timer is not None:
             job.timer.cancel()

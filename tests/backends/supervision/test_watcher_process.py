@@ -229,3 +229,22 @@ def test_lines_of_the_kernel_may_come_in_parts(worker: FakeWorkerProcess) -> Non
     stat = stat_of(worker.session)
     assert stat is not None
     assert watch.sessions == {worker.session: stat.started}
+
+
+def test_the_sessions_of_workers_that_end_one_after_the_other_are_ended_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[dict[int, int]] = []
+    monkeypatch.setattr("backends.supervision.session_watcher.end_sessions", ended.append)
+    now_s = [100.0]
+    monkeypatch.setattr("backends.supervision.session_watcher.time.monotonic", lambda: now_s[0])
+    watch = Watch()
+    watch.sessions = {1: 10, 2: 20, 3: 30}
+    assert watch.end_due() is None
+    watch.feed(b"-1\n")
+    assert watch.end_due() is None
+    watch.feed(b"-2\n-3\n")
+    assert watch.end_due() == pytest.approx(0.05)
+    now_s[0] += 0.06
+    assert watch.end_due() is None
+    assert ended == [{1: 10}, {2: 20, 3: 30}]

@@ -42,6 +42,18 @@ def test_only_some_threads_work_at_a_time_and_all_work_is_done() -> None:
     assert most <= file_threads._WORKING
 
 
+def test_a_thread_works_again_and_ends_when_it_has_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_threads, "_IDLE_S", 0.5)
+
+    async def main() -> None:
+        used = {await in_file_thread(threading.get_ident) for _ in range(20)}
+        assert len(used) == 1
+        await until(lambda: used.isdisjoint(thread.ident for thread in threading.enumerate()))
+        assert await in_file_thread(divmod, 7, 2) == (3, 1)
+
+    asyncio.run(main())
+
+
 def test_threads_that_hang_make_place_for_others_and_say_which_path_they_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
