@@ -13,6 +13,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from kernel.config.generated.model_config_pb2 import DESCRIPTOR, ModelConfig
+from kernel.config.relaxed_json import standard_json
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
     """
     _check_size(text, error_prefix)
     try:
-        parsed = json.loads(text, object_pairs_hook=_without_duplicates)
+        parsed = _parsed(text)
         if not isinstance(parsed, dict):
             raise BadConfig(f"{error_prefix}: expected a JSON object")
         parsed = _as_protobuf_reads(_MODEL_CONFIG, parsed)
@@ -73,6 +74,18 @@ def from_json(text: str | bytes, error_prefix: str) -> ModelConfig:
         raise
     except Exception as error:  # besides its own, protobuf lets some of Python's pass: OverflowError for 1e999
         raise BadConfig(f"{error_prefix}: {_reason(error)}") from None
+
+
+def _parsed(text: str | bytes) -> Any:
+    """Return the value of JSON, or of what Triton reads beyond it. Raises ValueError for anything else."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        relaxed = standard_json(text if isinstance(text, str) else text.decode())
+        try:
+            return json.loads(relaxed, object_pairs_hook=_without_duplicates, strict=False)
+        except json.JSONDecodeError:
+            raise error from None  # its position is that in the given text
 
 
 def _reason(error: Exception) -> str:

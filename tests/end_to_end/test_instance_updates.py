@@ -122,3 +122,15 @@ def test_instances_are_added_and_removed_under_load_without_a_lost_request(write
     assert updates == [("2", "0"), ("0", "2")]
     assert log.count("successfully loaded 'echo'") == 1
     assert "was lost" not in log
+
+
+def test_the_configuration_of_a_load_request_may_be_what_triton_reads_beyond_json(write_model: WriteModel) -> None:
+    repository = write_model("echo", CONFIG % 1, ECHO)
+    relaxed = """{backend: 'python', instance_group: [{count: 2, kind: "KIND_CPU",},],
+        input: [{name: "IN", data_type: "TYPE_INT32", dims: [1]}],
+        output: [{name: "OUT", data_type: "TYPE_INT32", dims: [1]}], }"""
+    with ServerProcess(repository, "--model-control-mode=explicit") as server:
+        assert post(server, "/v2/repository/models/echo/load", {"parameters": {"config": relaxed}}) == (200, None)
+        assert configured_count(server) == 2
+        wrong = relaxed.replace("count: 2", "count: two")
+        assert post(server, "/v2/repository/models/echo/load", {"parameters": {"config": wrong}})[0] == 500
