@@ -84,6 +84,8 @@ class WorkerHandle:
         self._next_number = 1
         #: Requests for which the worker has not sent the final response, by their numbers in its messages.
         self._requests: dict[int, Request] = {}
+        #: Whether executions took long when the worker got the first of them.
+        self._slow = False
         self._memory: WorkerMemory | RemoteMemory
         self._send_execute: Callable[[wire.Execute], None]
         if session.local:
@@ -134,7 +136,7 @@ class WorkerHandle:
                 messages.append(wire.RequestMessage(number, []))
             else:
                 if not self._requests:
-                    self._poller.polling.busy_workers += 1
+                    self._slow = self._poller.polling.worker_begins(self._model.instances.mean_execution_ns())
                 self._requests[number] = request
                 in_flight += 1
                 if request.leased and (error := self._try_attach(request)) is not None:
@@ -365,7 +367,7 @@ class WorkerHandle:
         if final:
             del self._requests[number]
             if not self._requests:
-                self._poller.polling.busy_workers -= 1
+                self._poller.polling.worker_ends(slow=self._slow)
             if self._worker_calls is not None:
                 self._worker_calls.parent_ended(request)
             if self._unsent_credit:
@@ -390,7 +392,8 @@ class WorkerHandle:
         if request is None or batch is None:
             raise ValueError(f"request {number} was rescheduled, which is not being executed")
         del self._requests[number]
-        self._poller.polling.busy_workers -= not self._requests
+        if not self._requests:
+            self._poller.polling.worker_ends(slow=self._slow)
         self._unsent_credit.pop(number, None)
         self._granted.pop(number, None)
         self._poller.moved(-1)
@@ -434,7 +437,8 @@ class WorkerHandle:
     def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
         """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
         request = self._requests.pop(number)
-        self._poller.polling.busy_workers -= not self._requests
+        if not self._requests:
+            self._poller.polling.worker_ends(slow=self._slow)
         self._poller.moved(-1)
         self.record.batches[batch_number].remove(request)
         if request.trace is not None:
@@ -490,7 +494,8 @@ class WorkerHandle:
                     request.release_leases()
                 else:
                     returned.append(request)
-        self._poller.polling.busy_workers -= was_busy and not self._requests
+        if was_busy and not self._requests:
+            self._poller.polling.worker_ends(slow=self._slow)
         self._model.instances.recalled(self, returned)
         for request in returned:
             if self._worker_calls is not None:
@@ -585,7 +590,8 @@ class WorkerHandle:
         """The worker is gone: release its memory and metrics."""
         self._lost = True
         self._memory.close()
-        self._poller.polling.busy_workers -= bool(self._requests)
+        if self._requests:
+            self._poller.polling.worker_ends(slow=self._slow)
         self._poller.moved(-len(self._requests))
         self._metrics.end()
         if self.health is not None:

@@ -5,7 +5,8 @@ times: client, kernel, worker, kernel, client. So a process that expects a short
 processor to other processes between two polls. If others need the processors all the time, polling pauses.
 
 The expected length of a wait is that of the last wait of the same kind. So a server that is idle, or that has slow
-models or slow clients, sleeps as without polling. `BusyPolling` decides, `LoopPoller` polls on the event loop,
+models or slow clients, sleeps as without polling. Nothing polls while all workers with requests execute slow models.
+`BusyPolling` decides, `LoopPoller` polls on the event loop,
 `backends.worker.message_reader` in workers, and `kernel.loop.clock` for the alarms of schedulers.
 """
 
@@ -86,9 +87,11 @@ class BusyPolling:
         #: With more requests in flight nothing polls.
         self.max_in_flight = _MAX_IN_FLIGHT_PER_PROCESSOR * processor_count
         self._pause = PollPause()
-        #: The number of requests that workers have, and of workers that have requests.
+        #: The number of requests that workers have, of workers that have requests, and of those of them whose
+        #: executions take long.
         self.in_flight = 0
         self.busy_workers = 0
+        self.slow_workers = 0
         #: Whether the last wait was short; [0] for waits for clients, [1] for waits for workers.
         self._short = [False, False]
         self._for_workers = False
@@ -99,6 +102,22 @@ class BusyPolling:
         """How long a worker may poll after the request that it gets now; 0 if other workers need the processors."""
         return self.longest_ns if self.in_flight <= self._processor_count else 0
 
+    def worker_begins(self, execution_ns: int) -> bool:
+        """A worker has requests now, and executes for `execution_ns` on average. Returns whether it counts as slow.
+
+        While only slow workers have requests nothing polls: requests and messages that come meanwhile are soon there,
+        but what everybody waits for is not, and a process that polls takes time and caches from one that computes.
+        """
+        slow = 2 * execution_ns > self.longest_ns
+        self.busy_workers += 1
+        self.slow_workers += slow
+        return slow
+
+    def worker_ends(self, *, slow: bool) -> None:
+        """A worker has no request any more. `slow` is what `worker_begins` has returned."""
+        self.busy_workers -= 1
+        self.slow_workers -= slow
+
     def woke(self, now_ns: int) -> bool:
         """Return whether to poll during the next wait. Called after a wait without polling."""
         # Repeats `_begin_wait` to save a call: without polling, this runs for each request and each response.
@@ -107,7 +126,7 @@ class BusyPolling:
         self._for_workers = self.in_flight > 0
         return (
             self._short[self._for_workers]
-            and self.busy_workers <= self._processor_count
+            and (not self.busy_workers or self.slow_workers < self.busy_workers <= self._processor_count)
             and now_ns >= self._pause.until_ns
         )
 
@@ -136,7 +155,7 @@ class BusyPolling:
         self._since_ns = now_ns
         return (
             self._short[self._for_workers]
-            and self.busy_workers <= self._processor_count
+            and (not self.busy_workers or self.slow_workers < self.busy_workers <= self._processor_count)
             and now_ns >= self._pause.until_ns
         )
 

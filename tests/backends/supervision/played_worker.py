@@ -167,6 +167,7 @@ def run_on(bench: SomeBench, scenario: Callable[[SomeBench], Awaitable[None]]) -
         await asyncio.sleep(0)
         assert bench.polling.in_flight == 0, "every request that was counted is over"
         assert bench.polling.busy_workers == 0, "and so is every worker with requests"
+        assert bench.polling.slow_workers == 0, "also a slow one"
         if bench.model.input_arena is not None:
             assert bench.model.input_arena.region.closed, "every lease was released"
 

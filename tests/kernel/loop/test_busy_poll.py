@@ -91,6 +91,23 @@ def test_nobody_polls_while_more_workers_are_busy_than_there_are_processors() ->
     assert not server.polls(SHORT_NS, in_flight=1, moved=True)
 
 
+def test_nobody_polls_while_only_slow_models_are_executed() -> None:
+    """Requests that come meanwhile make each wait short, but not the one for the model."""
+    server = PolledServer()
+    for _ in range(2):
+        server.wakes(SHORT_NS, in_flight=1)
+    assert server.wakes(SHORT_NS, in_flight=1)
+    slow = server.polling.worker_begins(LONGEST_NS)
+    assert not server.wakes(SHORT_NS, in_flight=1)
+    fast = server.polling.worker_begins(SHORT_NS)
+    assert server.wakes(SHORT_NS, in_flight=2), "the response of the fast model comes soon"
+    assert server.polls(SHORT_NS, in_flight=2, moved=True)
+    server.polling.worker_ends(slow=fast)
+    assert not server.polls(SHORT_NS, in_flight=1, moved=True)
+    server.polling.worker_ends(slow=slow)
+    assert server.wakes(SHORT_NS, in_flight=1)
+
+
 def test_polling_pauses_on_busy_processors_even_with_one_request_in_flight() -> None:
     server = PolledServer()
     for _ in range(2):
