@@ -80,12 +80,10 @@ class WorkerHandle:
         self._send = session.send
         self._iteration_end = IterationEnd.current()
         self._model = model
-        #: The number of the next request in messages to the worker.
-        self._next_number = 1
+        self._next_number = 1  # of the next request in messages to the worker
         #: Requests for which the worker has not sent the final response, by their numbers in its messages.
         self._requests: dict[int, Request] = {}
-        #: Whether executions took long when the worker got the first of them.
-        self._slow = False
+        self._slow = False  # as `BusyPolling.worker_begins` has returned
         self._memory: WorkerMemory | RemoteMemory
         self._send_execute: Callable[[wire.Execute], None]
         if session.local:
@@ -102,8 +100,7 @@ class WorkerHandle:
         self._drained: asyncio.Event | None = None
         #: The first unfinished batch when the timer for reading the outbox was set; 0 if it is not set.
         self._watched_batch = 0
-        #: Whether the worker has executed a batch.
-        self.has_executed = False
+        self.has_executed = False  # whether the worker has executed a batch
         self._metrics = ReportedMetrics(name, model.statistics.custom)
         #: None for a model without a health check.
         self.health: WorkerHealthCheck | None = None
@@ -179,8 +176,7 @@ class WorkerHandle:
             self._schedule_outbox_check()
 
     def _try_attach(self, request: Request) -> ServingError | None:
-        """Attach the regions of a request, or return the error that it gets: no file descriptor is left, or memory of a
-        device is gone."""
+        """Attach the regions of a request, or return its error: no descriptor left, or memory of a device is gone."""
         try:
             self._attach(request)
         except OSError as error:
@@ -478,8 +474,7 @@ class WorkerHandle:
     def _recalled(self, numbers: list[int]) -> None:
         """The worker returns batches that it has not begun. Raises ValueError for others."""
         returned: list[Request] = []
-        was_busy = bool(self._requests)
-        unstarted = {batch.number for batch in self.record.unstarted()}
+        unstarted, was_busy = {batch.number for batch in self.record.unstarted()}, bool(self._requests)
         for number in numbers:
             if number not in unstarted or self.record.concurrency > 1:
                 raise ValueError(f"batch {number} was returned, which was not dispatched ahead of time")
