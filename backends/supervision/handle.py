@@ -102,15 +102,13 @@ class WorkerHandle:
         self._watched_batch = 0
         self.has_executed = False  # whether the worker has executed a batch
         self._metrics = ReportedMetrics(name, model.statistics.custom)
-        #: None for a model without a health check.
-        self.health: WorkerHealthCheck | None = None
+        self.health: WorkerHealthCheck | None = None  # of a model with a health check
         if session.checks_health:
             self.health = WorkerHealthCheck(name, session.send, lambda: bool(self.record.batches))
             model.health.add(name, self.health)
         self._reports = ReportedStatistics(name, model.statistics, session.pid)
         self._calls = calls
-        #: None before the model's first call of another model.
-        self._worker_calls: CallerCalls | None = None
+        self._worker_calls: CallerCalls | None = None  # from the model's first call of another model on
         session.take_messages(self._handlers())
 
     def keep_pages(self, byte_size: int) -> None:
