@@ -221,6 +221,14 @@ class Backend(abc.ABC):
         """
         return dict(arguments.config)
 
+    def gpu_obstacle(self, arguments: ModelArguments) -> str:
+        """Return why no model of this backend can compute on a GPU as it is installed; "" if it can.
+
+        It is asked once, for the first model of the backend without a kind (KIND_AUTO), where the server has a GPU.
+        With a reason such models run on the CPU, and the log has the reason. It must not make a CUDA context.
+        """
+        return ""
+
     def verify(self, arguments: ModelArguments) -> None:  # noqa: B027 - most backends cannot tell
         """Check that the model's files fit its complete configuration, without loading the model.
 

@@ -13,7 +13,7 @@ from backends.onnxruntime.check import check_agreement
 from backends.onnxruntime.model import LoadedModel
 from backends.onnxruntime.options import graph_run_options, model_path, run_options
 from backends.onnxruntime.providers import graph_obstacle, ignored_settings, wanted_graphs
-from backends.onnxruntime.session import open_session
+from backends.onnxruntime.session import gpu_obstacle, open_session
 from backends.onnxruntime.signature import left_out_text, signature_of
 from backends.worker.sequences.sequence_config import state_outputs
 from kernel.errors import InternalError, ServingError
@@ -39,6 +39,10 @@ class OnnxRuntimeBackend(Backend):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self._model: LoadedModel | None = None
+
+    def gpu_obstacle(self, arguments: ModelArguments) -> str:
+        """As `Backend.gpu_obstacle`: an onnxruntime for the CPU lacks the provider."""
+        return gpu_obstacle()
 
     def complete(self, arguments: ModelArguments) -> Config:
         """See `Backend.complete`. Opens the model file unless the configuration is complete."""

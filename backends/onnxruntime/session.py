@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from backends.base import ModelArguments
 
 
+def gpu_obstacle() -> str:
+    """Return why the installed onnxruntime has no code for GPUs; "" if it has."""
+    available = ort.get_available_providers()
+    if CUDA_PROVIDER in available:
+        return ""
+    reason = advice(installed_versions(), available, CUDA_PROVIDER)
+    return f"the installed onnxruntime has no {CUDA_PROVIDER}: {reason}"
+
+
 def open_session(
     arguments: ModelArguments,
     stream: int = 0,

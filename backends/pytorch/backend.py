@@ -33,6 +33,12 @@ class PyTorchBackend(Backend):
         self._torch: Any = None
         self._cleans_cache = False
 
+    def gpu_obstacle(self, arguments: ModelArguments) -> str:
+        """As `Backend.gpu_obstacle`: a PyTorch that was built for the CPU."""
+        if load_torch().version.cuda is None:
+            return "the installed torch was built for the CPU; on Linux, PyPI's wheels of torch are for GPUs"
+        return ""
+
     def complete(self, arguments: ModelArguments) -> Config:
         """See `Backend.complete`. Nothing is filled in, as in Triton."""
         self.host.log(

@@ -114,6 +114,10 @@ class WorkerSession:
         """Return the completed configuration. Raises the worker's `ServingError`."""
         return await self._request(message, wire.Completed)
 
+    async def ask_gpu(self, message: wire.AskGpu) -> str:
+        """Return why the backend cannot compute on a GPU; "" if it can. Raises the worker's `ServingError`."""
+        return (await self._request(message, wire.GpuAnswer)).obstacle
+
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
         self.arena_byte_size = message.arena_byte_size

@@ -169,6 +169,13 @@ class InstanceSupervisor:
             await self._start_another(self._session)
         return completed.config
 
+    async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
+        """As `InstanceKeeper.gpu_obstacle`."""
+        assert self._session is not None
+        question = wire.AskGpu(config, model_dir, version, backend_config)
+        doing = "looking for what its backend needs on a GPU"
+        return await self._in_time(self._session, self._session.ask_gpu(question), doing, self._load_timeout_s)
+
     async def _start_another(self, used: WorkerSession) -> None:
         """Replace a worker in which code of the model has completed the configuration. Raises `ServingError`.
 

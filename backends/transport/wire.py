@@ -262,6 +262,16 @@ class Complete(ToWorker):
     verify: bool = False
 
 
+class AskGpu(ToWorker):
+    """Say whether the model's backend can compute on a GPU as it is installed. The response is `GpuAnswer` or
+    `LoadFailed`. The fields are those of `Complete`."""
+
+    config: str
+    model_dir: str
+    version: int
+    backend_config: dict[str, str] = {}
+
+
 class Load(ToWorker):
     """Load the model. The response is `Loaded` or `LoadFailed`."""
 
@@ -507,6 +517,11 @@ class Completed(StartResponse):
     config: str
     #: Whether code of the model has completed it. Then the model is loaded in another process.
     by_model: bool = False
+
+
+class GpuAnswer(StartResponse):
+    #: Why the backend cannot; empty if it can.
+    obstacle: str = ""
 
 
 class Loaded(StartResponse):

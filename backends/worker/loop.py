@@ -130,6 +130,7 @@ class Worker:
     def _all_handlers(self, tasks: TaskRunner) -> wire.Handlers:
         return {
             wire.Complete: self._complete,
+            wire.AskGpu: self._ask_gpu,
             wire.Load: self._load,
             wire.Joined: self._joined,
             wire.ReadSpan: self._region_io.read,
@@ -276,14 +277,16 @@ class Worker:
             assert self._memory.device_arenas is not None, "blocks of an arena that was not created"
             self._memory.device_arenas.free(message.arena, message.offsets)
 
+    def _ask_gpu(self, message: wire.AskGpu) -> None:
+        def ask() -> wire.ToKernel:
+            arguments = _arguments_before_load(message)
+            return wire.GpuAnswer(self._backend_for(arguments).gpu_obstacle(arguments))
+
+        self._send(self._tried(ask))
+
     def _complete(self, message: wire.Complete) -> None:
         def complete() -> wire.ToKernel:
-            arguments = ModelArguments(
-                msgspec.json.decode(message.config, type=dict),
-                Path(message.model_dir),
-                message.version,
-                backend_config=message.backend_config,
-            )
+            arguments = _arguments_before_load(message)
             backend = self._backend_for(arguments)
             if message.verify:
                 backend.verify(arguments)
@@ -536,3 +539,12 @@ class Worker:
         for request in requests:
             if not request.finished:
                 request.fail(failure or InternalError("the backend did not respond to the request"))
+
+
+def _arguments_before_load(message: wire.Complete | wire.AskGpu) -> ModelArguments:
+    return ModelArguments(
+        msgspec.json.decode(message.config, type=dict),
+        Path(message.model_dir),
+        message.version,
+        backend_config=message.backend_config,
+    )

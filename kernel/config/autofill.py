@@ -151,7 +151,7 @@ def _normalise_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == ModelInstanceGroup.KIND_AUTO:
-            group.kind = _kind_for(group, gpus)
+            group.kind = _kind_for(group, gpus, config.backend)
         if group.count < 1:
             on_cpu = group.kind == ModelInstanceGroup.KIND_CPU
             group.count = 2 if on_cpu and config.backend in _TWO_INSTANCES_ON_CPU else 1
@@ -159,8 +159,11 @@ def _normalise_instance_groups(config: ModelConfig, gpus: UsableGpus) -> None:
             group.gpus.extend(gpus.ids)
 
 
-def _kind_for(group: ModelInstanceGroup, gpus: UsableGpus) -> ModelInstanceGroup.Kind:
-    """Return the kind for KIND_AUTO: GPU if the machine has GPUs and all that the group names, else CPU."""
-    if gpus.ids and all(gpu in gpus.ids for gpu in group.gpus):
+def _kind_for(group: ModelInstanceGroup, gpus: UsableGpus, backend: str) -> ModelInstanceGroup.Kind:
+    """Return the kind for KIND_AUTO: GPU if the machine has GPUs and all that the group names, else CPU.
+
+    CPU also for a backend that is known to be unable to use GPUs. In Triton such a model fails to load.
+    """
+    if backend not in gpus.unusable_by and gpus.ids and all(gpu in gpus.ids for gpu in group.gpus):
         return ModelInstanceGroup.KIND_GPU
     return ModelInstanceGroup.KIND_CPU

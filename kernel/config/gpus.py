@@ -24,6 +24,8 @@ class UsableGpus(msgspec.Struct, frozen=True):
     ids: tuple[int, ...] = ()
     #: The lowest compute capability of those that are new enough.
     least_capability: float = LEAST_CAPABILITY
+    #: The backends that cannot compute on a GPU as they are installed: instances of KIND_AUTO run on the CPU.
+    unusable_by: frozenset[str] = frozenset()
 
     @classmethod
     def first(cls, count: int) -> UsableGpus:

@@ -69,6 +69,15 @@ class ServerGpus(Protocol):
     def visible(self) -> str:
         """CUDA_VISIBLE_DEVICES for workers, so that they number the GPUs as the server does; "" to keep it."""
 
+    def knows(self, backend: str) -> bool:
+        """Whether `note` was called for this backend."""
+
+    def note(self, backend: str, obstacle: str) -> None:
+        """Note what a worker has said: why the backend cannot compute on a GPU as it is installed; "" if it can.
+
+        From now on `usable` says it, too.
+        """
+
     async def check_room(self, instance: str, device_id: int) -> None:
         """Raise `Unavailable` if the memory of a GPU is so full that no instance may be loaded on it."""
 
@@ -84,6 +93,12 @@ class NoGpus:
 
     async def usable(self) -> UsableGpus:
         return NO_GPUS
+
+    def knows(self, backend: str) -> bool:
+        return True
+
+    def note(self, backend: str, obstacle: str) -> None:
+        raise AssertionError(f"a worker of backend '{backend}' was asked for GPUs, and the server has none")
 
     async def check_room(self, instance: str, device_id: int) -> None:
         raise AssertionError(f"instance '{instance}' is for GPU {device_id}, but the server has no GPUs")

@@ -355,8 +355,10 @@ class VersionLoader:
         """Start the first worker, and return the configuration as this worker completes it."""
         check_before_completion(config, source.gpus)
         await keeper.start(source.name, await in_file_thread(self._needs, source, config, version))
+        settings = backend_config(self._settings.backend_configs, config.backend)
+        if source.is_on_gpu_by_default(config):
+            config = await self._where_it_can_run(source, config, version, keeper)
         if self._settings.auto_complete:
-            settings = backend_config(self._settings.backend_configs, config.backend)
             # In threads: a configuration of 256 KiB takes 250 ms.
             text = await in_file_thread(to_json, config)
             completed = await keeper.complete(text, str(source.path), version, settings)
@@ -364,6 +366,20 @@ class VersionLoader:
         prepared = await in_file_thread(source.prepare, config)
         refuse_unsupported(prepared.config)
         return prepared
+
+    async def _where_it_can_run(
+        self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
+    ) -> ModelConfig:
+        """Return the configuration with groups of KIND_AUTO on the CPU if the backend cannot use GPUs. Triton's server
+        is built with all that its backends need; here a backend is what is installed, and its worker knows it."""
+        gpus = self._settings.gpus
+        if gpus.knows(config.backend):
+            return config  # it can: otherwise its groups would be on the CPU already
+        settings = backend_config(self._settings.backend_configs, config.backend)
+        text = await in_file_thread(to_json, config)
+        obstacle = await keeper.gpu_obstacle(text, str(source.path), version, settings)
+        gpus.note(config.backend, obstacle)
+        return await in_file_thread(source.without_gpus_for, config) if obstacle else config
 
     def _needs(self, source: ModelSource, config: ModelConfig, version: int) -> WorkerNeeds:
         """Return the needs of a version's workers. Blocks. Raises `BadConfig`."""

@@ -54,6 +54,12 @@ class InstanceKeeper(Protocol):
         With `verify` the files are checked against `config`, which is complete, and is returned.
         """
 
+    async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
+        """Return why the model's backend cannot compute on a GPU as it is installed; "" if it can.
+
+        Raises `ServingError`.
+        """
+
     async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
         """Load the model and return the duration in nanoseconds. Raises `ServingError`.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from kernel.config.autofill import fill_backend, normalise
 from kernel.config.check import check_complete, check_config, check_inputs_and_outputs
-from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import ModelSpec, model_spec
 from kernel.config.to_json import to_json
@@ -84,6 +84,8 @@ class ModelSource:
         self._config_name = config_name
         #: `read` found a config.pbtxt or an override, which may be empty.
         self._provided = False
+        #: The instance groups as they are written.
+        self._written_groups: list[ModelInstanceGroup] = []
 
     def within(self, path: str) -> ModelSource:
         """Return the same with the model's files at `path`: an older copy, of a version that has not changed."""
@@ -117,11 +119,31 @@ class ModelSource:
     def check(self, config: ModelConfig) -> ModelConfig:
         """Fill in and check a configuration as it is written; returns it. Raises `ServingError`."""
         fill_backend(config, self.name, self.folder.first_version_files())
+        self._written_groups = copy.deepcopy(list(config.instance_group))
         normalise(config, self.gpus)
         check_config(config, self.name)
         if not self._auto_complete:
             check_inputs_and_outputs(config)
         return config
+
+    def is_on_gpu_by_default(self, config: ModelConfig) -> bool:
+        """Whether instances run on a GPU that the configuration does not ask for (KIND_AUTO)."""
+        written = self._written_groups or [ModelInstanceGroup()]
+        groups = zip(written, config.instance_group, strict=True)
+        return any(
+            group.kind == ModelInstanceGroup.KIND_GPU and as_written.kind == ModelInstanceGroup.KIND_AUTO
+            for as_written, group in groups
+        )
+
+    def without_gpus_for(self, config: ModelConfig) -> ModelConfig:
+        """Return `config` for a backend that cannot compute on GPUs: its groups of KIND_AUTO are on the CPU."""
+        self.gpus = msgspec.structs.replace(self.gpus, unusable_by=self.gpus.unusable_by | {config.backend})
+        result = ModelConfig()
+        result.CopyFrom(config)
+        result.ClearField("instance_group")
+        result.instance_group.extend(self._written_groups)
+        normalise(result, self.gpus)
+        return result
 
     def _not_provided(self) -> NotFound:
         return NotFound(f"model configuration is not provided for model '{self.name}'")

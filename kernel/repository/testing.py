@@ -94,6 +94,9 @@ class FakeKeeper:
             raise InternalError(failure)
         return config
 
+    async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
+        return _text(Path(model_dir, "no_gpu"))
+
     async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
         self.plan = plan
         self.config = config

@@ -11,6 +11,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import psutil
 import pytest
 import tritonclient.http
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 PLUS_ONE = """
 import ctypes
 import numpy as np
+import onnx
 from backends.base import Backend
 from backends.scatter import scatter
 from backends.gather import batch_sizes
@@ -333,3 +335,31 @@ def test_a_python_model_gets_tensors_on_the_gpu_where_it_wants_them(
     given.set_shared_memory("in", 32)
     answer = client.http.infer("stays", [given]).as_numpy("OUT")
     assert answer.tolist() == rows(2, 3, columns=4).tolist()
+
+
+@pytest.mark.parametrize("completes", [True, False], ids=["completed", "complete"])
+def test_an_onnx_model_without_a_kind_runs_on_the_cpu_where_onnxruntime_has_no_code_for_gpus(
+    tmp_path: Path, served: Callable[..., ServerProcess], completes: bool
+) -> None:
+    for name in ("first", "second"):
+        folder = tmp_path / "models" / name / "1"
+        folder.mkdir(parents=True)
+        given, result = (onnx.helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, [None, 2]) for each in "AX")
+        node = onnx.helper.make_node("Neg", ["A"], ["X"])
+        graph = onnx.helper.make_graph([node], name, [given], [result])
+        opsets = [onnx.helper.make_opsetid("", 17)]
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), folder / "model.onnx")
+        if not completes:
+            tensors = (
+                'input [{ name: "A" data_type: TYPE_FP32 dims: 2 }] output [{ name: "X" data_type: TYPE_FP32 dims: 2 }]'
+            )
+            (folder.parent / "config.pbtxt").write_text(f'backend: "onnxruntime" max_batch_size: 4 {tensors}')
+    server = served(tmp_path / "models", *([] if completes else ["--disable-auto-complete-config"]), gpus=2)
+    client = tritonclient.http.InferenceServerClient(server.url)
+    for name in ("first", "second"):
+        group = client.get_model_config(name)["instance_group"][0]
+        assert (group["kind"], group["count"]) == ("KIND_CPU", 2), "as on a machine without GPUs"
+        values = tritonclient.http.InferInput("A", [1, 2], "FP32").set_data_from_numpy(np.ones((1, 2), np.float32))
+        assert client.infer(name, [values]).as_numpy("X").tolist() == [[-1, -1]]
+    line = "models of backend 'onnxruntime' run on the CPU unless their configuration says KIND_GPU: the installed"
+    assert server.log.count(line) == 1

@@ -46,6 +46,8 @@ class FoundDevices:
         #: When a driver that could not answer is asked again, in seconds of the loop's clock.
         self._again_s = 0.0
         self._failures = 0
+        #: By backend: why it cannot compute on a GPU; "" if it can.
+        self._obstacles: dict[str, str] = {}
 
     @property
     def found(self) -> Sequence[FoundGpu]:
@@ -64,7 +66,21 @@ class FoundDevices:
         """As `ServerGpus.usable`."""
         least = self.settings.least_capability
         await self._find()
-        return usable_gpus([gpu.capability for gpu in self.found], least)
+        unusable_by = frozenset(backend for backend, obstacle in self._obstacles.items() if obstacle)
+        gpus = usable_gpus([gpu.capability for gpu in self.found], least)
+        return msgspec.structs.replace(gpus, unusable_by=unusable_by)
+
+    def knows(self, backend: str) -> bool:
+        """As `ServerGpus.knows`."""
+        return backend in self._obstacles
+
+    def note(self, backend: str, obstacle: str) -> None:
+        """As `ServerGpus.note`. The log has a line for a backend that cannot use the GPUs that are there."""
+        if obstacle and backend not in self._obstacles:
+            logger.warning(
+                "models of backend '%s' run on the CPU unless their configuration says KIND_GPU: %s", backend, obstacle
+            )
+        self._obstacles[backend] = obstacle
 
     async def _find(self) -> None:
         if self._gpus is not None:

@@ -91,3 +91,24 @@ def test_parts_of_gpus_that_the_driver_names_are_not_renamed(monkeypatch: pytest
     devices = devices_with(FoundGpus([msgspec.structs.replace(GPU, is_mig=True)]))
     asyncio.run(devices.usable())
     assert devices.visible == ""
+
+
+def test_a_backend_that_cannot_use_gpus_is_known_to_later_loads_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    devices = devices_with(FoundGpus([GPU]))
+
+    async def run() -> None:
+        assert (await devices.usable()).unusable_by == frozenset()
+        assert not devices.knows("onnxruntime")
+        for _ in range(2):
+            devices.note("onnxruntime", "it is for the CPU")
+        devices.note("pytorch", "")
+        assert devices.knows("pytorch")
+        assert (await devices.usable()).unusable_by == {"onnxruntime"}
+
+    asyncio.run(run())
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert lines == [
+        "models of backend 'onnxruntime' run on the CPU unless their configuration says KIND_GPU: it is for the CPU"
+    ]
