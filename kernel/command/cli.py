@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from kernel import __version__
 from kernel.command.bench.options import bench
 from kernel.command.run import run_server
+from kernel.command.tune.options import tune
 from kernel.options import DEMO_REPOSITORY, BadOption
 
 cli = typer.Typer(
@@ -270,6 +271,7 @@ def replay(
 
 
 cli.command()(bench)
+cli.command()(tune)
 
 
 @cli.command()

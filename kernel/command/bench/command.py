@@ -33,7 +33,7 @@ def run_bench(settings: BenchSettings) -> int:
     try:
         if settings.png:
             check_plotting()
-        with _ended_by_signals():
+        with ended_by_signals():
             runs, interrupted = _measured(settings)
         return _print(settings, runs, interrupted=interrupted)
     except ClientError as error:
@@ -42,7 +42,7 @@ def run_bench(settings: BenchSettings) -> int:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP what Ctrl-C is: regions are removed, and what was measured is printed."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
