@@ -159,7 +159,7 @@ class _HttpDoor:
     """A connection for each of the requests that arrive together."""
 
     def __init__(self, kernel: Kernel) -> None:
-        fast_path = FastPath(HttpInference(kernel, 1 << 26))
+        fast_path = FastPath(HttpInference(kernel, 1 << 26, forwards=False))
         self._transports = [_Transport() for _ in range(TOGETHER)]
         self._connections = [FastConnection(fast_path) for _ in range(TOGETHER)]
         for connection, transport in zip(self._connections, self._transports, strict=True):

@@ -1,6 +1,6 @@
-"""How front doors get responses: exactly one, or a stream of them.
+"""How front doors get responses: exactly one, or a queue of them.
 
-A stream owns the responses in it until the front door takes them, and releases those that are not taken.
+A queue owns the responses in it until the front door takes them, and releases those that are not taken.
 """
 
 from __future__ import annotations
@@ -10,12 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError
-from kernel.tracing.front_doors import HTTP, Reception, at_iteration_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kernel.serving.request import Request
     from kernel.serving.response import Response
 
 
@@ -47,78 +43,37 @@ class OnlyResponse:
         raise InternalError(f"expected a single response, got {self._count}")
 
 
-class StreamSink:
-    """A queue of responses of any number of requests, in the order in which they came.
+class ResponseQueue:
+    """The responses of a request, in the order in which they came, for a coroutine.
 
-    The credit of each request bounds it: a model may send only a limited number of responses that are not taken.
+    The credit of the request bounds it: a model may send only a limited number of responses that are not consumed.
     """
 
     def __init__(self) -> None:
-        self._responses: deque[tuple[Request, Response]] = deque()
+        self._responses: deque[Response] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
-    def port(self, header: Callable[[str], str]) -> StreamPort:
-        """Return a sink for one request on this stream; its `request` is set before it is submitted.
-
-        `header` is the method of `kernel.serving.response.Sink`.
-        """
-        return StreamPort(self, header)
-
-    @property
-    def waiting(self) -> int:
-        """How many responses have not been taken."""
-        return len(self._responses)
-
-    async def next(self) -> tuple[Request, Response]:
-        """Return the next response and its request; the caller releases the response."""
+    async def next(self) -> Response:
+        """Return the next response; the caller releases it."""
         while not self._responses:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        request, response = self._responses.popleft()
-        request.consumed()
-        return request, response
+        return self._responses.popleft()
 
     def close(self) -> None:
         """No more responses are taken: release those that are here, and those that still come."""
         self._closed = True
         while self._responses:
-            self._responses.popleft()[1].release()
+            self._responses.popleft().release()
 
-    def put(self, request: Request, response: Response) -> None:
+    def put(self, response: Response) -> None:
         if self._closed:
             response.release()
             return
-        self._responses.append((request, response))
+        self._responses.append(response)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-class StreamPort:
-    """The sink of one request on a stream."""
-
-    __slots__ = ("_stream", "begin_ns", "header", "request")
-
-    #: Such requests name no regions.
-    peer = ""
-
-    def __init__(self, stream: StreamSink, header: Callable[[str], str]) -> None:
-        self._stream = stream
-        self.header = header
-        self.request: Request | None = None
-        #: When the HTTP request came, in monotonic nanoseconds; 0 unless requests are traced.
-        self.begin_ns = 0
-
-    def reception(self) -> Reception:
-        """See `kernel.tracing.front_doors.FrontDoorSink`."""
-        return HTTP, self.begin_ns, 0, at_iteration_end
-
-    def send(self, response: Response) -> None:
-        request = self.request
-        assert request is not None, "the port was not given its request"
-        if response.final:
-            self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
-        self._stream.put(request, response)

@@ -18,7 +18,6 @@ import msgspec
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.serving.request import Request
-from kernel.serving.response import Response
 from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.serving.kernel import Kernel
     from kernel.serving.request import ParameterValue
+    from kernel.serving.response import Response
     from shm.arrays import Array
 
 _failures = LimitedLog(logging.getLogger(__name__))
@@ -171,15 +171,7 @@ class EmbeddedCall:
             self._arrived.put(response)
 
     def _submit(self) -> None:
-        request, kernel = self.request, self._server.kernel
-        try:
-            kernel.submit(request)
-        except ServingError as error:
-            self.send(Response(request.model_name, request.model_version, request.id, error=error))
-        except Exception as error:
-            _failures.log("the server", "a request could not be submitted", exc_info=error)
-            internal = InternalError(f"{type(error).__name__}: {error}")
-            self.send(Response(request.model_name, request.model_version, request.id, error=internal))
+        self._server.kernel.submit(self.request)
 
     def _abandon(self) -> None:
         self._abandoned = True

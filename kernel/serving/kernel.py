@@ -21,6 +21,7 @@ from kernel.errors import (
     Unavailable,
 )
 from kernel.loop.cancellations import Cancellations
+from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.observe.reporting.repository_health import RepositoryHealth
 from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
@@ -219,60 +220,64 @@ class Kernel:
         request: Request,
         prepared: PreparedRequest | None = None,
         received_in: ReceiveBuffer | None = None,
-        on_checked: Callable[[Request, Model], None] | None = None,
+        fits: Model | None = None,
         *,
         admitted: bool = False,
         pinned: Model | None = None,
         checked: bool = False,
-    ) -> Model:
-        """Check and queue `request`. Its sink gets the responses, possibly before this method returns.
+    ) -> None:
+        """Check and queue `request`. Never waits, and never raises.
+
+        The request's sink gets the responses, possibly before this method returns. The response to a request that is
+        refused has an error, and `refused`.
 
         Args:
             prepared: what `request` was made from, at the same `catalog.generation`: only client regions are checked.
             received_in: the buffer with the request's large tensors. The caller releases it.
-            on_checked: called with a request that is not prepared and its model, before its tensors are placed.
+            fits: the model against whose specification the request was checked, at the same `catalog.generation`.
             admitted: whether `begin_preparing` has admitted the request: then it is accepted while the server drains.
             pinned: the version to execute it, which its parent has pinned (`Model.pin`). The parent has paid for it.
             checked: whether a request with equal shapes and datatypes was checked before by the same version. The
                 request then has its `batch_size`, and names no region of a client.
-
-        Returns the model that executes the request. Raises `ServingError` if the request is refused: then the sink
-        gets no response, and no lease is kept.
         """
-        model = prepared.model if prepared is not None else pinned or self._resolve_for(request)
-        if model.former:
-            model = model.owner_of(request)
-        if self.stopping and not admitted and pinned is None and not model.continues(request):
-            request.release_leases()
-            raise ServerStopping(request.id)
         budget = self._budget
-        if budget.used_byte_size > budget.limit_byte_size and pinned is None:
-            request.release_leases()
-            raise self.memory_refusals.full()
-        request.received_ns = self._clock.now_ns()
-        if prepared is None or not prepared.small:
-            try:
-                if not checked:
-                    self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
-                    if prepared is None:
-                        validate(request, model.spec)
-                        if on_checked is not None:
-                            on_checked(request, model)
-                self._inputs.place_large(request, model, received_in)
-            except BaseException as error:
-                if self._observe_refusal is not None and isinstance(error, ServingError):
-                    self._observe_refusal(request, model, error)
-                request.release_leases()
-                raise
-        if self.traces or request.explain:
-            if self.tracer.passing and request.parent is None and not request.explain:
-                self.tracer.passing -= 1
-            else:
-                self._observe(request, model)
-        (model.entrance or model).submit(request)
+        try:
+            model = prepared.model if prepared is not None else fits or pinned or self._resolve_for(request)
+            if model.former:
+                model = model.owner_of(request)
+            if self.stopping and not admitted and pinned is None and not model.continues(request):
+                raise ServerStopping(request.id)
+            if budget.used_byte_size > budget.limit_byte_size and pinned is None:
+                raise self.memory_refusals.full()
+            request.received_ns = self._clock.now_ns()
+            if prepared is None or not prepared.small:
+                try:
+                    if not checked:
+                        self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
+                        if prepared is None and fits is None:
+                            validate(request, model.spec)
+                    self._inputs.place_large(request, model, received_in)
+                except ServingError as error:
+                    if self._observe_refusal is not None:
+                        self._observe_refusal(request, model, error)
+                    raise
+            if self.traces or request.explain:
+                if self.tracer.passing and request.parent is None and not request.explain:
+                    self.tracer.passing -= 1
+                else:
+                    self._observe(request, model)
+            (model.entrance or model).submit(request)
+        except Exception as error:
+            self._refuse(request, error)
+            return
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.count_in(budget)
-        return model
+
+    def _refuse(self, request: Request, error: Exception) -> None:
+        """Respond why `request` is not queued."""
+        if not isinstance(error, ServingError):
+            error = unexpected_error(f"the submission of a request to model '{request.model_name}'", error)
+        request.refuse(error)
 
     def _switch_traces(self, on: bool) -> None:
         self.traces = on or self._observe_refusal is not None
@@ -295,14 +300,10 @@ class Kernel:
         self.takes_times = on
 
     def _resolve_for(self, request: Request) -> Model:
-        """Return the model of a request that is not prepared; if that fails, the request keeps no lease."""
-        try:
-            if request.streaming:
-                return self.resolve(request.model_name, request.model_version)
-            return self.resolve_unary(request.model_name, request.model_version, request.entry_point)
-        except BaseException:
-            request.release_leases()
-            raise
+        """Return the model of a request that is not prepared. Raises `ServingError`."""
+        if request.streaming:
+            return self.resolve(request.model_name, request.model_version)
+        return self.resolve_unary(request.model_name, request.model_version, request.entry_point)
 
     def begin_preparing(self, request: Request, byte_size: int) -> None:
         """Admit `request`, which cannot be submitted before it was decoded. Raises `ServerStopping` or `MemoryFull`.

@@ -167,9 +167,11 @@ class Model:
             raise InternalError(f"the scheduler of model '{self.name}' cannot start: {error}") from error
 
     def submit(self, request: Request) -> None:
-        """Queue a checked request, and own it from now on. Raises `ServingError` if no scheduler runs."""
+        """Queue a checked request, and own it from now on. Raises `ServingError` if no scheduler runs.
+
+        A request for which it raises keeps its leases.
+        """
         if self._failure is not None:
-            request.release_leases()
             raise self._failure
         request.owner = self
         request.queue_start_ns = self._clock.now_ns()

@@ -1,8 +1,8 @@
 """An inference request, from the front door that decoded it to its final response.
 
-Ownership: a front door makes a `Request` and gives it to `Kernel.submit`. If `submit` raises, the front door still owns
-it and responds to its client. Otherwise only the kernel responds, through the request's sink, with exactly one final
-response. Buffers in `data` must not change before the final response.
+Ownership: a front door makes a `Request` and gives it to `Kernel.submit`. From then on only the kernel responds, by
+the request's sink, with exactly one final response, also if it refuses the request. Buffers in `data` must not
+change before the final response.
 """
 
 from __future__ import annotations
@@ -180,6 +180,12 @@ class Request(msgspec.Struct, eq=False):
         if self.expiry is not None and isinstance(error, RequestCancelled):
             error = self.expiry
         self.respond(Response(self.model_name, self.model_version, self.id, error=error, final=True))
+
+    def refuse(self, error: ServingError) -> None:
+        """Send `error` as the only response of a request that is not queued. Its leases are released."""
+        self.release_leases()
+        self.leased, self.failed = False, True
+        self.respond(Response(self.model_name, self.model_version, self.id, error=error, refused=True))
 
     def consumed(self, count: int = 1) -> None:
         """The client took `count` responses: the model may send the same number again (credit)."""

@@ -29,6 +29,8 @@ class Response(msgspec.Struct, eq=False):
     final: bool = True
     #: Whether an output has a span, and so a lease. False again after `release`.
     leased: bool = False
+    #: Whether the kernel has refused the request: it was never queued, and this is its only response.
+    refused: bool = False
 
     @property
     def empty(self) -> bool:

@@ -146,6 +146,10 @@ class _LoggedCall:
         self._call = call
         self._entry = entry
 
+    def complete(self, message: bytes | None) -> None:
+        self._entry.read_request()
+        self._call.complete(message)
+
     def readable(self) -> None:
         self._entry.read_request()
         self._call.readable()

@@ -115,6 +115,10 @@ class HandlerCall:
 
     # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 
+    def complete(self, message: bytes | None) -> None:
+        assert message is None, "the reader of a handler's call has its message"
+        self.readable()
+
     def readable(self) -> None:
         if self._on_readable is not None:
             self._on_readable()

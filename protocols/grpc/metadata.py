@@ -8,11 +8,6 @@ from protocols.forwarding import make_forwarder
 from protocols.grpc.grpclib_internals import decode_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from grpclib.server import Stream
-
     from protocols.forwarding import HeaderForwarder
     from protocols.grpc.h2.headers import RequestHead
 
@@ -24,17 +19,9 @@ class MetadataForwarder:
         self._forwarder = forwarder
 
     def of_call(self, request_head: RequestHead) -> dict[str, str]:
-        """Return the parameters that the headers of a call become. Raises `ReservedHeader`."""
+        """Return the parameters that the headers of a call, or a stream, become. Raises `ReservedHeader`."""
         user_agent = next((value for name, value in request_head.fields if name == "user-agent"), None)
-        return self._parameters(decode_metadata(request_head.fields).items(), user_agent)
-
-    def of_stream(self, stream: Stream[Any, Any]) -> dict[str, str]:
-        """Return the parameters for every request of a stream. Raises `ReservedHeader`."""
-        assert stream.metadata is not None, "grpclib sets it before the call begins"
-        return self._parameters(stream.metadata.items(), stream.user_agent)
-
-    def _parameters(self, metadata: Iterable[tuple[str, str | bytes]], user_agent: str | None) -> dict[str, str]:
-        headers = [(name, _text(value)) for name, value in metadata]
+        headers = [(name, _text(value)) for name, value in decode_metadata(request_head.fields).items()]
         if user_agent is not None:
             headers.append(("user-agent", _text(user_agent)))
         return self._forwarder.parameters(headers)

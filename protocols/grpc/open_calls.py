@@ -10,6 +10,8 @@ from kernel.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from protocols.intake.intake import Intake
+
 
 class ServerShuttingDown(Unavailable):
     """An inference call arrived, or a stream was still open, while the server stops."""
@@ -31,6 +33,11 @@ class OpenCalls:
     def __init__(self) -> None:
         self.stopping = False
         self._long_calls: set[LongCall] = set()
+        self._intakes: list[Intake] = []
+
+    def add_intake(self, intake: Intake) -> None:
+        """Let `intake` take no more requests once the server stops."""
+        self._intakes.append(intake)
 
     def check_accepting(self) -> None:
         """Raise `ServerShuttingDown` once the server stops."""
@@ -51,5 +58,7 @@ class OpenCalls:
     def stop(self) -> None:
         """Accept no more inference calls, and stop the long calls."""
         self.stopping = True
+        for intake in self._intakes:
+            intake.refusal = ServerShuttingDown()
         for call in tuple(self._long_calls):
             call.stop()

@@ -8,7 +8,7 @@ from grpclib.const import Cardinality, Handler
 
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from protocols.grpc.messages.prepared import PreparedMessages
+from protocols.grpc.messages.intake import MessageIntake
 from protocols.grpc.rpc import translated_errors, unary
 from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs
 from protocols.grpc.rpcs.health import Health, WatchCall
@@ -48,9 +48,8 @@ class InferenceService:
         self._kernel = kernel
         self._admin = admin
         self._calls = calls
-        self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
-        self._prepared = PreparedMessages()
+        self._streams = MessageIntake(kernel, forwarder, streaming=True)
 
     def __mapping__(self) -> dict[str, Handler]:
         handlers = {
@@ -75,13 +74,7 @@ class InferenceService:
     async def _model_stream_infer(self, stream: Stream[pb.ModelInferRequest, pb.ModelStreamInferResponse]) -> None:
         with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
-            call = StreamCall(
-                self._kernel,
-                stream,
-                self._prepared,
-                self._forwarder,
-                max_response_pool_size=self._max_response_pool_size,
-            )
+            call = StreamCall(self._streams, stream, max_response_pool_size=self._max_response_pool_size)
             with self._calls.stoppable(call):
                 await call.run()
 

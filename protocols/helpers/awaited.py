@@ -6,58 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, RequestCancelled, ServingError
-from protocols.helpers.request_task import RequestTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
-    from kernel.serving.request import Request
     from shm.arena import Block
     from shm.tensor import Span, Tensor
-
-
-class AwaitedRequest:
-    """Decodes one request in a helper. A `protocols.helpers.request_task.Preparing`."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        model: Model,
-        request: Request,
-        name: str,
-        arguments: bytes,
-        sources: list[Tensor],
-        peer: str | None = None,
-    ) -> None:
-        """The arguments are those of `RequestTask`."""
-        self._kernel = kernel
-        self._request = request
-        self._task = RequestTask(kernel, model, request, self, name, arguments, sources, peer)
-        self._submitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def submit(self) -> None:
-        """Decode and submit the request. Raises `ServingError` if it is refused."""
-        self._task.start()
-        try:
-            await self._submitted
-        except asyncio.CancelledError:
-            self._task.cancel()
-            raise
-
-    def prepared(self, response_options: bytes) -> None:
-        """Submit the request."""
-        try:
-            self._kernel.submit(self._request, admitted=True)
-        except Exception as error:
-            self._submitted.set_exception(error)
-        else:
-            self._submitted.set_result(None)
-
-    def refused(self, error: ServingError) -> None:
-        """Let `submit` raise."""
-        self._submitted.set_exception(error)
 
 
 class AwaitedTask:

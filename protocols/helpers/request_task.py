@@ -1,4 +1,4 @@
-"""Has a helper decode a request that is too large for the event loop, and submits it. Both protocols use it."""
+"""Has a helper decode a request that is too large for the event loop. All front doors use it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _INLINE_BYTE_SIZE = 64 << 10
 class Preparing(Protocol):
     """Waits for a request that is being decoded. All methods are called once at most, and never raise."""
 
-    def prepared(self, response_options: bytes) -> None:
-        """The request is decoded: submit it, with `Kernel.submit` and `admitted`."""
+    def prepared(self, response_options: bytes, model: Model) -> None:
+        """The request, which is for `model`, is decoded: submit it, with `Kernel.submit` and `admitted`."""
 
     def refused(self, error: ServingError) -> None:
         """The request is refused."""
@@ -50,13 +50,12 @@ class RequestTask:
         name: str,
         arguments: bytes,
         sources: list[Tensor],
-        peer: str | None = None,
     ) -> None:
         """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs.
 
-        Without `model` the helper finds out its name and version. Without `peer` the request's sink is asked.
+        Without `model` the helper finds out its name and version.
         """
-        self.peer = peer_of_sink(request.sink) if peer is None else peer
+        self.peer = peer_of_sink(request.sink)
         self.name = name
         self.arguments = arguments
         self.sources = sources
@@ -129,7 +128,8 @@ class RequestTask:
         if caller is None:
             self._request.release_leases()
         else:
-            caller.prepared(self._response_options)
+            assert self._model is not None, "a request was decoded without its model"
+            caller.prepared(self._response_options, self._model)
         self._kernel.end_preparing(self._byte_size)
 
     def failed(self, error: ServingError) -> None:

@@ -15,6 +15,7 @@ from protocols.http import web
 
 if TYPE_CHECKING:
     from protocols.http.endpoints.dashboard import Dashboard
+    from protocols.http.generate.intake import GenerateIntake
     from protocols.http.inference.call import HttpInference
     from protocols.http.openapi.endpoint import OpenApi
     from protocols.http.request_rules import RequestRules
@@ -33,6 +34,7 @@ class CallSettings(msgspec.Struct, frozen=True):
     """What all calls of a server share."""
 
     inference: HttpInference
+    generation: GenerateIntake
     rules: RequestRules
     openapi: OpenApi
     dashboard: Dashboard
@@ -44,6 +46,7 @@ class HttpCall:
     __slots__ = (
         "dashboard",
         "error_headers",
+        "generation",
         "http",
         "inference",
         "kernel",
@@ -67,6 +70,7 @@ class HttpCall:
         self.http = http
         self.names = names
         self.inference = settings.inference
+        self.generation = settings.generation
         self.kernel = settings.inference.kernel
         #: Bytes that JSON, raw input and inflated bodies may have.
         self.max_input_size = settings.inference.max_input_size

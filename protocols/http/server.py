@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import HttpVersion10, HttpVersion11
 
 from kernel.errors import ServingError
+from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions
 from protocols.access.restricted import Category
 from protocols.frontend import is_local
@@ -17,6 +18,7 @@ from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall, peer_of
 from protocols.http.endpoints.dashboard import Dashboard, asks_for_page
 from protocols.http.fast.fast_path import FastPath
+from protocols.http.generate.intake import GenerateIntake
 from protocols.http.inference.call import HttpInference
 from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
@@ -24,7 +26,6 @@ from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
 from protocols.http.route_hints import route_hint
 from protocols.http.routes import find_endpoint, request_path
-from protocols.internal_errors import unexpected_error
 from protocols.listening import local_url
 from protocols.status import HTTP_STATUS, http_status
 
@@ -63,11 +64,12 @@ class HttpServer:
         self._rules = rules = make_request_rules(
             options, loopback_only=is_local(sock.getsockname()), keys=keys, admin=admin
         )
-        inference = HttpInference(kernel, options.max_input_size)
+        inference = HttpInference(kernel, options.max_input_size, forwards=rules.forwarder is not None)
+        generation = GenerateIntake(kernel, options.max_input_size)
         self._dashboard = Dashboard()
         self._has_dashboard = options.dashboard
         openapi = OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
-        self._settings = CallSettings(inference, rules, openapi, self._dashboard)
+        self._settings = CallSettings(inference, generation, rules, openapi, self._dashboard)
         self._certificates: Certificates | None = None
         if options.tls is not None:
             from protocols.tls.certificates import Certificates  # few servers have any

@@ -53,8 +53,8 @@ class ModelCaller(Protocol):
     def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
         """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
 
-    def submit(self, request: Request, *, pinned: Model, checked: bool) -> Model:
-        """Check and queue a request for a version that is pinned. Raises `ServingError`, and then keeps no lease.
+    def submit(self, request: Request, *, pinned: Model, checked: bool) -> None:
+        """Check and queue a request for a version that is pinned. A refusal is a response to its sink.
 
         With `checked` a request with equal tensors, apart from their bytes, was checked before.
         """
@@ -67,6 +67,9 @@ class _StepSink(msgspec.Struct, eq=False):
     parent: Request
     #: The request of the step; set before it is submitted.
     request: Request | None = None
+    #: Whether the request is being submitted, and the error if it was refused meanwhile.
+    submitting: bool = True
+    refusal: ServingError | None = None
 
     @property
     def peer(self) -> str:
@@ -82,7 +85,9 @@ class _StepSink(msgspec.Struct, eq=False):
         assert request is not None, "the sink was not given its request, or got a response after the final one"
         if response.final:
             self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
-        if self.inbox.open:
+        if response.refused and self.submitting:
+            self.refusal = response.error
+        elif self.inbox.open:
             self.inbox.post(ChildResponded(request, response))
         else:  # the ensemble was closed: it has failed its own requests
             response.release()
@@ -302,19 +307,18 @@ class EnsembleDriver:
             parts += (tensor.name, tensor.datatype, byte_size, *tensor.shape)
         key = tuple(parts)
         rows = checked.get(key) if run.models is self._models else None
-        try:
-            if rows is None:
-                self._caller.submit(child, pinned=run.models[call.step], checked=False)
-            else:
-                child.batch_size = rows
-                self._caller.submit(child, pinned=run.models[call.step], checked=True)
-        except ServingError as error:
-            del run.calls[child], self._run_of[child]
-            self._fail(run, error)
-            self._ended(run, call)
+        if rows is None:
+            self._caller.submit(child, pinned=run.models[call.step], checked=False)
         else:
-            if rows is None and run.models is self._models and len(checked) < _MOST_CHECKED:
-                checked[key] = child.batch_size
+            child.batch_size = rows
+            self._caller.submit(child, pinned=run.models[call.step], checked=True)
+        sink.submitting = False
+        if sink.refusal is not None:
+            del run.calls[child], self._run_of[child]
+            self._fail(run, sink.refusal)
+            self._ended(run, call)
+        elif rows is None and run.models is self._models and len(checked) < _MOST_CHECKED:
+            checked[key] = child.batch_size
 
     def _take_outputs(self, run: Run, call: StepCall, response: Response) -> None:
         if run.error is not None:

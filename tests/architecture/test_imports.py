@@ -49,7 +49,8 @@ _FOR_PROTOCOLS = {
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
-    "protocols/internal_errors", "protocols/listening", "protocols/prepared_cache", "protocols/iteration_budget",
+    "protocols/intake",
+    "protocols/listening", "protocols/prepared_cache", "protocols/iteration_budget",
     "protocols/message_budget", "protocols/request_limits",
     "protocols/response_sinks", "protocols/status", "protocols/tls", "protocols/traced_models",
     "protocols/written_releases",

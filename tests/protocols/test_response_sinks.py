@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from kernel.errors import InternalError, Unavailable
-from kernel.serving.request import Request
 from kernel.serving.response import Response
-from protocols.response_sinks import OnlyResponse, StreamSink
+from protocols.response_sinks import OnlyResponse, ResponseQueue
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -68,30 +67,17 @@ def test_an_error_is_a_response_too() -> None:
     assert only(Response("m", "1", "", error=error)).error is error
 
 
-def test_a_stream_gives_responses_in_order_and_releases_those_left_at_its_end() -> None:
+def test_a_queue_gives_responses_in_order_and_releases_those_left_at_its_end() -> None:
     async def main() -> None:
-        stream = StreamSink()
-        port = stream.port(lambda name: "")
-        request = port.request = Request("m", [], port)
+        queue = ResponseQueue()
         taken, left, late = Released(), Released(), Released()
-        waiting = asyncio.create_task(stream.next())
+        waiting = asyncio.create_task(queue.next())
         await asyncio.sleep(0)
-        port.send(response(taken, final=False))
-        port.send(response(left, final=False))
-        found, first = await waiting
-        assert found is request
-        first.release()
-        stream.close()
-        port.send(response(late))
+        queue.put(response(taken, final=False))
+        queue.put(response(left, final=False))
+        (await waiting).release()
+        queue.close()
+        queue.put(response(late))
         assert (taken.count, left.count, late.count) == (1, 1, 1)
 
     asyncio.run(main())
-
-
-def test_a_request_with_its_final_response_leaves_nothing_for_the_garbage_collector() -> None:
-    port = StreamSink().port(lambda name: "")
-    request = port.request = Request("m", [], port)
-    port.send(response(final=False))
-    assert port.request is request
-    port.send(response())
-    assert port.request is None

@@ -91,6 +91,10 @@ class Client:
     def send(self, response: Response) -> None:
         """Take a response. The client reads it later, or never if it has left."""
         world = self._world
+        if response.refused:
+            world.check(self.refusal is None, "%s is refused twice", self)
+            self.refusal = response.error
+            return
         self.responses.append(response)
         world.check(not self.final, "%s got a response after its final one", self)
         if response.error is not None:

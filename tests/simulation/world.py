@@ -181,10 +181,8 @@ class World:
         request = client.make(spec.name, batching=spec.max_batch_size > 0, streaming=spec.decoupled)
         self._client_of[request] = client
         self.tell("%s for %s: %s", client, spec.name, _described(plan))
-        try:
-            self.kernel.submit(request)
-        except errors.ServingError as error:
-            client.refusal = error
+        self.kernel.submit(request)
+        if (error := client.refusal) is not None:
             self.tell("%s is refused: %s", client, error.message)
             allowed = self._may_refuse(index, plan, error)
             self.check(allowed, "%s is refused without a reason: %s", client, error.message)

@@ -245,7 +245,7 @@ class CallerCalls:
             response.release()
             return
         if response.error is not None:
-            response.error = self._calls.error_of(call.request, response.error)
+            response.error = self._calls.error_of(call.request, response.error, was_refused=response.refused)
         if response.final:
             del self._open[number]
             self._calls.ended(call.request)

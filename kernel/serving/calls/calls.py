@@ -37,8 +37,8 @@ class CallTarget(Protocol):
     def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
         """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
 
-    def submit(self, request: Request, *, pinned: Model | None = None) -> Model:
-        """Check and queue a request. Raises `ServingError`, and then keeps no lease."""
+    def submit(self, request: Request, *, pinned: Model | None = None) -> None:
+        """Check and queue a request. A refusal is a response to its sink, perhaps before this method returns."""
 
 
 class Calls:
@@ -61,18 +61,16 @@ class Calls:
         With --model-namespacing the model is looked for in the repository `namespace` first, that of the caller.
 
         `execution` is the batch from which it was made, if it was made from one. Raises `ServingError` with the text
-        for the caller; then no lease is kept, and the sink gets no response. Otherwise `ended` follows.
+        for the caller if there is no model for it; then no lease is kept, and the sink gets no response. Otherwise
+        `ended` follows, possibly before this method returns.
         """
         try:
             model = self._model_of(call, namespace, streaming=streaming)
         except ServingError as error:
             call.release_leases()
             raise refused(call, error) from error
-        try:
-            # With a parent the call was admitted, and paid for, with it.
-            self._target.submit(call, pinned=model if namespace or call.parent is not None else None)
-        except ServingError as error:
-            raise refused(call, error) from error
+        # With a parent the call was admitted, and paid for, with it.
+        self._target.submit(call, pinned=model if namespace or call.parent is not None else None)
         if call.finished or execution is None:
             return
         self._waits.add(call, execution, self._clock.now_ns())
@@ -113,8 +111,8 @@ class Calls:
         self._waits.remove(call)
         self._stuck.discard(call)
 
-    def error_of(self, call: Request, error: ServingError) -> ServingError:
-        """Return the error that the caller gets for an error response to `call`."""
+    def error_of(self, call: Request, error: ServingError, *, was_refused: bool = False) -> ServingError:
+        """Return the error that the caller gets for an error response to `call`; `Response.refused` says which."""
         if call in self._stuck:
             return refused(
                 call,
@@ -123,7 +121,7 @@ class Calls:
                     "this request. A model that is called while it waits for a call needs another instance"
                 ),
             )
-        return refused(call, error) if error.before_queueing else error
+        return refused(call, error) if was_refused or error.before_queueing else error
 
     # ---- calls that can never be executed ----------------------------------------------------
 

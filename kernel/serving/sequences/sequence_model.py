@@ -83,11 +83,7 @@ class SequenceModel(Model):
     def submit_own(self, request: Request) -> None:
         """Queue a checked request in this version. Raises `ServingError`."""
         if self._failure is None:
-            try:
-                self._admit(request)
-            except BaseException:
-                request.release_leases()
-                raise
+            self._admit(request)
         super().submit(request)
 
     def owner_of(self, request: Request) -> SequenceModel:

@@ -43,6 +43,9 @@ class StreamEvent(enum.Enum):
 class StreamCallbacks(Protocol):
     """What responds to a stream. None of the methods may raise."""
 
+    def complete(self, message: bytes | None) -> None:
+        """The only message of the call has arrived, with the end of the request; None if the reader has it."""
+
     def readable(self) -> None: ...
 
     def data_sent(self) -> None: ...

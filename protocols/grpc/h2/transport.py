@@ -223,7 +223,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                     if stream.state is not _CLOSED_STREAM:
                         call = stream.call = self._acceptor.accept_call(self, stream)
                         if call is not None:
-                            call.readable()
+                            call.complete(stream.complete_message)
+                            stream.complete_message = None  # the request has copies of its small tensors
                 elif event is _OPENED:
                     if stream.state is not _CLOSED_STREAM:
                         stream.call = self._acceptor.accept_call(self, stream)

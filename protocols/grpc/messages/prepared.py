@@ -13,6 +13,7 @@ import msgspec
 
 from kernel.serving.prepared import PreparedRequest, prepare
 from protocols.grpc.messages.raw_contents import varint
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 from protocols.prepared_cache import PreparedCache
 from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
+    from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
 
 #: The first bytes of fields of ModelInferRequest: their numbers, all with a length.
@@ -39,7 +41,7 @@ _MAX_REPEATED_BYTE_SIZE = 2048
 class PreparedMessage(msgspec.Struct, frozen=True):
     """A prepared request, with what its messages have in common."""
 
-    prepared: PreparedRequest
+    common: PreparedRequest
     #: The bytes of such a message from behind its id up to the contents of its tensors.
     repeated: bytes
     #: For each input the first bytes of the field of its contents, empty for one in shared memory, and their byte size.
@@ -47,12 +49,14 @@ class PreparedMessage(msgspec.Struct, frozen=True):
     #: Of `repeated` and all contents with their fields.
     byte_size: int
     wants_empty_final: bool
+    #: Whether the model is decoupled.
+    decoupled: bool
 
-    def request_in(self, message: Buffer, start: int, id: str, sink: Sink) -> Request | None:
-        """Return the request in `message`, whose contents begin at `start`; None if they are not as expected."""
+    def inputs_in(self, message: Buffer, start: int) -> list[Tensor] | None:
+        """Return the inputs in `message`, whose contents begin at `start`; None if they are not as expected."""
         position = start
         inputs: list[Tensor] = []
-        for tensor, (field_start, byte_size) in zip(self.prepared.request.inputs, self.contents, strict=True):
+        for tensor, (field_start, byte_size) in zip(self.common.request.inputs, self.contents, strict=True):
             if field_start:
                 content = position + len(field_start)
                 if message[position:content] != field_start:
@@ -61,7 +65,7 @@ class PreparedMessage(msgspec.Struct, frozen=True):
                 inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, message[content:position]))
             else:
                 inputs.append(Tensor(tensor.name, tensor.datatype, tensor.shape, None, None, tensor.client_span))
-        return self.prepared.with_inputs(inputs, id, sink)
+        return inputs
 
 
 class PreparedMessages:
@@ -70,28 +74,35 @@ class PreparedMessages:
     def __init__(self) -> None:
         self._cache: PreparedCache[bytes, list[PreparedMessage]] = PreparedCache(_MAX_MODELS)
 
-    def match(self, message: Buffer, generation: int, sink: Sink) -> tuple[Request, PreparedMessage] | None:
-        """Return the request in `message` and what it was prepared by, None if the message has to be parsed.
+    def match(
+        self, head: object, message: ReceivedMessage, generation: int, sink: Sink
+    ) -> tuple[Request, PreparedMessage] | None:
+        """Return the request in `message` and what it was prepared by, None if the message has to be decoded.
 
-        `generation` is that of the catalog. Only the shared memory of the request is still to be checked.
+        The head of the call says nothing about its message. `generation` is that of the catalog. Only the shared memory
+        of the request is still to be checked.
         """
         cache = self._cache
         if generation != cache.generation:
             cache.start_generation(generation)
             return None
+        view: Buffer
+        if type(message) is bytes:
+            view = message
+        elif isinstance(message, (CompressedMessage, RefusedMessage)):
+            return None
+        else:
+            view = memoryview(message)
         fields = _first_fields(message)
         if fields is None:
             return None
         key, id, position = fields
-        view: Buffer = message
-        if type(message) is not bytes:
-            view = memoryview(message)
         for known in cache.entries.get(key, ()):
             start = position + len(known.repeated)
             if len(message) - position == known.byte_size and view[position:start] == known.repeated:
-                request = known.request_in(view, start, id, sink)
-                if request is not None:
-                    return request, known
+                inputs = known.inputs_in(view, start)
+                if inputs is not None:
+                    return known.common.with_inputs(inputs, id, sink), known
         return None
 
     def match_start(self, message_start: bytes, byte_size: int, generation: int) -> tuple[Model, int] | None:
@@ -109,13 +120,13 @@ class PreparedMessages:
             start = position + len(known.repeated)
             if byte_size - position == known.byte_size and message_start[position:start] == known.repeated:
                 first_field = next((field_start for field_start, _ in known.contents if field_start), b"")
-                return known.prepared.model, start + len(first_field)
+                return known.common.model, start + len(first_field)
         return None
 
     def add(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
         """Keep a request that was parsed from `message` and checked for `model`, if it can be used again.
 
-        `Kernel.submit` calls it when it has checked the request, while the catalog is as `match` has last seen it.
+        The catalog is as `match` has last seen it.
         """
         fields = _first_fields(message)
         if fields is None:
@@ -136,10 +147,9 @@ class PreparedMessages:
         repeated = bytes(message[position:end])
         if not 0 < len(repeated) <= _MAX_REPEATED_BYTE_SIZE or not _has_only_tensors(repeated):
             return
-        added = PreparedMessage(
-            prepare(request, model), repeated, contents, len(repeated) + byte_size, wants_empty_final
-        )
-        if added.request_in(memoryview(message), end, "", request.sink) is None:
+        common, total = prepare(request, model), len(repeated) + byte_size
+        added = PreparedMessage(common, repeated, contents, total, wants_empty_final, model.spec.decoupled)
+        if added.inputs_in(memoryview(message), end) is None:
             return  # typed contents, or in another order
         others = self._cache.entries.get(key, [])
         self._cache.add(key, [added, *others[: _MAX_MESSAGES_PER_MODEL - 1]])

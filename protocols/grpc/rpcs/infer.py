@@ -12,21 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
-from kernel.errors import InternalError, ServingError
-from kernel.serving.request import Request
-from kernel.tracing.explanation import take_explain
+from kernel.errors import InternalError
 from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.handlers import CALL_TERMINATED
-from protocols.grpc.messages.codec import decode_request, parse_soon, response_parts, start_request
-from protocols.grpc.messages.message_task import message_task
-from protocols.grpc.messages.prepared import PreparedMessages
-from protocols.grpc.messages.receive_buffers import ENTRY_POINT, receive_buffer_for
-from protocols.grpc.open_calls import ServerShuttingDown
+from protocols.grpc.messages.codec import response_parts
+from protocols.grpc.messages.intake import MessageIntake
 from protocols.grpc.rpc import grpc_error
-from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
+from protocols.intake.intake import take
 from protocols.response_sinks import OnlyResponse
 
 if TYPE_CHECKING:
@@ -34,23 +29,22 @@ if TYPE_CHECKING:
 
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.compression import ResponseCompression
+    from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
     from protocols.grpc.special_messages import ReceivedMessage
     from protocols.helpers.request_task import RequestTask
-    from shm.tensor import Buffer
-
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
 
 
-class Inference:
+class Inference(MessageIntake):
     """The unary inference RPC: what its calls share."""
 
     def __init__(
@@ -61,36 +55,30 @@ class Inference:
         compression: ResponseCompression | None = None,
     ) -> None:
         """Without `forwarder` no metadata is forwarded, without `compression` no response is compressed."""
+        super().__init__(kernel, forwarder, streaming=False)
         self.compression = compression
-        self.kernel = kernel
-        self.calls = calls
-        self.forwarder = forwarder
-        self.prepared = PreparedMessages()
-
-    def receive_buffer(self, message_start: bytes, byte_size: int) -> ReceiveBuffer:
-        """Return a buffer for a message that begins with `message_start`. Raises `ServingError`."""
-        matched = self.prepared.match_start(message_start, byte_size, self.kernel.catalog.generation)
-        if matched is not None:
-            model, first_tensor = matched
-            buffer = self.kernel.receive_buffer(model, byte_size, first_tensor)
-            return buffer or self.kernel.message_buffer(byte_size)
-        return receive_buffer_for(self.kernel, message_start, byte_size, streaming=False)
+        calls.add_intake(self)
 
 
 class InferCall(msgspec.Struct, eq=False):
     """One call: takes its message from the stream, and its response from the kernel as the request's sink."""
 
-    _inference: Inference
+    intake: Inference
     _connection: ServerConnection
     _stream: Stream
-    _request: Request | None = None
+    #: The head says nothing about the message.
+    head: None = None
+    #: The request, until it has its response.
+    request: Request | None = None
+    #: As in `protocols.intake.intake.IntakeCall`.
+    decoded: object = None
+    decoding: RequestTask | None = None
+    request_id: str = ""
     #: Made where the response is not a single one with the final flag.
     _only: OnlyResponse | None = None
     _deadline: asyncio.TimerHandle | None = None
     #: The memory that a large message is received in.
     _buffer: ReceiveBuffer | None = None
-    #: Decodes the request, where a helper does that.
-    _task: RequestTask | None = None
     #: When the call and its message came, in monotonic nanoseconds; 0 unless requests are traced. The second one
     #: is also 0 if both came together.
     _begin_ns: int = 0
@@ -98,7 +86,7 @@ class InferCall(msgspec.Struct, eq=False):
 
     def expect(self) -> None:
         """Start the deadline of the call, if it has one, and get ready for its message, if it is still to arrive."""
-        if self._inference.kernel.takes_times:
+        if self.intake.kernel.takes_times:
             self._begin_ns = self._connection.last_received_ns
         timeout_s = self._stream.request_head.timeout_s
         if timeout_s is not None:
@@ -108,59 +96,24 @@ class InferCall(msgspec.Struct, eq=False):
 
     # ---- protocols.grpc.h2.streams.StreamCallbacks -------------------------------------------------------
 
+    #: Nearly every call comes complete.
+    complete = take
+
     def readable(self) -> None:
-        """Give the request to the kernel, once all of it has arrived, or respond what is wrong with it."""
-        if self._request is not None or self._task is not None:
+        """Take the request, once all of it has arrived, or respond what is wrong with it."""
+        if self.request is not None:
             return
-        message: ReceivedMessage | None = self._stream.complete_message
-        if message is None:  # unusual
-            message = self._take_message()
-            if message is None:
-                return
-        inference = self._inference
-        kernel = inference.kernel
+        message = self._take_message()
+        if message is None:
+            return
         begin_ns = self._begin_ns
         if begin_ns and begin_ns != (received_ns := self._connection.last_received_ns):
             self._received_ns = received_ns
         try:
-            if inference.calls.stopping:
-                raise ServerShuttingDown
-            if type(message) is not bytes and (
-                isinstance(message, (CompressedMessage, RefusedMessage))
-                or (self._buffer is not None and not self._buffer.of_model)
-            ):
-                self._decode_in_helper(message)
-                return
-            forwarder = inference.forwarder
-            forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
-            matched = inference.prepared.match(message, kernel.catalog.generation, self)
-            if matched is not None:
-                request, known = matched
-                if forwarded:
-                    request.parameters = {**request.parameters, **forwarded}
-                kernel.submit(request, known.prepared, self._buffer)
-            else:
-                parsed = self._parse(message)
-                if parsed is None:
-                    self._decode_in_helper(message)
-                    return
-                request = parsed
-
-                def keep(checked: Request, model: Model) -> None:
-                    inference.prepared.add(message, checked, model)
-                    if forwarded:  # the next such message may have other metadata
-                        checked.parameters = {**checked.parameters, **forwarded}
-
-                kernel.submit(request, None, self._buffer, keep)
-        except Exception as error:
-            self._fail_with(error)
-            return
+            take(self, message, self._buffer)
         finally:
             if self._buffer is not None:
                 self._release_buffer()
-        if self._stream.state is not _CLOSED:  # there was no response yet
-            self._request = request
-            self._stream.complete_message = None  # the request has copies of its small tensors
 
     def data_sent(self) -> None:
         """The end of the response ends the call."""
@@ -186,10 +139,10 @@ class InferCall(msgspec.Struct, eq=False):
 
     def _cancel(self) -> None:
         """The response is not wanted any more."""
-        if self._task is not None:
-            self._task.cancel()
-        elif self._request is not None:
-            self._inference.kernel.cancel(self._request)
+        if self.decoding is not None:
+            self.decoding.cancel()
+        elif self.request is not None:
+            self.intake.kernel.cancel(self.request)
 
     # ---- the request ---------------------------------------------------------------------------
 
@@ -210,7 +163,7 @@ class InferCall(msgspec.Struct, eq=False):
         """Return memory for a large message. Raises `ServingError`, also for a second message."""
         if self._buffer is not None:
             raise InternalError("more than one request message")
-        self._buffer = self._inference.receive_buffer(message_start, byte_size)
+        self._buffer = self.intake.receive_buffer(message_start, byte_size)
         return self._buffer.view
 
     def _release_buffer(self) -> None:
@@ -218,53 +171,22 @@ class InferCall(msgspec.Struct, eq=False):
         if buffer is not None:
             buffer.release()
 
-    def _parse(self, message: Buffer) -> Request | None:
-        """Return the request in `message`; None if a helper is to decode it. Raises what is wrong with it."""
-        found = parse_soon(message)
-        if found is None:
-            return None
-        parsed, raw_contents = found
-        # Refused before its tensors are decoded, as in Triton.
-        self._inference.kernel.resolve_unary(parsed.model_name, parsed.model_version, ENTRY_POINT)
-        request = start_request(parsed, self, streaming=False)
-        request.entry_point = ENTRY_POINT
-        decode_request(parsed, request, raw_contents)
-        request.explain = take_explain(request)
-        return request
+    # ---- protocols.intake.intake.IntakeCall ----------------------------------------------------------
 
-    # ---- protocols.helpers.request_task.Preparing ----------------------------------------------------
+    @property
+    def explain(self) -> bool:
+        return False  # it is a parameter
 
-    def _decode_in_helper(self, message: ReceivedMessage) -> None:
-        """Have a helper decode `message`. Raises `ServingError`."""
-        kernel = self._inference.kernel
-        request = Request("", [], self, entry_point=ENTRY_POINT)
-        task = message_task(kernel, request, self, message, self._buffer)
-        self._request, self._task = request, task
-        try:
-            task.start()
-        except ServingError:
-            self._request = self._task = None
-            raise
+    @property
+    def request_head(self) -> RequestHead:
+        return self._stream.request_head
 
-    def prepared(self, response_options: bytes) -> None:
-        """See `Preparing`."""
-        request, self._task = self._request, None
-        assert request is not None, "the request was cancelled"
-        request.explain = take_explain(request)
-        forwarder = self._inference.forwarder
-        forwarded = forwarder.of_call(self._stream.request_head) if forwarder is not None else None
-        if forwarded:
-            request.parameters = {**request.parameters, **forwarded}
-        try:
-            self._inference.kernel.submit(request, admitted=True)
-        except Exception as error:
-            self._request = None
-            self._fail_with(error)
-
-    def refused(self, error: ServingError) -> None:
-        """See `Preparing`."""
-        self._request = self._task = None
+    def refused(self, error: Exception) -> None:
+        self.request = None
         self._fail_with(error)
+
+    def decoded_by_helper(self) -> None:
+        """No other message follows."""
 
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
@@ -277,7 +199,7 @@ class InferCall(msgspec.Struct, eq=False):
 
     def reception(self) -> Reception:
         """See `kernel.tracing.front_doors.FrontDoorSink`."""
-        sending, compression = self._connection.sending, self._inference.compression
+        sending, compression = self._connection.sending, self.intake.compression
         if compression is None and self._stream.state is not _CLOSED and self._only is None and not sending.ended:
             # Usually `send` has something written at the end of the iteration, and nothing else is to be done.
             return GRPC, self._begin_ns, self._received_ns, sending.releases.append
@@ -300,7 +222,7 @@ class InferCall(msgspec.Struct, eq=False):
             if only is None:
                 return
             response = only
-        self._request = None  # it refers to this call as its sink
+        self.request = None  # it refers to this call as its sink
         if self._stream.state is _CLOSED:
             response.release()
             return
@@ -314,7 +236,7 @@ class InferCall(msgspec.Struct, eq=False):
             return
         if self._deadline is not None:
             self._deadline.cancel()
-        compression = self._inference.compression
+        compression = self.intake.compression
         if compression is not None:
             compression.respond(self._connection, self._stream, parts, response.release)
             return
@@ -328,7 +250,7 @@ class InferCall(msgspec.Struct, eq=False):
             self._only = OnlyResponse()
         if not self._only.add(response):
             return None
-        self._request = None
+        self.request = None
         try:
             return self._only.take()
         except InternalError as error:

@@ -11,44 +11,29 @@ from collections import deque
 from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
-from google.protobuf.message import DecodeError
-
 from kernel.errors import InternalError, NoMemory, ServingError
-from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.tracing.explanation import take_explain
 from protocols.grpc.grpclib_internals import stream_of
-from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
-from protocols.grpc.messages.message_task import message_task
-from protocols.grpc.messages.prepared import names_at_start
-from protocols.grpc.messages.receive_buffers import receive_buffer_for
 from protocols.grpc.open_calls import ServerShuttingDown
-from protocols.grpc.rpc import grpc_error
 from protocols.grpc.rpcs.response_order import RequestOrder
 from protocols.grpc.rpcs.stream_messages import (
     MAX_OPEN_REQUESTS,
     MAX_UNANSWERED_REQUESTS,
     MESSAGES_PER_ITERATION,
     EncodedStreamResponse,
-    OpenRequest,
-    PreparingOnStream,
-    StreamRequestSink,
+    StreamRequest,
     encode_for_stream,
 )
-from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
+from protocols.grpc.special_messages import CompressedMessage
 
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
     from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
     from protocols.grpc.handlers import HandlerCall
-    from protocols.grpc.messages.prepared import PreparedMessages
-    from protocols.grpc.metadata import MetadataForwarder
+    from protocols.grpc.messages.intake import MessageIntake
     from protocols.grpc.special_messages import ReceivedMessage
-    from protocols.helpers.request_task import RequestTask
 
 
 class StreamCall:
@@ -56,44 +41,39 @@ class StreamCall:
 
     def __init__(
         self,
-        kernel: Kernel,
+        intake: MessageIntake,
         stream: Stream[ModelInferRequest, ModelStreamInferResponse],
-        prepared: PreparedMessages,
-        forwarder: MetadataForwarder | None = None,
         *,
         max_response_pool_size: int | None = None,
     ) -> None:
-        """`prepared` is shared by all streams. No requests are read while `max_response_pool_size` responses wait for
-        the client."""
-        self._kernel = kernel
+        """`intake` is shared by all streams. No requests are read while `max_response_pool_size` responses wait for the
+        client."""
+        self._intake = intake
         self._stream = stream
         #: grpclib's stream parses each message and copies each response: they do not pass through it.
         self.call = cast("HandlerCall", stream_of(stream))
-        self._prepared = prepared
         #: Buffers with messages that were not submitted yet, oldest first.
         self._buffers: deque[ReceiveBuffer] = deque()
-        self._forwarder = forwarder
         self._max_response_pool_size = max_response_pool_size
         #: Whether the first error of a response ends the stream with its status (Triton: metadata as the
         #: stream starts).
         assert stream.metadata is not None, "grpclib sets it before the call begins"
         self._fails_on_error = stream.metadata.get("triton_grpc_error") == "true"
-        self._open_requests: dict[Request, OpenRequest] = {}
-        self._order: RequestOrder[Request, EncodedStreamResponse] = RequestOrder()
+        self._open_requests: dict[StreamRequest, None] = {}
+        self._order: RequestOrder[StreamRequest, EncodedStreamResponse] = RequestOrder()
         #: Responses of the kernel, and encoded ones that are to be sent, both in order.
-        self._responses: deque[tuple[Request, Response]] = deque()
+        self._responses: deque[tuple[StreamRequest, Response]] = deque()
         self._encoded: deque[EncodedStreamResponse] = deque()
         #: The response that has not left: the next one waits for `_message_sent`.
         self._leaving: EncodedStreamResponse | None = None
         self._sending_headers: asyncio.Task[None] | None = None
         self._headers_sent = False
-        #: Whether more requests are accepted, and whether one is being submitted now.
+        #: Whether more requests are accepted.
         self._reads = True
-        self._submitting = False
         #: Whether `_read_on` will be called.
         self._reads_later = False
-        #: Decodes a request in a helper. No more messages are taken before it is submitted.
-        self._task: RequestTask | None = None
+        #: The request that a helper decodes. No more messages are taken before it is submitted.
+        self._decoding: StreamRequest | None = None
         self._stopped = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -109,10 +89,13 @@ class StreamCall:
             await self._ended
         finally:
             self._ended.cancel()  # responses that are still to come are released
-            if self._task is not None:
-                self._task.cancel()
+            if self._decoding is not None and (task := self._decoding.decoding) is not None:
+                task.cancel()
             self._release()
-            self._kernel.cancel(*self._open_requests)
+            requests = [request for each in self._open_requests if (request := each.request) is not None]
+            self._intake.kernel.cancel(*requests)
+            for each in self._open_requests:
+                each.forget_ended()
         if self._stopped:
             raise ServerShuttingDown
 
@@ -156,7 +139,7 @@ class StreamCall:
                 if (
                     not self._reads
                     or self._reads_later
-                    or self._task is not None
+                    or self._decoding is not None
                     or len(self._open_requests) >= MAX_UNANSWERED_REQUESTS
                     or (self._leaving is not None and self._backed_up)
                     or self._ended.done()
@@ -188,144 +171,67 @@ class StreamCall:
 
     def _choose_buffer(self, message_start: bytes, byte_size: int) -> memoryview:
         """Return memory for a large message. Raises `ServingError`."""
-        buffer = receive_buffer_for(self._kernel, message_start, byte_size, streaming=True)
+        buffer = self._intake.receive_buffer(message_start, byte_size)
         self._buffers.append(buffer)
         return buffer.view
 
     def _submit(self, message: ReceivedMessage) -> None:
         content = message.content if isinstance(message, CompressedMessage) else message
         received_in = self._buffers[0] if self._buffers and self._buffers[0].view is content else None
-        self._submitting = True
+        opened = StreamRequest(self._intake, self)
+        if self._intake.kernel.takes_times:
+            opened.begin_ns = monotonic_ns()
+        self._open_requests[opened] = None
         try:
-            self._start(message, received_in)
+            opened.take(message, received_in)
         finally:
-            self._submitting = False
             if received_in is not None:
                 self._buffers.popleft().release()
+        if opened.decoding is not None:
+            self._decoding = opened
+        else:
+            self._begun(opened)
         if self._responses:
             self._write()
 
-    def _start(self, message: ReceivedMessage, received_in: ReceiveBuffer | None) -> None:
-        """Give the request in `message` to the kernel, or respond why it is refused."""
-        kernel = self._kernel
-        sink = StreamRequestSink(self)
-        if kernel.takes_times:
-            sink.begin_ns = monotonic_ns()
-        if isinstance(message, (CompressedMessage, RefusedMessage)) or not (
-            received_in is None or received_in.of_model
+    # ---- what the intake says of a request -----------------------------------------------------
+
+    def refused(self, opened: StreamRequest, error: Exception) -> None:
+        """Respond why a message is refused; one that is broken ends the stream."""
+        if not isinstance(error, ServingError) or (
+            self._decoding is opened and type(error) in (InternalError, NoMemory) and error.before_queueing
         ):
-            self._decode_in_helper(message, received_in, sink)
-            return
-        matched = self._prepared.match(message, kernel.catalog.generation, sink)
-        if matched is not None:
-            request, known = matched
-            opened = OpenRequest(True, known.wants_empty_final)
-        else:
-            try:
-                found = parse_soon(message)
-            except DecodeError as error:
-                raise grpc_error(error, "") from None
-            if found is None:
-                self._decode_in_helper(message, received_in, sink)
-                return
-            parsed, raw_contents = found
-            request, opened = start_request(parsed, sink, streaming=True), OpenRequest()
-        sink.request = request
-        self._open_requests[request] = opened
-        try:
-            forwarded = self._forwarder.of_stream(self._stream) if self._forwarder is not None else None
-            if matched is not None:
-                opened.ordered = not known.prepared.model.spec.decoupled
-                if forwarded:
-                    request.parameters = {**request.parameters, **forwarded}
-                kernel.submit(request, known.prepared, received_in)
-            else:
-                opened.ordered = not kernel.resolve(request.model_name, request.model_version).spec.decoupled
-                opened.wants_empty_final = decode_request(parsed, request, raw_contents)
-                request.explain = take_explain(request)
-
-                def keep(checked: Request, model: Model) -> None:
-                    self._prepared.add(message, checked, model, wants_empty_final=opened.wants_empty_final)
-                    if forwarded:
-                        checked.parameters = {**checked.parameters, **forwarded}
-
-                kernel.submit(request, None, received_in, keep)
-            # A request that a scheduler does not queue is refused as well.
-            opened.refused = request.failed and not request.dispatched
-        except ServingError as error:
-            self._refuse(request, opened, error)
-        if opened.ordered:
-            self._order.begin(request)
-
-    def _refuse(self, request: Request, opened: OpenRequest, error: ServingError) -> None:
-        """Respond why a request is refused."""
-        opened.refused = True
-        self._responses.append((request, Response(request.model_name, request.model_version, request.id, error=error)))
-
-    def _decode_in_helper(
-        self, message: ReceivedMessage, received_in: ReceiveBuffer | None, sink: StreamRequestSink
-    ) -> None:
-        """Have a helper decode `message`, or respond why it is refused."""
-        request, opened = Request("", [], sink, streaming=True), OpenRequest()
-        sink.request = request
-        self._open_requests[request] = opened
-        try:
-            if isinstance(message, RefusedMessage):
-                request.model_name, request.model_version, request.id = names_at_start(message.start)
-            caller = PreparingOnStream(self, request, opened)
-            self._task = message_task(self._kernel, request, caller, message, received_in)
-            self._task.start()
-        except ServingError as error:
-            self._task = None
-            self._refuse(request, opened, error)
-            self._order.begin(request)
-
-    def request_prepared(self, request: Request, opened: OpenRequest, response_options: bytes) -> None:
-        """Submit the request that a helper has decoded, and take more messages."""
-        self._task = None
-        opened.wants_empty_final = bool(response_options)
-        request.explain = take_explain(request)
-        self._submitting = True
-        try:
-            opened.ordered = not self._kernel.resolve(request.model_name, request.model_version).spec.decoupled
-            forwarded = self._forwarder.of_stream(self._stream) if self._forwarder is not None else None
-            if forwarded:
-                request.parameters = {**request.parameters, **forwarded}
-            self._kernel.submit(request, admitted=True)
-            opened.refused = request.failed and not request.dispatched
-        except ServingError as error:
-            request.release_leases()
-            self._refuse(request, opened, error)
-        finally:
-            self._submitting = False
-        if opened.ordered:
-            self._order.begin(request)
-        self._continue_stream()
-
-    def request_refused(self, request: Request, opened: OpenRequest, error: ServingError) -> None:
-        """Respond why a request that a helper should decode is refused, and take more messages."""
-        self._task = None
-        if type(error) in (InternalError, NoMemory) and error.before_queueing:  # the message is broken
             self._fail(error)
             return
-        self._refuse(request, opened, error)
-        self._order.begin(request)
-        self._continue_stream()
+        opened.was_refused = True
+        names = opened.names
+        self._responses.append((opened, Response(names.model_name, names.model_version, names.id, error=error)))
 
-    def _continue_stream(self) -> None:
-        if self._responses:
+    def decoded_by_helper(self, opened: StreamRequest) -> None:
+        """A request that a helper has decoded was submitted or refused: take more messages."""
+        self._decoding = None
+        self._begun(opened)
+        if not self._ended.done():
             self._write()
-        self._read()
+            self._read()
+
+    def _begun(self, opened: StreamRequest) -> None:
+        """A request was submitted or refused: its responses may be sent."""
+        if opened.submitting:  # a helper that has responded at once has begun it already
+            opened.submitting = False
+            if opened.ordered:
+                self._order.begin(opened)
 
     # ---- responses ---------------------------------------------------------------------------
 
-    def put(self, request: Request, response: Response) -> None:
-        """Send a response of `request`, after those that come before it."""
+    def put(self, opened: StreamRequest, response: Response) -> None:
+        """Send a response, after those that come before it."""
         if self._ended.done():
             response.release()
+            opened.forget_ended()
             return
-        self._responses.append((request, response))
-        if self._leaving is None and not self._submitting:
+        self._responses.append((opened, response))
+        if self._leaving is None:
             self._write()
 
     def _message_sent(self) -> None:
@@ -342,7 +248,7 @@ class StreamCall:
             while self._leaving is None and not self._ended.done():
                 if self._encoded:
                     self._send(self._encoded.popleft())
-                elif self._responses:
+                elif self._responses and not self._responses[0][0].submitting:
                     self._encode_next()
                 else:
                     return
@@ -351,15 +257,14 @@ class StreamCall:
 
     def _encode_next(self) -> None:
         """Encode the next response, and put what may be sent now into `_encoded`."""
-        request, response = self._responses.popleft()
-        if not response.final:
-            request.consumed()
-        opened = self._open_requests[request]
-        if response.error is not None and self._fails_on_error and not opened.refused:
+        opened, response = self._responses.popleft()
+        if not response.final and opened.request is not None:
+            opened.request.consumed()
+        if response.error is not None and self._fails_on_error and not opened.was_refused:
             raise response.error
-        encoded = encode_for_stream(request, opened, response)
+        encoded = encode_for_stream(opened, response)
         if opened.ordered:
-            self._encoded += self._order.put(request, encoded, final=encoded.final)
+            self._encoded += self._order.put(opened, encoded, final=encoded.final)
         else:
             self._encoded.append(encoded)
 
@@ -392,7 +297,8 @@ class StreamCall:
     def _finish(self, encoded: EncodedStreamResponse) -> None:
         """The response has been sent."""
         if encoded.final:
-            del self._open_requests[encoded.request]
+            del self._open_requests[encoded.opened]
+            encoded.opened.forget_ended()
             if not self._reads:
                 self._end_if_done()
             elif len(self._open_requests) == MAX_UNANSWERED_REQUESTS - 1:

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
+from kernel.serving.request import NO_SINK, Request
 from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.generated.grpc_service_pb2 import ModelStreamInferResponse
 from protocols.grpc.messages.codec import encode_stream_end, encode_stream_error, stream_response_parts
+from protocols.intake.intake import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.request import Request
     from kernel.serving.response import Response
+    from protocols.grpc.h2.headers import RequestHead
+    from protocols.grpc.messages.intake import MessageIntake, MessageOptions
+    from protocols.grpc.messages.prepared import PreparedMessage
     from protocols.grpc.rpcs.stream import StreamCall
+    from protocols.helpers.request_task import RequestTask
     from shm.tensor import Buffer
 
 #: How many requests without a final response a stream may have at all: those of other clients queue behind them.
@@ -30,67 +35,64 @@ MESSAGES_PER_ITERATION = 32
 MAX_OPEN_REQUESTS = 256
 
 
-class OpenRequest(msgspec.Struct):
-    """What the stream knows of a request whose final response was not sent yet."""
+class StreamRequest(msgspec.Struct, eq=False):
+    """A request whose final response was not sent yet, for the intake, and as the sink of the request."""
 
-    #: Whether its responses wait for those of older requests; those of decoupled models do not.
-    ordered: bool = True
-    wants_empty_final: bool = False
-    #: Whether it was refused at once, so that its error is not a model's response.
-    refused: bool = False
-
-
-class EncodedStreamResponse(msgspec.Struct):
-    """What is sent for a response; without parts it only ends its request."""
-
-    request: Request
-    #: The bytes of a message, which may be memory of the response's worker until `release` is called.
-    parts: list[Buffer]
-    release: Callable[[], None] | None
-    final: bool
-
-
-def encode_for_stream(request: Request, opened: OpenRequest, response: Response) -> EncodedStreamResponse:
-    """Return what is sent for a response, which is released with it."""
-    release = None if response.leased is False else response.release
-    try:
-        if response.outputs is not None and response.error is None:
-            return EncodedStreamResponse(request, stream_response_parts(response), release, response.final)
-        error = response.error
-    except ServingError as not_encodable:  # by gRPC
-        error = not_encodable
-    message = ModelStreamInferResponse()
-    if error is not None:
-        # The error of a request that was refused names only its id.
-        encode_stream_error(request, error.text, message, final=None if opened.refused else response.final)
-    elif response.final and opened.wants_empty_final and not opened.ordered:
-        encode_stream_end(request, message)
-    else:
-        return EncodedStreamResponse(request, [], release, response.final)
-    return EncodedStreamResponse(request, [message.SerializeToString()], release, response.final)
-
-
-class PreparingOnStream(msgspec.Struct, eq=False):
-    """Waits for a request that a helper decodes. A `protocols.helpers.request_task.Preparing`."""
-
+    intake: MessageIntake
     call: StreamCall
-    request: Request
-    opened: OpenRequest
-
-    def prepared(self, response_options: bytes) -> None:
-        self.call.request_prepared(self.request, self.opened, response_options)
-
-    def refused(self, error: ServingError) -> None:
-        self.call.request_refused(self.request, self.opened, error)
-
-
-class StreamRequestSink(msgspec.Struct, eq=False):
-    """The sink of one request; `request` is set before it is submitted."""
-
-    call: StreamCall
+    #: The head says nothing about the message.
+    head: None = None
+    #: None where nothing of its message could be read.
     request: Request | None = None
+    #: What the message says; None where it could not be read.
+    decoded: PreparedMessage | MessageOptions | None = None
+    decoding: RequestTask | None = None
+    request_id: str = ""
     #: When the message came, in monotonic nanoseconds; 0 unless requests are traced.
     begin_ns: int = 0
+    #: Whether it is being given to the kernel: until then no response is written.
+    submitting: bool = True
+    #: Whether it was refused at once, so that its error is not a model's response.
+    was_refused: bool = False
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its responses wait for those of older requests; those of decoupled models do not."""
+        return self.decoded is None or not self.decoded.decoupled
+
+    @property
+    def wants_empty_final(self) -> bool:
+        return self.decoded is not None and self.decoded.wants_empty_final
+
+    @property
+    def names(self) -> Request:
+        """The request, for its names."""
+        return self.request or _UNREADABLE
+
+    take = take
+
+    def forget_ended(self) -> None:
+        """Drop the request once it has its final response: it refers to this sink."""
+        if self.request is not None and self.request.finished:
+            self.request = None
+
+    # ---- protocols.intake.intake.IntakeCall ----------------------------------------------------------
+
+    @property
+    def explain(self) -> bool:
+        return False  # it is a parameter
+
+    @property
+    def request_head(self) -> RequestHead:
+        return self.call.call.request_head
+
+    def refused(self, error: Exception) -> None:
+        self.call.refused(self, error)
+
+    def decoded_by_helper(self) -> None:
+        self.call.decoded_by_helper(self)
+
+    # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
     def reception(self) -> Reception:
         """See `kernel.tracing.front_doors.FrontDoorSink`."""
@@ -105,7 +107,41 @@ class StreamRequestSink(msgspec.Struct, eq=False):
 
     def send(self, response: Response) -> None:
         request = self.request
-        assert request is not None
-        if response.final:
-            self.request = None  # the request refers to its sink: such a cycle waits for the garbage collector
-        self.call.put(request, response)
+        assert request is not None, "the request was forgotten before its final response"
+        if self.submitting and response.error is not None and not request.dispatched:
+            self.was_refused = True  # by the kernel or by a scheduler
+        self.call.put(self, response)
+
+
+#: Stands for the request of a message that could not be read.
+_UNREADABLE = Request("", [], NO_SINK)
+
+
+class EncodedStreamResponse(msgspec.Struct):
+    """What is sent for a response; without parts it only ends its request."""
+
+    opened: StreamRequest
+    #: The bytes of a message, which may be memory of the response's worker until `release` is called.
+    parts: list[Buffer]
+    release: Callable[[], None] | None
+    final: bool
+
+
+def encode_for_stream(opened: StreamRequest, response: Response) -> EncodedStreamResponse:
+    """Return what is sent for a response, which is released with it."""
+    release = None if response.leased is False else response.release
+    try:
+        if response.outputs is not None and response.error is None:
+            return EncodedStreamResponse(opened, stream_response_parts(response), release, response.final)
+        error = response.error
+    except ServingError as not_encodable:  # by gRPC
+        error = not_encodable
+    message = ModelStreamInferResponse()
+    if error is not None:
+        # The error of a request that was refused names only its id.
+        encode_stream_error(opened.names, error.text, message, final=None if opened.was_refused else response.final)
+    elif response.final and opened.wants_empty_final and not opened.ordered:
+        encode_stream_end(opened.names, message)
+    else:
+        return EncodedStreamResponse(opened, [], release, response.final)
+    return EncodedStreamResponse(opened, [message.SerializeToString()], release, response.final)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.errors import InvalidArgument, ServingError
-from kernel.serving.request import Request
-from protocols.forwarding import last_value
-from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
+from protocols.helpers.awaited import AwaitedTask
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
 from protocols.http import web
 from protocols.http.bodies.collector import BodyCollector
 from protocols.http.bodies.reading import json_too_large, read_body_into
 from protocols.http.call import REQUEST_ID
-from protocols.http.generate.codec import decode_generate, encode_generate
-from protocols.http.generate.tasks import DECODE_GENERATE, ENCODE_GENERATE, DecodeGenerateArguments
+from protocols.http.generate.codec import encode_generate
+from protocols.http.generate.intake import GenerateCall, GenerateHead
+from protocols.http.generate.tasks import ENCODE_GENERATE
 from protocols.http.inference.codec import OutputFormat
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.response import HttpResponse
@@ -28,13 +26,11 @@ from protocols.http.inference.tasks import encode_arguments
 from protocols.http.json.tensor import NeedsCare
 from protocols.http.responses import JSON, SERVER_HEADER, error_body, retry_headers
 from protocols.http.sending import send, write
-from protocols.response_sinks import StreamSink
 from protocols.status import http_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from kernel.serving.model import Model
     from kernel.serving.response import Response
     from protocols.http.call import HttpCall
     from shm.tensor import Buffer, Tensor
@@ -113,18 +109,16 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
     """
     if call.http.headers.get("Content-Encoding", IDENTITY) != IDENTITY:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-    model = call.kernel.resolve(call.names["model"], call.names["version"])
-    stream = StreamSink()
-    port = stream.port(functools.partial(last_value, call.http.raw_headers))
+    name, version = call.names["model"], call.names["version"]
+    head = GenerateHead(call.kernel.resolve(name, version), name, version, call.http.raw_headers)
+    generated = GenerateCall(call.generation, head, lambda: call.peer)
     if call.kernel.takes_times:
-        port.begin_ns = monotonic_ns()
-    request = Request(call.names["model"], [], port, model_version=call.names["version"], streaming=True)
-    port.request = request
+        generated.begin_ns = monotonic_ns()
     try:
-        await _submit(call, model, request)
+        await _submit(call, generated)
         final = False
         while not final:
-            _, response = await stream.next()
+            response = await generated.next()
             final = response.final
             try:
                 if response.empty:
@@ -138,32 +132,23 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
                 response.release()
             yield encoded
     finally:
-        if not request.finished:
-            call.kernel.cancel(request)
-        stream.close()
+        generated.close()
 
 
-async def _submit(call: HttpCall, model: Model, request: Request) -> None:
-    """Receive, decode and submit the request. Raises `ServingError`."""
+async def _submit(call: HttpCall, generated: GenerateCall) -> None:
+    """Receive, decode and submit the request. Raises `ServingError` if it is refused before it is submitted."""
     kernel, limit = call.kernel, call.max_input_size
     collector = BodyCollector(kernel.memory_for_helper, call.http.content_length)
     try:
         await read_body_into(call.http, limit, lambda byte_size: json_too_large(call, byte_size), collector.add)
         if collector.byte_size > LOOP_BYTE_SIZE:
-            arguments = msgspec.msgpack.encode(DecodeGenerateArguments(model.spec, limit))
-            sources = collector.sources()
-            task = AwaitedRequest(kernel, model, request, DECODE_GENERATE, arguments, sources, call.peer)
-            await task.submit()
+            await generated.take_sources(collector.sources())
         else:
-            body, bodies = collector.body(), call.inference.prepared_generate
-            prepared = bodies.fill(request, body, kernel.catalog.generation)
-            if prepared is not None:
-                kernel.submit(request, prepared)
-                return
-            decode_generate(body, request, model.spec, limit)
-            kernel.submit(request, None, None, functools.partial(bodies.add, body))
+            generated.take(collector.body())
+        if generated.error is not None:
+            raise generated.error
     finally:
-        call.http[REQUEST_ID] = request.id
+        call.http[REQUEST_ID] = generated.request_id
         collector.release()
 
 

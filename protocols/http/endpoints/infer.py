@@ -12,7 +12,6 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
-from kernel.serving.request import Request
 from kernel.tracing.explanation import EXPLAIN_HEADER
 from protocols.access.peer_identity import Peer
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
@@ -76,8 +75,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
         if body is not None:
             infer_call.start(body)
         else:
-            request = Request(name, [], infer_call, model_version=version, entry_point=ENTRY_POINT)
-            infer_call.decode_in_helper(request, collector.sources(), announced, encoding)
+            infer_call.start_in_helper(collector.sources(), announced, encoding)
     finally:
         collector.release()
     http[REQUEST_ID] = infer_call.request_id

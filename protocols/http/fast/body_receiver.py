@@ -48,7 +48,7 @@ class IncomingBody(msgspec.Struct, eq=False):
 
     def count(self) -> None:
         """Count the small buffer in the server's budget, before its first byte, or refuse the body."""
-        kernel = self.call.inference.kernel
+        kernel = self.call.intake.kernel
         if kernel.budget.has_room(self.byte_size):
             self.counted = self.byte_size
             kernel.budget.add(self.byte_size)
@@ -86,7 +86,7 @@ class IncomingBody(msgspec.Struct, eq=False):
         if buffer is not None:
             buffer.release()
         if self.counted:
-            self.call.inference.kernel.budget.remove(self.counted)
+            self.call.intake.kernel.budget.remove(self.counted)
             self.counted = 0
 
 
@@ -95,7 +95,7 @@ def incoming_body(call: FastCall) -> IncomingBody:
 
     Where the model has no memory left for messages that are being received, it is memory for helpers.
     """
-    head, kernel = call.head, call.inference.kernel
+    head, kernel = call.head, call.intake.kernel
     incoming = IncomingBody(call, head.body_byte_size)
     if head.body_byte_size >= RECEIVE_BUFFER_BYTE_SIZE:
         try:

@@ -19,16 +19,22 @@ class FastCall(HttpInferCall):
     response: ResponseBytes | None = None
 
     def send(self, response: Response) -> None:
-        template = self._template
-        if template is not None and response.final and response.error is None:
+        decoded, waiter = self.decoded, self.waiter
+        if (
+            decoded is not None
+            and (template := decoded.template) is not None
+            and response.final
+            and response.error is None
+            and waiter is not None
+            and self._only is None
+        ):
             # Nearly every response goes this way, which does what `finish` does, without its calls.
-            octets = template.fill_in(response, self.inference.now_s)
+            octets = template.fill_in(response, self.intake.now_s)
             if octets is not None:
                 if response.leased:
                     response.release()
-                self.response, self._request = ResponseBytes(octets), None
-                if self.waiter is not None:
-                    self.waiter.response_ready()
+                self.response, self.request = ResponseBytes(octets), None
+                waiter.response_ready()
                 return
         HttpInferCall.send(self, response)
 
@@ -41,8 +47,9 @@ class FastCall(HttpInferCall):
         else:
             self.response = ResponseBytes(b"".join((head, *response.body)), [], None, response.status)
             if source is not None:
-                if self._template is not None and type(source) is Response:
-                    self._template.remember(source, response.body, head, self.inference.now_s)
+                template = None if self.decoded is None or self._only is not None else self.decoded.template
+                if template is not None and type(source) is Response:
+                    template.remember(source, response.body, head, self.intake.now_s)
                 source.release()
         self._left()
 

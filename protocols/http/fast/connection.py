@@ -353,7 +353,7 @@ class FastConnection(asyncio.Protocol):
         return (
             len(self._calls) >= MAX_OUTSTANDING
             or self._fast_path.pipelined_count >= MAX_PIPELINED
-            or self._calls[-1].preparing  # requests of a connection are submitted in their order
+            or self._calls[-1].decoding is not None  # requests of a connection are submitted in their order
         )
 
     def _count_pipelined(self) -> None:

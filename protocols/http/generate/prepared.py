@@ -100,8 +100,8 @@ class PreparedGenerateBodies:
         self._max_input_size = max_input_size
         self._cache: PreparedCache[tuple[str, str], _Bodies] = PreparedCache(_MAX_MODELS)
 
-    def fill(self, request: Request, text: bytes, generation: int) -> PreparedRequest | None:
-        """Fill `request` from `text` and return what it is to be submitted with; None if the text has to be parsed.
+    def fill(self, request: Request, text: bytes, generation: int) -> PreparedGenerateBody | None:
+        """Fill `request` from `text` and return what it was filled by; None if the text has to be parsed.
 
         `generation` is that of the catalog. The request names its model and has nothing else.
         """
@@ -113,13 +113,13 @@ class PreparedGenerateBodies:
         if bodies is not None:
             for body in bodies.prepared:
                 if body.fill(request, text):
-                    return body.common
+                    return body
         return None
 
     def add(self, text: bytes, request: Request, model: Model) -> None:
         """Keep a request that was parsed from `text` and checked for `model`, if others like it can be recognised.
 
-        `Kernel.submit` calls it when it has checked the request, while the catalog is as `fill` has last seen it.
+        The catalog is as `fill` has last seen it.
         """
         key = request.model_name, request.model_version
         bodies = self._cache.entries.get(key)

@@ -7,20 +7,19 @@ path and the endpoint for aiohttp only receive the body and send the response.
 from __future__ import annotations
 
 import asyncio
-import functools
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
+from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.serving.request import Request
 from kernel.serving.response import peer_of_sink
-from kernel.tracing.explanation import take_explain
 from kernel.tracing.front_doors import HTTP, Reception
 from protocols.forwarding import last_value
 from protocols.helpers.loop_budget import FREE_US, SHARED_US, LoopBudget
-from protocols.helpers.request_task import RequestTask, sources_of
-from protocols.http.generate.prepared import PreparedGenerateBodies
+from protocols.helpers.request_task import sources_of
 from protocols.http.inference.codec import OutputFormat, decode_infer, decode_typed
 from protocols.http.inference.compression import IDENTITY, compress
 from protocols.http.inference.encoding import encode_infer
@@ -32,7 +31,7 @@ from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments, read_o
 from protocols.http.json.cost import decode_cost_us
 from protocols.http.json.tensor import NeedsCare
 from protocols.http.responses import JSON, retry_headers
-from protocols.internal_errors import unexpected_error
+from protocols.intake.intake import Decoded, HelperJob, Intake, take
 from protocols.response_sinks import OnlyResponse
 from protocols.status import http_status
 
@@ -42,10 +41,10 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.response import Response
     from protocols.access.peer_identity import Peer
+    from protocols.helpers.request_task import RequestTask
     from protocols.http.inference.head import InferRequestHead
-    from protocols.http.inference.json_response_template import JsonResponseTemplate
-    from protocols.http.inference.prepared import RequestBody
-    from protocols.http.inference.response_template import ResponseTemplate
+    from protocols.http.inference.prepared import PreparedBody, RequestBody
+    from protocols.http.inference.prepared_json import PreparedJsonBody
     from shm.tensor import Tensor
 
 #: What Triton calls this call in errors.
@@ -61,15 +60,25 @@ _CAREFUL_BYTE_SIZE = 2 << 10
 _MEDIUM_BYTE_SIZE = 1 << 20
 
 
-class HttpInference:
+class DecodedBody(msgspec.Struct, frozen=True):
+    """What the response to a body needs to know; a `PreparedBody` has it, too."""
+
+    outputs: OutputFormat
+    template: None = None
+
+
+class HttpInference(Intake):
     """What all inference requests of one HTTP server share."""
 
-    def __init__(self, kernel: Kernel, max_input_size: int) -> None:
-        """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have."""
-        self.kernel = kernel
+    def __init__(self, kernel: Kernel, max_input_size: int, *, forwards: bool = True) -> None:
+        """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have.
+
+        Without `forwards` no head has headers to forward.
+        """
+        super().__init__(kernel, attrgetter("head.forwarded") if forwards else None)
         self.max_input_size = max_input_size
         self.prepared_bodies = PreparedBodies(max_input_size)
-        self.prepared_generate = PreparedGenerateBodies(max_input_size)
+        self.match = self.prepared_bodies.match
         self._loop_budget = LoopBudget()
         #: The clock of the fast path in seconds: while it does not change, responses may carry the same `Date`.
         self.now_s = 0.0
@@ -92,6 +101,74 @@ class HttpInference:
             asyncio.get_running_loop().call_soon(budget.reset)
         return taken
 
+    # ---- protocols.intake.intake.Intake --------------------------------------------------------------
+
+    def decode(self, call: HttpInferCall, body: RequestBody, received_in: ReceiveBuffer | None) -> Decoded | None:
+        """See `Intake`."""
+        request, head = _new_request(call), call.head
+        outputs = self._decode_into(request, head, body, received_in)
+        if outputs is None:
+            return None
+        # The models may have changed since the head was read.
+        model = self.kernel.resolve_unary(head.model_name, head.model_version, ENTRY_POINT)
+        return Decoded(request, model, DecodedBody(outputs))
+
+    def _decode_into(
+        self, request: Request, head: InferRequestHead, body: RequestBody, received_in: ReceiveBuffer | None
+    ) -> OutputFormat | None:
+        """Fill `request` from `body`; None where a helper is to do it. Raises `ServingError`."""
+        length = head.header_length
+        if received_in is not None and not received_in.of_model and length < len(body):
+            return None  # the tensors behind the header are not where the model can read them
+        if length <= _CAREFUL_BYTE_SIZE:
+            return decode_body(body, length, request, head.model, self.max_input_size)
+        if length > _MEDIUM_BYTE_SIZE:
+            return None
+        view = memoryview(body)
+        header = bytes(view[:length])
+        if not self.takes(decode_cost_us(header), others_wait=head.model.in_flight > 0):
+            return None
+        try:
+            return decode_typed(header, view[length:], request, self.max_input_size)
+        except NeedsCare:
+            return None
+
+    def keep(self, call: HttpInferCall, body: RequestBody, decoded: Decoded) -> None:
+        """See `Intake`."""
+        assert decoded.model is not None, "a body is kept without its model"
+        self.prepared_bodies.add(call.head, body, decoded.options.outputs, decoded.request, decoded.model)
+
+    def helper_job(
+        self, call: HttpInferCall, body: RequestBody, received_in: ReceiveBuffer | None
+    ) -> tuple[Request, HelperJob]:
+        """See `Intake`."""
+        sources = sources_of(self.kernel, body, received_in)
+        return self.job_for_sources(call, sources, call.head.header_length)
+
+    def job_for_sources(
+        self, call: HttpInferCall, sources: list[Tensor], announced: int | None, content_encoding: str = IDENTITY
+    ) -> tuple[Request, HelperJob]:
+        """Return what `helper_job` does for a body of which `sources` are the parts, as it was sent."""
+        head = call.head
+        arguments = DecodeArguments(
+            head.model.spec,
+            head.model_name,
+            announced,
+            content_encoding,
+            self.max_input_size,
+            self.kernel.settings.max_decompression_ratio,
+        )
+        return _new_request(call), HelperJob(DECODE_INFER, msgspec.msgpack.encode(arguments), sources, head.model)
+
+    def read_options(self, octets: bytes, model: Model) -> DecodedBody:
+        """See `Intake`."""
+        return DecodedBody(read_output_format(octets))
+
+
+def _new_request(call: HttpInferCall) -> Request:
+    head = call.head
+    return Request(head.model_name, [], call, model_version=head.model_version, entry_point=ENTRY_POINT)
+
 
 class ResponseWaiter(Protocol):
     """Sends the response of a call."""
@@ -110,7 +187,7 @@ class ResponseWaiter(Protocol):
 class HttpInferCall(msgspec.Struct, eq=False):
     """Submits one request and is the sink of its response. A subclass says what a response becomes."""
 
-    inference: HttpInference
+    intake: HttpInference
     head: InferRequestHead
     #: None once the response is not wanted any more.
     waiter: ResponseWaiter | None
@@ -120,115 +197,29 @@ class HttpInferCall(msgspec.Struct, eq=False):
     #: the access log or because requests are traced. The second one is also 0 if head and body came together.
     begin_ns: int = 0
     received_ns: int = 0
-    #: The submitted request, until it has its response.
-    _request: Request | None = None
-    _outputs: OutputFormat | None = None
-    #: Writes the response without encoding it, where only its bytes differ from the one before.
-    _template: ResponseTemplate | JsonResponseTemplate | None = None
+    #: The request, until it has its response.
+    request: Request | None = None
+    #: The format of the response. Its template writes the response without encoding it, where only its bytes differ
+    #: from the one before.
+    decoded: PreparedBody | PreparedJsonBody | DecodedBody | None = None
+    #: Has a helper decode the request: then it is not submitted yet.
+    decoding: RequestTask | None = None
     #: Only where the response and the final flag come apart.
     _only: OnlyResponse | None = None
-    #: Whether the request is being decoded by a helper: then it is not submitted yet.
-    preparing: bool = False
-    #: What a helper does for the call: decode its request, or encode its response.
-    _task: RequestTask | ResponseTask | None = None
+    #: Has a helper encode the response.
+    _encoding: ResponseTask | None = None
 
-    def start(self, body: RequestBody, received_in: ReceiveBuffer | None = None) -> None:
-        """Submit the request in `body`, or respond with what is wrong with it.
+    #: Submits the request in a body, or responds with what is wrong with it.
+    start = take
 
-        `received_in` is the buffer that holds `body`, if any; it stays the caller's to release.
-        """
-        head, inference = self.head, self.inference
-        kernel = inference.kernel
-        try:
-            found = inference.prepared_bodies.match(head, body, kernel.catalog.generation, self)
-            if found is not None and (received_in is None or received_in.of_model):
-                request, prepared = found
-                self._outputs, self._template = prepared.outputs, prepared.template
-                self._request, self.request_id = request, request.id
-                if head.forwarded is not None:
-                    request.parameters = head.forwarded.added_to(request.parameters)
-                kernel.submit(request, prepared.common, received_in)
-            else:
-                self._submit_new(body, received_in)
-        except ServingError as error:
-            self.finish(_error(error, plain=False))
-        except Exception as error:
-            self.finish(self._internal_error(error))
-
-    def _submit_new(self, body: RequestBody, received_in: ReceiveBuffer | None) -> None:
-        """Submit the request in `body`, for which nothing is prepared. Raises `ServingError`."""
-        head, inference = self.head, self.inference
-        request = self._new_request()
-        outputs = self._decode(body, request, received_in)
-        if outputs is None:
-            sources = sources_of(inference.kernel, body, received_in)
-            self.decode_in_helper(self._new_request(), sources, head.header_length)
-            return
-        if received_in is not None and not received_in.of_model:
-            received_in = None  # all tensors were in JSON
-        request.explain = head.explain or take_explain(request)
-        self._outputs, self._request, self.request_id = outputs, request, request.id
-        keep = functools.partial(inference.prepared_bodies.add, head, body, outputs)
-        if head.forwarded is None:
-            inference.kernel.submit(request, None, received_in, keep)
-            return
-        parameters = head.forwarded.added_to(request.parameters)
-
-        def keep_without_forwarded(checked: Request, model: Model) -> None:
-            """The next request with this body may come with other headers."""
-            keep(checked, model)
-            checked.parameters = parameters
-
-        inference.kernel.submit(request, None, received_in, keep_without_forwarded)
-
-    def _new_request(self) -> Request:
-        head = self.head
-        return Request(head.model_name, [], self, model_version=head.model_version, entry_point=ENTRY_POINT)
-
-    def _decode(self, body: RequestBody, request: Request, received_in: ReceiveBuffer | None) -> OutputFormat | None:
-        """Fill `request` from `body`; None where a helper is to do it. Raises `ServingError`."""
-        head, inference = self.head, self.inference
-        length = head.header_length
-        if received_in is not None and not received_in.of_model and length < len(body):
-            return None  # the tensors behind the header are not where the model can read them
-        if length <= _CAREFUL_BYTE_SIZE:
-            return decode_body(body, length, request, head.model, inference.max_input_size)
-        if length > _MEDIUM_BYTE_SIZE:
-            return None
-        view = memoryview(body)
-        header = bytes(view[:length])
-        if not inference.takes(decode_cost_us(header), others_wait=head.model.in_flight > 0):
-            return None
-        try:
-            return decode_typed(header, view[length:], request, inference.max_input_size)
-        except NeedsCare:
-            return None
-
-    def decode_in_helper(
-        self, request: Request, sources: list[Tensor], announced: int | None, content_encoding: str = IDENTITY
-    ) -> None:
-        """Submit `request` when a helper has decoded its body, of which `sources` are the parts, as it was sent.
+    def start_in_helper(self, sources: list[Tensor], announced: int | None, content_encoding: str) -> None:
+        """As `start`, for a body that a helper decodes; `sources` are its parts, as it was sent.
 
         The leases of `sources` are the call's from now on. Raises `ServingError`.
         """
-        head, inference = self.head, self.inference
-        arguments = DecodeArguments(
-            head.model.spec,
-            head.model_name,
-            announced,
-            content_encoding,
-            inference.max_input_size,
-            inference.kernel.settings.max_decompression_ratio,
-        )
-        task = RequestTask(
-            inference.kernel, head.model, request, self, DECODE_INFER, msgspec.msgpack.encode(arguments), sources
-        )
-        self._request, self._task, self.preparing = request, task, True
-        try:
-            task.start()
-        except ServingError:
-            self._task, self.preparing = None, False
-            raise
+        intake = self.intake
+        request, job = intake.job_for_sources(self, sources, announced, content_encoding)
+        intake.decode_in_helper(self, request, job, self.head.forwarded)
 
     def refuse(self, error: ServingError) -> None:
         """Respond with `error` in place of submitting a request."""
@@ -236,13 +227,14 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def cancel(self) -> None:
         """The response is not wanted any more: its client has disconnected."""
-        self.waiter = self._template = None
-        if self._task is not None:
-            self._task.cancel()
-            if self.preparing:
-                return
-        if self._request is not None:
-            self.inference.kernel.cancel(self._request)
+        self.waiter = None
+        if self.decoding is not None:
+            self.decoding.cancel()
+            return
+        if self._encoding is not None:
+            self._encoding.cancel()
+        if self.request is not None:
+            self.intake.kernel.cancel(self.request)
 
     def finish(self, response: HttpResponse) -> None:
         """Turn `response` into what is sent, release its source when that was copied or sent, and call `_left`."""
@@ -251,35 +243,26 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def _left(self) -> None:
         """The response is there: let the waiter send it, and drop references that are not needed any more."""
         # The request refers to its sink, which is this call.
-        self._request, self._task, waiter, self.waiter = None, None, self.waiter, None
+        self.request, self._encoding, waiter, self.waiter = None, None, self.waiter, None
         if waiter is not None:
             waiter.response_ready()
 
-    # ---- protocols.helpers.request_task.Preparing ----------------------------------------------------
+    # ---- protocols.intake.intake.IntakeCall ----------------------------------------------------------
 
-    def prepared(self, response_options: bytes) -> None:
-        """See `Preparing`."""
-        request = self._request
-        assert request is not None, "the request was cancelled"
-        self._task, self.preparing = None, False
-        self._outputs, self.request_id = read_output_format(response_options), request.id
-        request.explain = self.head.explain or take_explain(request)
-        if self.head.forwarded is not None:
-            request.parameters = self.head.forwarded.added_to(request.parameters)
-        try:
-            self.inference.kernel.submit(request, admitted=True)
-        except ServingError as error:
-            self.finish(_error(error, plain=False))
-        except Exception as error:
+    @property
+    def explain(self) -> bool:
+        return self.head.explain
+
+    def refused(self, error: Exception) -> None:
+        if not isinstance(error, ServingError):
             self.finish(self._internal_error(error))
-        if self.waiter is not None:
-            self.waiter.request_prepared()
-
-    def refused(self, error: ServingError) -> None:
-        """See `Preparing`."""
-        self._task, self.preparing = None, False
+            return
         # Triton sends what is wrong with compressed bytes as plain text, and what is wrong with a request as JSON.
         self.finish(_error(error, plain=type(error) is InvalidArgument and error.before_queueing))
+
+    def decoded_by_helper(self) -> None:
+        if self.waiter is not None:
+            self.waiter.request_prepared()
 
     # ---- kernel.serving.response.Sink --------------------------------------------------------
 
@@ -297,7 +280,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
     def send(self, response: Response) -> None:
         if self._only is not None or response.empty or not response.final:  # unusual
             if self._only is None:
-                self._only, self._template = OnlyResponse(), None
+                self._only = OnlyResponse()
             if not self._only.add(response):
                 return
             try:
@@ -306,13 +289,14 @@ class HttpInferCall(msgspec.Struct, eq=False):
                 self.finish(_error(error, plain=False))
                 return
         if self.waiter is None:
-            self._request = None
+            self.request = None
             response.release()
             return
         http_response: HttpResponse | None
         if response.error is not None:
             # Triton sends errors of later phases as plain text; here some of its early checks come late.
-            http_response = _error(response.error, plain=not response.error.before_queueing)
+            plain = not (response.refused or response.error.before_queueing)
+            http_response = _error(response.error, plain=plain)
         else:
             try:
                 http_response = self._encode(response)
@@ -328,16 +312,16 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
     def _encode(self, response: Response) -> HttpResponse | None:
         """Return what is sent for a response with outputs; None where that comes later. Raises `ServingError`."""
-        assert self._outputs is not None, "the request was not decoded"
-        encoding = self.head.encoding
-        cost_us = response_cost_us(response, self._outputs, encoding)
-        if not self.inference.takes(cost_us, others_wait=self.head.model.in_flight > 1):
-            self._encode_in_helper(response, self._outputs)
+        assert self.decoded is not None, "the request was not decoded"
+        encoding, outputs = self.head.encoding, self.decoded.outputs
+        cost_us = response_cost_us(response, outputs, encoding)
+        if not self.intake.takes(cost_us, others_wait=self.head.model.in_flight > 1):
+            self._encode_in_helper(response, outputs)
             return None
         try:
-            encoded = encode_infer(response, self._outputs, plain_only=cost_us > 0)
+            encoded = encode_infer(response, outputs, plain_only=cost_us > 0)
         except NeedsCare:
-            self._encode_in_helper(response, self._outputs)
+            self._encode_in_helper(response, outputs)
             return None
         content_type, headers = JSON, {}
         if encoded.has_binary:
@@ -348,9 +332,9 @@ class HttpInferCall(msgspec.Struct, eq=False):
         return HttpResponse(200, content_type, [compress(encoded.join(), encoding)], headers)
 
     def _encode_in_helper(self, response: Response, outputs: OutputFormat) -> None:
-        self._request = None  # it has its response, and is not to be cancelled
-        kernel, peer = self.inference.kernel, peer_of_sink(self)
-        self._task = task = ResponseTask(kernel, response, outputs, self.head.encoding, self.finish, peer)
+        self.request = None  # it has its response, and is not to be cancelled
+        kernel, peer = self.intake.kernel, peer_of_sink(self)
+        self._encoding = task = ResponseTask(kernel, response, outputs, self.head.encoding, self.finish, peer)
         task.start()
 
     def _internal_error(self, error: Exception) -> HttpResponse:

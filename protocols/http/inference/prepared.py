@@ -107,7 +107,7 @@ class PreparedBodies:
     ) -> None:
         """Keep a request that was parsed from `body` and checked for `model`, if it can be recognised.
 
-        `Kernel.submit` calls it when it has checked the request, while the catalog is as `match` has last seen it.
+        The catalog is as `match` has last seen it.
         """
         length = head.header_length
         if not 0 < length <= MAX_BYTE_SIZE:

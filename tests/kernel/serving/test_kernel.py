@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
-from kernel.serving.prepared import PreparedRequest, prepare
+from kernel.serving.prepared import prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
@@ -81,12 +81,30 @@ def test_a_good_request_reaches_an_instance_and_is_answered_once(bench: Bench) -
     assert len(responses(sent)) == 1
 
 
-def test_a_refused_request_is_not_answered_and_holds_nothing(bench: Bench) -> None:
+def refusal(kernel: Kernel, refused: Request, *given: Any, **options: Any) -> type:
+    """Return the class of the error with which the kernel refuses a request: its only response."""
+    kernel.submit(refused, *given, **options)
+    [response] = responses(refused)
+    assert response.refused
+    assert response.final
+    assert refused.finished
+    return type(response.error)
+
+
+def test_a_refusal_is_a_response_and_the_request_holds_nothing(bench: Bench) -> None:
     bad = request()
     bad.inputs[0].datatype = "INT32"
-    with pytest.raises(errors.InvalidArgument):
-        bench.kernel.submit(bad)
-    assert responses(bad) == []
+    assert issubclass(refusal(bench.kernel, bad), errors.InvalidArgument)
+    assert bench.kernel.in_flight == 0
+    assert refusal(bench.kernel, Request("unknown", [], RecordingSink())) is errors.ModelNotFound
+
+
+def test_an_exception_while_a_request_is_submitted_is_a_refusal_too(bench: Bench) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    bench.model.submit = fail  # type: ignore[method-assign, assignment]
+    assert refusal(bench.kernel, request()) is errors.InternalError
     assert bench.kernel.in_flight == 0
 
 
@@ -104,8 +122,7 @@ def test_large_inputs_are_copied_to_the_models_arena_and_freed_with_the_answer(b
 
 
 def test_a_request_that_does_not_fit_into_the_arena_is_refused_at_once(bench: Bench) -> None:
-    with pytest.raises(errors.ArenaFull):
-        bench.kernel.submit(request(1 << 19))
+    assert refusal(bench.kernel, request(1 << 19)) is errors.ArenaFull
 
 
 def bench_with_queue(budget: ByteBudget) -> Bench:
@@ -120,11 +137,11 @@ def test_queued_requests_count_in_the_budget_until_their_final_response() -> Non
     budget = ByteBudget(10_000)
     bench = bench_with_queue(budget)
     first = request(100)
-    found: list[PreparedRequest] = []
-    bench.kernel.submit(first, None, None, lambda checked, model: found.append(prepare(checked, model)))
+    form = prepare(first, bench.model)
+    bench.kernel.submit(first, fits=bench.model)
     assert budget.used_byte_size == REQUEST_BYTE_SIZE + 400
-    second = found[0].with_inputs(request(100).inputs, "", RecordingSink())
-    bench.kernel.submit(second, found[0])
+    second = form.with_inputs(request(100).inputs, "", RecordingSink())
+    bench.kernel.submit(second, form)
     assert budget.used_byte_size == 2 * (REQUEST_BYTE_SIZE + 400)
     first.respond(Response("m", "1", "", outputs=[], final=False))
     assert budget.used_byte_size == 2 * (REQUEST_BYTE_SIZE + 400)
@@ -180,8 +197,7 @@ def test_small_requests_are_refused_while_queued_ones_fill_the_budget() -> None:
     accepted = [request(1) for _ in range(10)]
     for each in accepted:
         bench.kernel.submit(each)
-    with pytest.raises(errors.MemoryFull):
-        bench.kernel.submit(request(1))
+    assert refusal(bench.kernel, request(1)) is errors.MemoryFull
     assert budget.used_byte_size == 10 * (REQUEST_BYTE_SIZE + 4)
     bench.kernel.submit(request(1), pinned=bench.model)
     assert budget.used_byte_size == 10 * (REQUEST_BYTE_SIZE + 4), "its parent has paid for it"
@@ -195,8 +211,7 @@ def test_a_request_that_its_model_refuses_does_not_count_in_the_budget() -> None
     budget = ByteBudget(10_000)
     bench = Bench(budget)
     bench.model.refuse(errors.Unavailable("no instance"))
-    with pytest.raises(errors.Unavailable):
-        bench.kernel.submit(request())
+    assert refusal(bench.kernel, request()) is errors.Unavailable
     assert budget.used_byte_size == 0
     bench.close()
 
@@ -216,8 +231,7 @@ def test_regions_are_leased_until_the_answer_and_an_unknown_one_wins_over_other_
     sent.fail(errors.InternalError("no"))
     assert tensor.span.lease.region.lease_count == 0
     both_wrong = Request("m", [Tensor("IN", "INT8", [16], client_span=ClientSpan("s", 64))], RecordingSink())
-    with pytest.raises(errors.RegionNotFound):
-        bench.kernel.submit(both_wrong)
+    assert refusal(bench.kernel, both_wrong) is errors.RegionNotFound
 
 
 def test_a_cancelled_request_is_taken_from_the_queue_or_told_to_its_instance(bench: Bench) -> None:
@@ -238,8 +252,7 @@ def test_a_stopping_kernel_refuses_and_waits_for_what_it_accepted(bench: Bench) 
         bench.kernel.submit(sent)
         draining = asyncio.create_task(bench.kernel.drain())
         await asyncio.sleep(0)
-        with pytest.raises(errors.ServerStopping):
-            bench.kernel.submit(request())
+        assert refusal(bench.kernel, request()) is errors.ServerStopping
         with pytest.raises(errors.Unavailable, match="^Server exiting$"):
             bench.kernel.live()
         assert not draining.done()
@@ -305,8 +318,7 @@ def test_a_request_that_is_refused_keeps_no_lease(bench: Bench, prepared: bool) 
     bench.kernel.submit(first)
     form = prepare(msgspec.structs.replace(first, inputs=[large]), bench.model) if prepared else None
     refused = Request("m", [given, large], RecordingSink())
-    with pytest.raises(errors.ServingError):
-        bench.kernel.submit(refused, form)
+    refusal(bench.kernel, refused, form)
     assert released == ["it"]
     assert bench.kernel.in_flight == 1
 

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled
-from kernel.serving.request import Request
 from kernel.testing import model_spec
-from protocols.helpers.awaited import AwaitedRequest, AwaitedTask
-from protocols.helpers.decoded_request import TensorBytes, decode_steps
+from protocols.helpers.awaited import AwaitedTask
 from protocols.testing import FrontDoorLab, LateHelpers
 from shm.tensor import Tensor
 
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.helper_tasks import HelperTask
+    from kernel.serving.request import Request
     from kernel.serving.response import Response
 
 
@@ -138,63 +137,3 @@ class Sink:
 
     def send(self, response: Response) -> None:
         response.release()
-
-
-def decode(lab: Lab) -> None:
-    """Decode the request of the only task as a helper does."""
-    (task,) = lab.given.tasks
-
-    def fill(memory: memoryview) -> int:
-        memory[:] = bytes(16)
-        return 16
-
-    decoding = decode_steps(Request("model", [Tensor("IN", "FP32", [4], b"")], Sink()), [TensorBytes(16, fill)])
-    span = task.needs_memory(next(decoding))
-    with pytest.raises(StopIteration) as stop:
-        decoding.send(span.lease.region.view(span.offset, span.byte_size))
-    task.done(stop.value.value.message, None)
-
-
-def test_a_request_is_submitted_when_it_is_decoded() -> None:
-    async def test(lab: Lab) -> None:
-        request = Request("model", [], Sink(), streaming=True)
-        awaited = AwaitedRequest(lab.kernel, lab.kernel.resolve("model"), request, "n", b"", [lab.source()])
-        submitting = asyncio.ensure_future(awaited.submit())
-        await asyncio.sleep(0)
-        assert lab.kernel.in_flight == 1
-        decode(lab)
-        await submitting
-        assert lab.requests == [request]
-
-    run(test)
-
-
-def test_a_request_that_is_refused_raises_the_error() -> None:
-    async def test(lab: Lab) -> None:
-        request = Request("other", [], Sink(), streaming=True)
-        awaited = AwaitedRequest(lab.kernel, lab.kernel.resolve("model"), request, "n", b"", [lab.source()])
-        submitting = asyncio.ensure_future(awaited.submit())
-        await asyncio.sleep(0)
-        decode(lab)
-        with pytest.raises(Exception, match="Request for unknown model: 'other' is not found"):
-            await submitting
-        assert (lab.requests, lab.kernel.in_flight, lab.block_count) == ([], 0, 0)
-
-    run(test)
-
-
-def test_a_request_whose_client_goes_is_not_submitted() -> None:
-    async def test(lab: Lab) -> None:
-        request = Request("model", [], Sink(), streaming=True)
-        awaited = AwaitedRequest(lab.kernel, lab.kernel.resolve("model"), request, "n", b"", [lab.source()])
-        submitting = asyncio.ensure_future(awaited.submit())
-        await asyncio.sleep(0)
-        submitting.cancel()
-        await asyncio.sleep(0)
-        (task,) = lab.given.tasks
-        task.failed(RequestCancelled())
-        with pytest.raises(asyncio.CancelledError):
-            await submitting
-        assert (lab.requests, lab.kernel.in_flight, lab.block_count) == ([], 0, 0)
-
-    run(test)

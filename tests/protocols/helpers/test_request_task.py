@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.serving.helper_tasks import TaskResult, TaskSteps
+    from kernel.serving.model import Model
 
 
 class Caller:
@@ -27,7 +28,7 @@ class Caller:
         self.options: bytes | None = None
         self.error: ServingError | None = None
 
-    def prepared(self, response_options: bytes) -> None:
+    def prepared(self, response_options: bytes, model: Model) -> None:
         self.options = response_options
 
     def refused(self, error: ServingError) -> None:

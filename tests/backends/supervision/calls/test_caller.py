@@ -56,7 +56,7 @@ class PlayedCalls:
     def ended(self, call: Request) -> None:
         self.ended_calls.append(call)
 
-    def error_of(self, call: Request, error: ServingError) -> ServingError:
+    def error_of(self, call: Request, error: ServingError, *, was_refused: bool = False) -> ServingError:
         return error
 
 

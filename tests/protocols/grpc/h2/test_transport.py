@@ -84,6 +84,9 @@ class RefusedCall:
         self._stream = stream
         self.ends: list[str] = []
 
+    def complete(self, message: bytes | None) -> None:
+        self.readable()
+
     def readable(self) -> None:
         self._connection.sending.send_trailers(self._stream, status_trailers(5, "no"))
         self._connection.schedule_write()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.errors import ServingError
 from kernel.serving.validation import validate
-from kernel.testing import RecordingSink
+from kernel.testing import RecordingSink, model_spec
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
 from protocols.grpc.messages.prepared import PreparedMessages, model_of
@@ -30,7 +31,7 @@ SPEC = ModelSpec(
     {name: TensorSpec(name, kind, (-1,), (-1,)) for name, kind in (("A", "FP32"), ("B", "UINT8"), ("S", "BYTES"))},
     {"OUT": TensorSpec("OUT", "FP32", (-1,), (-1,))},
 )
-MODEL: Model = object()  # type: ignore[assignment]  # it is only returned
+MODEL = cast("Model", SimpleNamespace(spec=model_spec()))  # it is only returned
 SINK = RecordingSink()
 
 
@@ -56,7 +57,7 @@ def parsed(octets: bytes) -> Request:
 
 def prepared_from(*messages: pb.ModelInferRequest) -> PreparedMessages:
     prepared = PreparedMessages()
-    assert prepared.match(b"", 1, SINK) is None
+    assert prepared.match(None, b"", 1, SINK) is None
     for each in messages:
         octets = each.SerializeToString()
         prepared.add(octets, parsed(octets), MODEL)
@@ -85,9 +86,9 @@ def facts(request: Request) -> object:
 def test_a_request_from_a_prepared_one_equals_the_parsed_one(again: pb.ModelInferRequest, kind: type) -> None:
     prepared = prepared_from(message(), message(version="1", id="first"), message(priority=2, custom=5))
     octets = again.SerializeToString()
-    found = prepared.match(kind(octets), 1, SINK)
+    found = prepared.match(None, kind(octets), 1, SINK)
     assert found is not None
-    assert found[1].prepared.model is MODEL
+    assert found[1].common.model is MODEL
     assert facts(found[0]) == facts(parsed(octets))
     assert found[0].sink is SINK
 
@@ -105,7 +106,7 @@ def test_a_request_from_a_prepared_one_equals_the_parsed_one(again: pb.ModelInfe
     ],
 )
 def test_other_requests_are_parsed(other: pb.ModelInferRequest) -> None:
-    assert prepared_from(message(), message(version="1")).match(other.SerializeToString(), 1, SINK) is None
+    assert prepared_from(message(), message(version="1")).match(None, other.SerializeToString(), 1, SINK) is None
 
 
 def test_requests_in_shared_memory_have_references_of_their_own() -> None:
@@ -117,7 +118,7 @@ def test_requests_in_shared_memory_have_references_of_their_own() -> None:
         parameters["shared_memory_byte_size"].int64_param = 12
     octets = made.SerializeToString()
     prepared = prepared_from(made)
-    first, second = (prepared.match(octets, 1, SINK) for _ in range(2))
+    first, second = (prepared.match(None, octets, 1, SINK) for _ in range(2))
     assert first is not None
     assert second is not None
     assert facts(first[0]) == facts(second[0]) == facts(parsed(octets))
@@ -128,10 +129,10 @@ def test_requests_in_shared_memory_have_references_of_their_own() -> None:
 def test_parameters_are_not_shared() -> None:
     prepared = prepared_from(message(custom=5))
     octets = message(custom=5).SerializeToString()
-    first = prepared.match(octets, 1, SINK)
+    first = prepared.match(None, octets, 1, SINK)
     assert first is not None
     first[0].parameters["more"] = 1
-    second = prepared.match(octets, 1, SINK)
+    second = prepared.match(None, octets, 1, SINK)
     assert second is not None
     assert second[0].parameters == {"custom": 5}
 
@@ -139,8 +140,8 @@ def test_parameters_are_not_shared() -> None:
 def test_a_change_of_the_catalog_drops_what_was_prepared() -> None:
     prepared = prepared_from(message())
     octets = message().SerializeToString()
-    assert prepared.match(octets, 2, SINK) is None
-    assert prepared.match(octets, 2, SINK) is None
+    assert prepared.match(None, octets, 2, SINK) is None
+    assert prepared.match(None, octets, 2, SINK) is None
 
 
 @pytest.mark.parametrize("tail", [b"\x1a\x01x", b"\x0a\x01n", b"\x12\x019", b"\x3a\x00"])
@@ -150,9 +151,9 @@ def test_messages_with_a_field_twice_are_left_to_protobuf(tail: bytes) -> None:
     contents = sum(2 + len(content) for content in message().raw_input_contents)
     made = octets[:-contents] + tail + octets[-contents:]
     prepared = PreparedMessages()
-    prepared.match(b"", 1, SINK)
+    prepared.match(None, b"", 1, SINK)
     prepared.add(made, parsed(octets), MODEL)
-    assert prepared.match(made, 1, SINK) is None
+    assert prepared.match(None, made, 1, SINK) is None
 
 
 def test_strings_and_typed_contents_are_parsed() -> None:
@@ -161,8 +162,8 @@ def test_strings_and_typed_contents_are_parsed() -> None:
     typed = pb.ModelInferRequest(model_name="m")
     typed.inputs.add(name="A", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
     prepared = prepared_from(strings, typed)
-    assert prepared.match(strings.SerializeToString(), 1, SINK) is None
-    assert prepared.match(typed.SerializeToString(), 1, SINK) is None
+    assert prepared.match(None, strings.SerializeToString(), 1, SINK) is None
+    assert prepared.match(None, typed.SerializeToString(), 1, SINK) is None
 
 
 @given(st.data())
@@ -171,7 +172,7 @@ def test_a_changed_message_matches_only_what_it_really_is(data: st.DataObject) -
     octets = bytearray(message(id="cd", seed=9).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
-    found = prepared.match(bytes(octets), 1, SINK)
+    found = prepared.match(None, bytes(octets), 1, SINK)
     if found is None:
         return
     request = parsed(bytes(octets))
@@ -187,7 +188,7 @@ SPEC_WITHOUT_STRINGS = ModelSpec(
 @given(st.binary(max_size=60))
 def test_any_bytes_can_be_matched_and_added(octets: bytes) -> None:
     prepared = prepared_from(message())
-    assert prepared.match(octets, 1, SINK) is None
+    assert prepared.match(None, octets, 1, SINK) is None
     try:
         request = parsed(message().SerializeToString())
     except ServingError:

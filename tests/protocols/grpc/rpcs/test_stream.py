@@ -16,7 +16,7 @@ from kernel.errors import InternalError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.messages.prepared import PreparedMessages
+from protocols.grpc.messages.intake import MessageIntake
 from protocols.grpc.rpcs.stream import StreamCall
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
@@ -398,7 +398,7 @@ def test_a_client_that_reads_no_responses_is_read_until_the_pool_is_full(lab: Fr
     async def main() -> None:
         ids = [str(number) for number in range(20)]
         stream = SlowClient([infer("echo", id, b"a") for id in ids])
-        call = StreamCall(lab.kernel, cast("Any", stream), PreparedMessages(), max_response_pool_size=3)
+        call = StreamCall(MessageIntake(lab.kernel, streaming=True), cast("Any", stream), max_response_pool_size=3)
         running = asyncio.ensure_future(call.run())
         for _ in range(100):
             await asyncio.sleep(0)

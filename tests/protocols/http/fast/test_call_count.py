@@ -86,7 +86,7 @@ def test_a_request_is_submitted_in_a_few_calls(
 ) -> None:
     def test(lab: Any) -> None:
         calls = python_calls(lambda: [lab.connection.data_received(part) for part in parts])
-        # `data_received` for each part, `start`, `find`, `with_inputs`; where headers are forwarded `added_to`.
+        # `data_received` for each part, `take`, `match`, `with_inputs`; where headers are forwarded `added_to`.
         assert calls.index("Kernel.submit") <= len(parts) + 4, calls
 
     with_warm_connection(test)
@@ -109,7 +109,7 @@ def test_few_frames_lie_between_the_transport_and_the_kernel(
 
         monkeypatch.setattr(lab.kernel, "submit", submit)
         lab.connection.data_received(HEAD + BODY)
-        assert stacks == [["HttpInferCall.start", "FastConnection.data_received"]]
+        assert stacks == [["take", "FastConnection.data_received"]]
 
     with_warm_connection(test)
 

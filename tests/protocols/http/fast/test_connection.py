@@ -324,7 +324,7 @@ def test_an_unexpected_exception_is_a_number_for_the_client(
         raise ZeroDivisionError("the secret of the server")
 
     async def test(lab: Any) -> None:
-        monkeypatch.setattr(lab.kernel, "submit", broken)
+        monkeypatch.setattr("protocols.http.inference.call.decode_body", broken)
         lab.connection.data_received(infer(1))
         monkeypatch.undo()
         assert statuses(lab.transport.written) == [500]

@@ -195,7 +195,7 @@ def test_another_number_of_responses_than_one_is_an_error(with_kernel: WithKerne
     with_kernel(test)
 
 
-@pytest.mark.parametrize("place", ["submit", "encode_infer"])
+@pytest.mark.parametrize("place", ["decode_body", "encode_infer"])
 def test_an_exception_is_logged_and_the_client_gets_its_number(
     with_kernel: WithKernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
@@ -203,7 +203,7 @@ def test_an_exception_is_logged_and_the_client_gets_its_number(
         raise ZeroDivisionError("the secret of the server")
 
     async def test(kernel: Kernel) -> None:
-        monkeypatch.setattr(kernel if place == "submit" else call_module, place, broken)
+        monkeypatch.setattr(call_module, place, broken)
         status, content_type, document = received(begin(kernel, body()))
         monkeypatch.undo()
         assert (status, content_type) == (500, JSON)

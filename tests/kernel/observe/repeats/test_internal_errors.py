@@ -7,9 +7,9 @@ import os
 import pytest
 from grpclib.const import Status
 
+from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.observe.repeats.limited_log import LimitedLog
 from protocols.grpc.rpc import grpc_error
-from protocols.internal_errors import unexpected_error
 from protocols.status import HTTP_STATUS
 
 
@@ -35,7 +35,7 @@ def test_an_error_that_is_not_logged_because_it_repeats_has_the_number_of_an_equ
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 2)
-    monkeypatch.setattr("protocols.internal_errors._log", log := LimitedLog(logging.getLogger("some")))
+    monkeypatch.setattr("kernel.observe.repeats.internal_errors._log", log := LimitedLog(logging.getLogger("some")))
     numbers = [unexpected_error("a test", UnicodeError()).text.split()[3] for _ in range(5)]
     assert log._timer is not None
     log._timer.cancel()

@@ -1,0 +1,139 @@
+"""Messages of ModelInfer and ModelStreamInfer as requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from kernel.serving.request import Request
+from protocols.forwarding import ForwardedHeaders
+from protocols.grpc.messages.codec import decode_request, parse_soon, start_request
+from protocols.grpc.messages.prepared import PreparedMessages, model_of, names_at_start
+from protocols.grpc.messages.raw_contents import first_raw_content
+from protocols.grpc.messages.tasks import DECODE_MESSAGE, DecodeMessageArguments
+from protocols.grpc.rpc import grpc_error
+from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
+from protocols.helpers.request_task import sources_of
+from protocols.intake.intake import Decoded, HelperJob, Intake
+
+if TYPE_CHECKING:
+    from kernel.memory.receive_buffer import ReceiveBuffer
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.model import Model
+    from protocols.grpc.metadata import MetadataForwarder
+    from protocols.grpc.special_messages import ReceivedMessage
+    from shm.tensor import Buffer
+
+#: What Triton calls the unary call in errors.
+ENTRY_POINT = "ModelInfer RPC"
+
+#: Enough for the name and the version of a model at the start of a message.
+_START_BYTE_SIZE = 1024
+
+
+class MessageOptions(msgspec.Struct, frozen=True):
+    """What the response to a message needs to know; a `PreparedMessage` has it, too."""
+
+    wants_empty_final: bool
+    #: Whether the model is decoupled.
+    decoupled: bool
+
+
+class MessageIntake(Intake):
+    """The intake of one of the two RPCs."""
+
+    def __init__(self, kernel: Kernel, forwarder: MetadataForwarder | None = None, *, streaming: bool) -> None:
+        """Without `forwarder` no metadata becomes parameters."""
+        super().__init__(kernel, None if forwarder is None else self._forwarded)
+        self._forwarder = forwarder
+        self._streaming = streaming
+        self.prepared = PreparedMessages()
+        self.match = self.prepared.match
+
+    def receive_buffer(self, message_start: bytes, byte_size: int) -> ReceiveBuffer:
+        """Return a buffer for a message of `byte_size` bytes that begins with `message_start`.
+
+        It is in memory of the model that the first bytes name, or in memory for a helper. The caller releases it when
+        the request was submitted or refused. Raises `ServingError`: the model does not exist, or there is no memory.
+        """
+        kernel = self.kernel
+        matched = self.prepared.match_start(message_start, byte_size, kernel.catalog.generation)
+        buffer = None
+        if matched is not None:
+            buffer = kernel.receive_buffer(matched[0], byte_size, matched[1])
+        elif (target := model_of(message_start)) is not None:
+            buffer = kernel.receive_buffer(self._model(*target), byte_size, first_raw_content(message_start))
+        return buffer or kernel.message_buffer(byte_size)
+
+    def _model(self, name: str, version: str) -> Model:
+        """Return the model that a message names. Raises `ServingError`."""
+        if self._streaming:
+            return self.kernel.resolve(name, version)
+        return self.kernel.resolve_unary(name, version, ENTRY_POINT)
+
+    def _forwarded(self, call: Any) -> ForwardedHeaders | None:
+        assert self._forwarder is not None, "nothing is forwarded"
+        parameters = self._forwarder.of_call(call.request_head)
+        return ForwardedHeaders(parameters) if parameters else None
+
+    # ---- protocols.intake.intake.Intake --------------------------------------------------------------
+
+    def decode(self, call: Any, message: ReceivedMessage, received_in: ReceiveBuffer | None) -> Decoded | None:
+        """See `Intake`."""
+        if isinstance(message, (CompressedMessage, RefusedMessage)) or (
+            received_in is not None and not received_in.of_model
+        ):
+            return None
+        try:
+            found = parse_soon(message)
+        except DecodeError as error:
+            raise grpc_error(error, "") from None
+        if found is None:
+            return None
+        parsed, raw_contents = found
+        request = start_request(parsed, call, streaming=self._streaming)
+        call.request = request  # its names are known where the rest is wrong
+        model = self._model(request.model_name, request.model_version)  # before its tensors are decoded, as in Triton
+        if not self._streaming:
+            request.entry_point = ENTRY_POINT
+        call.decoded = MessageOptions(False, model.spec.decoupled)
+        wants_empty_final = decode_request(parsed, request, raw_contents)
+        return Decoded(request, model, MessageOptions(wants_empty_final, model.spec.decoupled))
+
+    def keep(self, call: Any, message: Buffer, decoded: Decoded) -> None:
+        """See `Intake`."""
+        assert decoded.model is not None, "a message is kept without its model"
+        self.prepared.add(message, decoded.request, decoded.model, wants_empty_final=decoded.options.wants_empty_final)
+
+    def helper_job(
+        self, call: Any, message: ReceivedMessage, received_in: ReceiveBuffer | None
+    ) -> tuple[Request, HelperJob]:
+        """See `Intake`."""
+        kernel = self.kernel
+        request = call.request = Request("", [], call, streaming=self._streaming)
+        if not self._streaming:
+            request.entry_point = ENTRY_POINT
+        if isinstance(message, RefusedMessage):
+            request.model_name, request.model_version, request.id = names_at_start(message.start)
+            raise message.error
+        encoding = ""
+        model: Model | None = None
+        content: Buffer
+        if isinstance(message, CompressedMessage):
+            content, encoding = message.content, message.encoding
+        else:
+            content = message
+            target = model_of(bytes(message[:_START_BYTE_SIZE]))
+            if target is not None:
+                request.model_name, request.model_version = target
+                model = self._model(*target)
+        arguments = msgspec.msgpack.encode(
+            DecodeMessageArguments(self._streaming, encoding, kernel.settings.max_decompression_ratio)
+        )
+        return request, HelperJob(DECODE_MESSAGE, arguments, sources_of(kernel, content, received_in), model)
+
+    def read_options(self, octets: bytes, model: Model) -> MessageOptions:
+        """See `Intake`."""
+        return MessageOptions(bool(octets), model.spec.decoupled)

@@ -1,0 +1,216 @@
+"""The way of an inference request from its message to the kernel: the same for all front doors.
+
+A message that equals an earlier one becomes a copy of a prepared request. Any other is decoded, in the event loop or by
+a helper, checked, and remembered. What is specific to a protocol are the methods of its `Intake`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from kernel.errors import InvalidRequest, ServingError
+from kernel.serving.validation import validate
+from kernel.tracing.explanation import take_explain
+from protocols.helpers.request_task import RequestTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.memory.receive_buffer import ReceiveBuffer
+    from kernel.serving.kernel import Kernel
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from kernel.serving.response import Response
+    from protocols.forwarding import ForwardedHeaders
+    from shm.tensor import Tensor
+
+
+class IntakeCall(Protocol):
+    """The call of a client, for which an intake makes a request. It is the sink of the request."""
+
+    #: That of the call's protocol.
+    intake: Any
+    #: What came before the message, for `Intake.match` and `Intake.decode`.
+    head: Any
+    #: Set before the request is submitted.
+    request: Request | None
+    #: What the response needs of the request: a prepared message, or `Decoded.options`. Set with `request`.
+    decoded: Any
+    #: Has a helper decode the request; None unless it does that now.
+    decoding: RequestTask | None
+    #: The id of the request, for logs.
+    request_id: str
+
+    @property
+    def explain(self) -> bool:
+        """Whether the head asks for an explanation (`X-Naiad-Explain`)."""
+
+    def refused(self, error: Exception) -> None:
+        """Respond with `error`: no request is submitted. `request` is what was decoded of it, None for nothing."""
+
+    def decoded_by_helper(self) -> None:
+        """The request, which a helper has decoded, was submitted or refused: the next message may be taken."""
+
+    @property
+    def peer(self) -> str:
+        """See `kernel.serving.response.Sink`."""
+
+    def header(self, name: str) -> str:
+        """See `kernel.serving.response.Sink`."""
+
+    def send(self, response: Response) -> None:
+        """See `kernel.serving.response.Sink`."""
+
+
+class Decoded(msgspec.Struct):
+    """A request that was decoded in the event loop."""
+
+    request: Request
+    #: The model that the request names; None if the request does not fit the model.
+    model: Model | None
+    #: What the response needs to know.
+    options: Any = None
+
+
+class HelperJob(msgspec.Struct):
+    """How a helper decodes a message."""
+
+    #: The name of the function, and its arguments.
+    name: str
+    arguments: bytes
+    #: The message. The job owns the leases.
+    sources: list[Tensor]
+    #: The model that the message names; None if only the helper finds that out.
+    model: Model | None = None
+
+
+class Intake(ABC):
+    """What all calls of one kind share: how messages become requests, and what is remembered of earlier messages."""
+
+    #: Returns the request in a message and the prepared message that it equals; None if the message has to be decoded.
+    #: Its arguments: `IntakeCall.head`, the message, the generation of the catalog, the call.
+    match: Callable[[Any, Any, int, Any], tuple[Request, Any] | None]
+
+    def __init__(self, kernel: Kernel, forwarded: Callable[[Any], ForwardedHeaders | None] | None = None) -> None:
+        """`forwarded` returns the headers of a call that become parameters, None for none, or raises `ServingError`.
+
+        It is None where no headers of any call do.
+        """
+        self.kernel = kernel
+        self.forwarded = forwarded
+        #: Why no more requests are taken, because the front door stops; None as long as they are.
+        self.refusal: ServingError | None = None
+
+    @abstractmethod
+    def decode(self, call: Any, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
+        """Return what is in a message that `match` does not know; None if a helper is to decode it.
+
+        Raises what is wrong with the message.
+        """
+
+    @abstractmethod
+    def keep(self, call: Any, message: Any, decoded: Decoded) -> None:
+        """Remember a message whose request was checked, if `match` can recognise the next one."""
+
+    @abstractmethod
+    def helper_job(self, call: Any, message: Any, received_in: ReceiveBuffer | None) -> tuple[Request, HelperJob]:
+        """Return an empty request, and how a helper decodes `message` into it. Raises `ServingError`."""
+
+    @abstractmethod
+    def read_options(self, octets: bytes, model: Model) -> Any:
+        """Return what the response needs to know, as the helper has found it. The request is for `model`."""
+
+    def decode_and_check(self, call: IntakeCall, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
+        """As `decode`; a request that fits its model is remembered."""
+        decoded = self.decode(call, message, received_in)
+        if decoded is None:
+            return None
+        request, model = decoded.request, decoded.model
+        assert model is not None, "a message was decoded without its model"
+        request.explain = call.explain or take_explain(request)
+        try:
+            validate(request, model.spec)
+        except InvalidRequest:
+            decoded.model = None  # the kernel says so, unless it finds something that Triton says before
+        else:
+            self.keep(call, message, decoded)
+        return decoded
+
+    def decode_in_helper(
+        self, call: IntakeCall, request: Request, job: HelperJob, forwarded: ForwardedHeaders | None
+    ) -> None:
+        """Submit `request` when a helper has decoded it. Raises `ServingError`; then the leases of `job` have ended."""
+        task = RequestTask(
+            self.kernel, job.model, request, _Decoding(call, forwarded), job.name, job.arguments, job.sources
+        )
+        call.request, call.decoding = request, task
+        try:
+            task.start()
+        except ServingError:
+            call.decoding = None
+            raise
+
+
+def take(call: IntakeCall, message: Any, received_in: ReceiveBuffer | None = None) -> None:
+    """Submit the request in `message`, or respond with what is wrong with it. Never waits, never raises.
+
+    Calls have it as a method. `received_in` is the buffer that has the message, if any; it stays the caller's to
+    release.
+    """
+    intake = call.intake
+    try:
+        if intake.refusal is not None:
+            raise intake.refusal
+        forwarded = None if intake.forwarded is None else intake.forwarded(call)
+        kernel = intake.kernel
+        found = intake.match(call.head, message, kernel.catalog.generation, call)
+        if found is not None and (received_in is None or received_in.of_model):
+            request, decoded = found
+            prepared, model = decoded.common, None
+        else:
+            new = intake.decode_and_check(call, message, received_in)
+            if new is None:
+                intake.decode_in_helper(call, *intake.helper_job(call, message, received_in), forwarded)
+                return
+            request, decoded, prepared, model = new.request, new.options, None, new.model
+        call.request, call.decoded, call.request_id = request, decoded, request.id
+        if forwarded is not None:
+            request.parameters = forwarded.added_to(request.parameters)
+    except Exception as error:
+        call.refused(error)
+        return
+    kernel.submit(request, prepared, received_in, model)
+
+
+class _Decoding(msgspec.Struct, eq=False):
+    """Waits for a request that a helper decodes. A `protocols.helpers.request_task.Preparing`."""
+
+    call: IntakeCall
+    forwarded: ForwardedHeaders | None
+
+    def prepared(self, response_options: bytes, model: Model) -> None:
+        """See `Preparing`."""
+        call = self.call
+        request, call.decoding = call.request, None
+        assert request is not None, "the request was cancelled"
+        intake: Intake = call.intake
+        try:
+            call.decoded, call.request_id = intake.read_options(response_options, model), request.id
+            request.explain = call.explain or take_explain(request)
+            if self.forwarded is not None:
+                request.parameters = self.forwarded.added_to(request.parameters)
+        except Exception as error:
+            request.release_leases()
+            call.refused(error)
+        else:
+            intake.kernel.submit(request, admitted=True)
+        call.decoded_by_helper()
+
+    def refused(self, error: ServingError) -> None:
+        """See `Preparing`."""
+        self.call.decoding = None
+        self.call.refused(error)
+        self.call.decoded_by_helper()
