@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.serving.request import Request
-    from kernel.serving.response import Response, Sink
+    from kernel.serving.response import Response, ResponseReceiver
 
 
 class ResponseOrder:
@@ -34,9 +34,8 @@ class ResponseOrder:
     def reserve(self, requests: Iterable[Request]) -> None:
         """Give each request the next place, but for those of models. One that was dispatched before keeps its place."""
         for request in requests:
-            if not isinstance(request.sink, _Place) and (request.parent is None or not _is_for_a_call(request)):
-                place = _Place(self, request.sink)
-                request.sink = place
+            if not isinstance(request.passage, _Place) and (request.parent is None or not _is_for_a_call(request)):
+                place = request.passage = _Place(self, request.passage or request.sink)
                 self._places.append(place)
 
     def is_first(self, place: _Place) -> bool:
@@ -59,27 +58,20 @@ def _is_for_a_call(request: Request) -> bool:
 
 
 class _Place:
-    """The sink of a request that has a place."""
+    """What the responses of a request pass that has a place. Implements `ResponseReceiver`."""
 
-    __slots__ = ("_kept", "_order", "_sink")
+    __slots__ = ("_inner", "_kept", "_order")
 
-    def __init__(self, order: ResponseOrder, sink: Sink) -> None:
+    def __init__(self, order: ResponseOrder, inner: ResponseReceiver) -> None:
         self._order = order
-        self._sink = sink
+        self._inner = inner
         self._kept: list[Response] = []
-
-    @property
-    def peer(self) -> str:
-        return self._sink.peer
-
-    def header(self, name: str) -> str:
-        return self._sink.header(name)
 
     def send(self, response: Response) -> None:
         if not self._order.is_first(self):
             self._kept.append(response)
             return
-        self._sink.send(response)
+        self._inner.send(response)
         if response.final:
             self._order.first_ended()
 
@@ -87,5 +79,5 @@ class _Place:
         """Send what was kept back; returns whether the final response was among it."""
         kept, self._kept = self._kept, []
         for response in kept:
-            self._sink.send(response)
+            self._inner.send(response)
         return bool(kept) and kept[-1].final

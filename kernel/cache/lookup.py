@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernel.cache.digest_in_helper import digest_in_helper
 from kernel.cache.key import describe, digest, inputs_in_order
-from kernel.cache.storing_sink import StoringSink
+from kernel.cache.storing_passage import StoringPassage
 from kernel.errors import RequestCancelled, ServingError
 from kernel.serving.response import Response, peer_of_sink
 from shm.tensor import Span, Tensor
@@ -181,7 +181,8 @@ class Lookup:
         request, access = self._request, self._access
         if store:
             lookup_ns = access.clock.now_ns() - self._begun_ns
-            request.sink = StoringSink(request.sink, access, self._key, self._salt, lookup_ns, self._expected)
+            inner = request.passage or request.sink
+            request.passage = StoringPassage(inner, access, self._key, self._salt, lookup_ns, self._expected)
         if not self._waits:
             access.model.submit(request)
             return

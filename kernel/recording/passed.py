@@ -75,7 +75,7 @@ class PassedRequest(msgspec.Struct, array_like=True, tag=REQUEST, gc=False):
 
 
 class PassedResponse(msgspec.Struct, array_like=True, tag=RESPONSE, gc=False):
-    """A response. The fields are those of `ResponseRecord`, in the order in which `RecordedSink` puts them."""
+    """A response. The fields are those of `ResponseRecord`, in the order in which `RecordedPassage` puts them."""
 
     number: int
     at_ns: int

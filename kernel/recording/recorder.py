@@ -1,4 +1,4 @@
-"""Records requests and responses: decides which, and puts its own sink in front of theirs.
+"""Records requests and responses: decides which, and what they are recorded as.
 
 Requests of clients are recorded, also those that are refused after they were decoded; those that models and ensembles
 send are not, because they come again with the client's.
@@ -13,8 +13,7 @@ import msgspec
 from kernel.recording.captured import InputCapture, capture_outputs, capture_requested
 from kernel.recording.passed import REQUEST, RESPONSE
 from kernel.recording.sampling import RecordSampler
-from kernel.tracing.front_doors import FRONT_DOORS, HTTP, is_front_door
-from kernel.tracing.traced_sink import TracedSink
+from kernel.tracing.front_doors import front_door_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from kernel.recording.settings import RecordSettings
     from kernel.serving.model import Model
     from kernel.serving.request import Request
-    from kernel.serving.response import Response, Sink
+    from kernel.serving.response import Response, ResponseReceiver, Sink
     from shm.arena import Block
     from shm.tensor import Tensor
 
@@ -78,11 +77,12 @@ class Recorder:
                 REQUEST, number, request.received_ns, spec.name, model.version, request.inputs, request.model_version,
                 request.id, request.outputs, request.parameters, request.correlation_id, request.sequence_start,
                 request.sequence_end, spec.sequence_batching is not None, request.priority, request.timeout_us,
-                spec.decoupled, _PROTOCOLS.get(type(sink)) or _protocol_of(sink),
+                spec.decoupled, _protocol_of(sink),
             )):  # fmt: skip
                 return
         if number:
-            request.sink = RecordedSink(request.sink, self._put, self._now_ns, number, request)
+            inner = request.passage or request.sink
+            request.passage = RecordedPassage(inner, self._put, self._now_ns, number, request)
 
     def refused(self, request: Request, model: Model, error: ServingError) -> None:
         """Record a request that was decoded, and refused before it was queued, if it is its turn."""
@@ -114,11 +114,11 @@ class Recorder:
         return number if recorded else 0
 
 
-class RecordedSink(msgspec.Struct, eq=False):
-    """The sink of one request that is recorded."""
+class RecordedPassage(msgspec.Struct, eq=False):
+    """What the responses pass of one request that is recorded. Implements `ResponseReceiver`."""
 
-    #: The sink that the request had.
-    inner: Sink
+    #: What gets the responses next: the trace, or the sink of the request.
+    inner: ResponseReceiver
     #: As in `RecordOutput`; None after a response that found no room: then the later ones are not recorded.
     put: Callable[..., bool] | None
     now_ns: Callable[[], int]
@@ -126,15 +126,8 @@ class RecordedSink(msgspec.Struct, eq=False):
     #: None after the final response, so that the request and its sink are no cycle.
     request: Request | None
 
-    @property
-    def peer(self) -> str:
-        return self.inner.peer
-
-    def header(self, name: str) -> str:
-        return self.inner.header(name)
-
     def send(self, response: Response) -> None:
-        """See `Sink`."""
+        """See `ResponseReceiver`."""
         request, put = self.request, self.put
         assert request is not None, "a response after the final one"
         queued_ns = 0
@@ -156,18 +149,7 @@ class RecordedSink(msgspec.Struct, eq=False):
         self.inner.send(response)
 
 
-#: `http` or `grpc`, by the class of the sink: to ask each sink would take a microsecond.
-_PROTOCOLS: dict[type, str] = {}
-
-
 def _protocol_of(sink: Sink) -> str:
     """Return the protocol of a sink; empty if the request did not come over one."""
-    inner = sink.inner if isinstance(sink, TracedSink) else sink
-    found = _PROTOCOLS.get(type(inner))
-    if found is None:
-        known = FRONT_DOORS.get(type(inner))
-        found = ""
-        if known or (known is None and is_front_door(inner)):
-            found = "http" if inner.reception()[0] is HTTP else "grpc"  # type: ignore[attr-defined]  # as is known
-        _PROTOCOLS[type(inner)] = found
-    return found
+    door = front_door_of(sink)
+    return "" if door is None else door.reception()[0].protocol

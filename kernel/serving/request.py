@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.observe.composed_times import ComposedTimes
-    from kernel.serving.response import Sink
+    from kernel.serving.response import ResponseReceiver, Sink
     from kernel.serving.sequences.live_sequences import Sequence
     from kernel.tracing.trace import Trace
     from shm.budget import ByteBudget
@@ -107,6 +107,9 @@ class Request(msgspec.Struct, eq=False):
     trace_parent: Request | None = None
     #: The trace of this request; set by `Kernel.submit` if it is traced.
     trace: Trace | None = None
+    #: What gets the responses before `sink`, and passes them on; None for most requests. In this order, of which each
+    #: knows the next: the place in an order of responses, the response cache, the recorder, the trace.
+    passage: ResponseReceiver | None = None
     #: Only of a request to an ensemble: the compute times of its steps.
     composed: ComposedTimes | None = None
     #: Only of a request to an ensemble: the requests of its steps that have no final response. Its scheduler's.
@@ -173,7 +176,7 @@ class Request(msgspec.Struct, eq=False):
             self.response_count += 1
         if self.owner is not None:
             self.owner.responded(self, response)
-        self.sink.send(response)
+        (self.passage or self.sink).send(response)
 
     def fail(self, error: ServingError) -> None:
         """Send `error` as the final response; for a cancelled request that has expired, the error of that."""

@@ -45,8 +45,14 @@ class Response(msgspec.Struct, eq=False):
                 output.release()
 
 
-class Sink(Protocol):
+class ResponseReceiver(Protocol):
     """Receives the responses of a request. Called in the kernel's loop; never blocks, never raises."""
+
+    def send(self, response: Response) -> None: ...
+
+
+class Sink(ResponseReceiver, Protocol):
+    """The end of the way of a response: what waits for it. It says who that is."""
 
     @property
     def peer(self) -> str:
@@ -62,8 +68,6 @@ class Sink(Protocol):
         Bytes that are not UTF-8 are surrogates. Of a header that comes twice the last counts. Read only where a model
         asks for it (`naiad.fair_by`).
         """
-
-    def send(self, response: Response) -> None: ...
 
 
 def peer_of_sink(sink: Sink) -> str:

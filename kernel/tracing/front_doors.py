@@ -5,8 +5,9 @@ The names are Triton's (`http_server.cc`, `grpc/infer_handler.cc`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class FrontDoorNames(msgspec.Struct, frozen=True, gc=False):
     """Triton's names of what a front door does."""
 
+    #: The protocol, as recordings name it.
+    protocol: str
     #: Its place in `FRONT_DOOR_NAMES`.
     place: int
     receive_start: str
@@ -27,8 +30,8 @@ class FrontDoorNames(msgspec.Struct, frozen=True, gc=False):
     send_end: str
 
 
-HTTP = FrontDoorNames(0, "HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
-GRPC = FrontDoorNames(1, "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
+HTTP = FrontDoorNames("http", 0, "HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
+GRPC = FrontDoorNames("grpc", 1, "GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
 FRONT_DOOR_NAMES = (HTTP, GRPC)
 
 #: Calls what it is given once, when the response that was given to the front door before is written to its socket, or
@@ -53,19 +56,11 @@ class FrontDoorSink(Protocol):
         """Return how the request was received. Asked when the request has a response."""
 
 
-#: Whether sinks of a class are those of a front door: to ask each sink would take microseconds.
-FRONT_DOORS: dict[type, bool] = {}
+@functools.cache
+def _is_front_door(kind: type[Sink]) -> bool:
+    return issubclass(kind, FrontDoorSink)
 
 
-def is_front_door(sink: Sink) -> TypeGuard[FrontDoorSink]:
-    """Whether `sink` is that of a front door, to be remembered in `FRONT_DOORS`."""
-    found = FRONT_DOORS[type(sink)] = isinstance(sink, FrontDoorSink)
-    return found
-
-
-def reception_of(sink: Sink) -> Reception | None:
-    """Return how the request with this sink was received; None for a request that no client has sent."""
-    known = FRONT_DOORS.get(type(sink))
-    if known or (known is None and is_front_door(sink)):
-        return sink.reception()  # type: ignore[attr-defined,no-any-return]  # as is known
-    return None
+def front_door_of(sink: Sink) -> FrontDoorSink | None:
+    """Return `sink` if it is that of a front door; None for a request that no client has sent."""
+    return cast("FrontDoorSink", sink) if _is_front_door(type(sink)) else None

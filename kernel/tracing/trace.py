@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from kernel.serving.batch import Batch
     from kernel.serving.model import Model
     from kernel.serving.request import Request
-    from kernel.serving.response import Sink
+    from kernel.serving.response import ResponseReceiver
+    from kernel.tracing.front_doors import FrontDoorSink
 
     #: The attributes of a `UsualRequest`: in msgpack both are equal, and a tuple takes half the time.
     UsualValues = tuple[tuple[str, int] | ExecutionTimes | str | int, ...]
@@ -182,14 +183,17 @@ class Trace(msgspec.Struct, eq=False):
     #: Where the trace goes, and those of its children; None for a trace that only explains its request, and for an
     #: unusual one that has ended.
     output: TraceOutput | None
-    #: The sink that the request had.
-    inner: Sink
+    #: What gets the responses after the trace: the sink of the request.
+    inner: ResponseReceiver
+    #: The same, if it is that of a front door; None for a request that no client has sent.
+    door: FrontDoorSink | None
     #: None after the final response: the request refers to its sink, and such a cycle waits for the garbage collector.
     request: Request | None
     now_ns: Callable[[], int]
     #: As in `TraceRecord`; known with the final response.
     request_id: str = ""
-    #: Whether it can become a `UsualTrace`: nothing has happened, and is known to happen, that this has no place for.
+    #: Whether it can become a `UsualTrace`: a front door has received its request, and nothing has happened, and is
+    #: known to happen, that this has no place for.
     #: Then the attributes from `compute` on are not used: its batch has the times of its execution.
     usual: bool = True
     batch: Batch | None = None

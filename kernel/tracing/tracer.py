@@ -10,10 +10,11 @@ import itertools
 import secrets
 from typing import TYPE_CHECKING
 
+from kernel.tracing.front_doors import front_door_of
 from kernel.tracing.sampling import NEAR, Sampler
 from kernel.tracing.trace import QUEUE_INPUT, SpanIds, TensorMemory
 from kernel.tracing.trace_context import parse_trace_context
-from kernel.tracing.traced_sink import TracedSink
+from kernel.tracing.traced_passage import TracedPassage
 from kernel.tracing.traced_tensors import traced_inline
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ class Tracer:
         """Trace a checked request if it is its turn, or if it asks for an explanation."""
         every_output = self._every_output
         if every_output is not None and request.parent is None and not request.explain:
-            request.trace = request.sink = TracedSink(
-                self._new_id(), model, every_output, request.sink, request, self._now_ns
+            sink = request.sink
+            door = front_door_of(sink)
+            request.trace = request.passage = TracedPassage(
+                self._new_id(), model, every_output, sink, door, request, self._now_ns, usual=door is not None
             )
             return
         only = self._only
@@ -101,10 +104,11 @@ class Tracer:
                 self.on_near(False)
             if only.remaining:
                 only.remaining -= only.remaining > 0
-                id = self._new_id()
-                request.trace = request.sink = TracedSink(
-                    id, model, self._only_output, request.sink, request, self._now_ns,
-                    usual=not only.tensors, tensors=self._tensors if only.tensors else None,
+                id, sink = self._new_id(), request.sink
+                door = front_door_of(sink)
+                request.trace = request.passage = TracedPassage(
+                    id, model, self._only_output, sink, door, request, self._now_ns,
+                    usual=door is not None and not only.tensors, tensors=self._tensors if only.tensors else None,
                 )  # fmt: skip
             return
         parent = request.trace_parent
@@ -171,15 +175,17 @@ class Tracer:
         parent_id: int = 0,
         spans: SpanIds | None = None,
     ) -> None:
-        """Let the sink of `request` be its trace; without `output` it only explains the request."""
-        request.trace = request.sink = TracedSink(
+        """Let the responses of `request` pass its trace; without `output` it only explains the request."""
+        door = front_door_of(request.sink)
+        request.trace = request.passage = TracedPassage(
             id,
             model,
             output,
             request.sink,
+            door,
             request,
             self._now_ns,
-            usual=not (tensors or request.explain or parent_id or spans),
+            usual=door is not None and not (tensors or request.explain or parent_id or spans),
             tensors=tensors,
             explains=request.explain,
             parent_id=parent_id,

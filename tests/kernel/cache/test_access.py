@@ -490,7 +490,7 @@ def test_a_response_whose_region_cannot_be_read_is_sent_and_not_stored() -> None
 
 
 def test_a_response_is_not_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kernel.cache.storing_sink.HOLD_TIMEOUT_S", 0)
+    monkeypatch.setattr("kernel.cache.storing_passage.HOLD_TIMEOUT_S", 0)
 
     async def scenario(case: CachingBench) -> None:
         with ClientRegion(case):

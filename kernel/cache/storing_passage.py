@@ -1,4 +1,4 @@
-"""The sink of a request that the cache did not find: it stores the response, and passes it on."""
+"""What the response passes of a request that the cache did not find: it is stored, and passed on."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from shm.tensor import Tensor
 if TYPE_CHECKING:
     from kernel.cache.access import CacheAccess
     from kernel.cache.interface import ExpectedOutputs
-    from kernel.serving.response import Response, Sink
+    from kernel.serving.response import Response, ResponseReceiver
 
 
 #: Seconds for which a response may be held. If a helper is busy for longer, the response is sent without it.
 HOLD_TIMEOUT_S = 1.0
 
 
-class StoringSink:
+class StoringPassage:
     """Stores a successful final response. Errors are never stored (Triton 2.51 stores them).
 
     A response whose outputs are in regions of the client is passed on after a helper has read them: from then on the
     client may change them.
     """
 
-    __slots__ = ("_expected", "_key", "_lookup_ns", "_salt", "_several", "_sink", "access")
+    __slots__ = ("_expected", "_inner", "_key", "_lookup_ns", "_salt", "_several", "access")
 
-    def __init__(self, sink: Sink, access: CacheAccess, key: bytes, salt: bytes, lookup_ns: int,
+    def __init__(self, inner: ResponseReceiver, access: CacheAccess, key: bytes, salt: bytes, lookup_ns: int,
                  expected: ExpectedOutputs) -> None:  # fmt: skip
         """`salt` is in the key. `lookup_ns` is how long the lookup took, which is a part of the cost of a miss.
 
         `expected` is for the cache, see `ResponseCache`.
         """
         self._expected = expected
-        self._sink = sink
+        self._inner = inner
         self.access = access
         self._key = key
         self._salt = salt
@@ -42,17 +42,8 @@ class StoringSink:
         #: Whether the request had a response that did not end it.
         self._several = False
 
-    @property
-    def peer(self) -> str:
-        """See `Sink`."""
-        return self._sink.peer
-
-    def header(self, name: str) -> str:
-        """See `Sink`."""
-        return self._sink.header(name)
-
     def send(self, response: Response) -> None:
-        """See `Sink`."""
+        """See `ResponseReceiver`."""
         if not response.final:
             self._several = True
         elif response.error is not None or response.outputs is None or self._several:
@@ -63,7 +54,7 @@ class StoringSink:
             return
         else:
             self._store(response, response.outputs)
-        self._sink.send(response)
+        self._inner.send(response)
 
     def _store(self, response: Response, outputs: list[Tensor]) -> None:
         access = self.access
@@ -85,16 +76,16 @@ class StoringSink:
             self._count_miss(0)
         else:
             self._store(response, outputs)
-        self._sink.send(response)
+        self._inner.send(response)
 
 
 class HeldResponse:
     """A response with outputs in regions of the client, which is held until they are read."""
 
-    def __init__(self, sink: StoringSink, response: Response) -> None:
-        self._sink = sink
+    def __init__(self, passage: StoringPassage, response: Response) -> None:
+        self._passage = passage
         self._response = response
-        self._access = sink.access
+        self._access = passage.access
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -133,7 +124,7 @@ class HeldResponse:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._sink.held(self._response, outputs)
+            self._passage.held(self._response, outputs)
             self._access.let_go(self._response)
 
 

@@ -1,7 +1,6 @@
-"""Stands before the sink of a request that is traced or explained: notes when responses come, and when they are sent.
+"""What the responses of a request pass that is traced or explained: notes when they come, and when they are sent.
 
-Requests that are not traced have no such sink, so that responses of theirs cost nothing more. The sink is the trace
-itself: one object for each traced request.
+It is the trace itself: one object for each traced request.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kernel.serving.response import Response
 from kernel.tracing.explanation import explanation
-from kernel.tracing.front_doors import reception_of
 from kernel.tracing.trace import (
     BACKEND_OUTPUT,
     QUEUE_START,
@@ -29,34 +27,24 @@ if TYPE_CHECKING:
     from kernel.tracing.front_doors import Reception
 
 
-class TracedSink(Trace, eq=False):
-    """The sink of one request, and its trace."""
-
-    @property
-    def peer(self) -> str:
-        return self.inner.peer
-
-    def header(self, name: str) -> str:
-        return self.inner.header(name)
+class TracedPassage(Trace, eq=False):
+    """The trace of one request, and what its responses pass last. Implements `ResponseReceiver`."""
 
     def send(self, response: Response) -> None:
-        """See `Sink`."""
+        """See `ResponseReceiver`."""
         now_ns = self.now_ns()
-        inner, batch = self.inner, self.batch
+        door, batch = self.door, self.batch
         if (
             batch is None  # also if the trace is not usual
             or batch.times is None
             or response.leased
             or response.outputs is None  # also if it has an error
             or not response.final
+            or door is None
         ):
             self._send_unusual(response, now_ns)
             return
-        try:
-            names, begin_ns, end_ns, when_sent = inner.reception()  # type: ignore[attr-defined]  # as the next line says
-        except AttributeError:  # it is not that of a front door; to ask first would take longer
-            self._send_unusual(response, now_ns)
-            return
+        names, begin_ns, end_ns, when_sent = door.reception()
         # The usual case, with few calls.
         request, output, model = self.request, self.output, self.model
         assert request is not None, "a response after the final one"
@@ -64,7 +52,7 @@ class TracedSink(Trace, eq=False):
         self.request = self.batch = None
         if now_ns >= model.statistics.exemplars_look_ns:
             model.statistics.record_traced(now_ns - request.received_ns, self.trace_id, now_ns)
-        inner.send(response)
+        self.inner.send(response)
         values = (
             names.place, self.id, model.identity, request.id, begin_ns, end_ns, request.received_ns,
             request.queue_start_ns, batch.times, now_ns,
@@ -95,7 +83,7 @@ class TracedSink(Trace, eq=False):
 
     def _end(self, request: Request, response: Response, now_ns: int) -> None:
         """Take the final response of a request that is not the usual one."""
-        reception = reception_of(self.inner)
+        reception = None if self.door is None else self.door.reception()
         if reception is None:
             self.add_times(REQUEST_START, request.received_ns)
         else:
@@ -120,7 +108,7 @@ class TracedSink(Trace, eq=False):
 
     def _send_one_of_several(self, response: Response, now_ns: int) -> None:
         """Take a response that is not the final one."""
-        reception = reception_of(self.inner)
+        reception = None if self.door is None else self.door.reception()
         if reception is None or (response.outputs is None and response.error is None):
             self.inner.send(response)
         else:
