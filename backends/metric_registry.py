@@ -227,6 +227,11 @@ class MetricRegistry:
         if len(self._changed) == 1:
             self._wake()
 
+    @property
+    def changed_count(self) -> int:
+        """How many series were changed since `take`."""
+        return len(self._changed)
+
     def take(self) -> list[wire.MetricsChanged]:
         """Return the changes since the last call. New families and series, with their changes, are the last message."""
         with self.lock:

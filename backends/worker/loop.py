@@ -102,9 +102,10 @@ class Worker:
             self._regions, self._inputs, self._output_arena if local else SentOutputs(self._send), self._held
         )
         self._reader = KernelMessageReader(channel, self._handlers, self._held.report_freed)
-        self._reporter = MetricReporter(self._send)
+        self._reporter = MetricReporter(self._send, send_later=self._send_with_next)
         self._reports = ReportCollector(self._send, self.log)
         self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader, self._reports)
+        self._responder.before_response = self._reporter.report_with_response
         self._calls = WorkerCalls(
             self._send, lambda: self._reader, self._responder, self._outputs, self._regions, self._held
         )
@@ -256,6 +257,11 @@ class Worker:
     def _send(self, message: wire.ToKernel) -> None:
         with self._send_lock:
             self._channel.send(message)
+
+    def _send_with_next(self, message: wire.ToKernel) -> None:
+        """Send a message together with the one that the caller sends next."""
+        with self._send_lock:
+            self._channel.send_later(message)
 
     def _flush(self) -> None:
         self._unsent_since_ns = 0
@@ -448,6 +454,7 @@ class Worker:
 
     def _report_executed(self, message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
         """Report the end of a batch, with its responses."""
+        self._reporter.report_with_response()
         if self._reports.pending or timings.executions is not None:
             self._reports.flush(message.batch, timings.executions or ())
         done_ns = time.monotonic_ns()

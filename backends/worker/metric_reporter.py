@@ -1,7 +1,8 @@
 """Reports changes of the model's custom metrics to the kernel, on its own thread.
 
-A new metric is reported at once. Changed values are reported at most once per `INTERVAL_S`, and when the worker stops.
-So the metrics page is at most that interval behind, and a killed worker loses at most the changes of one interval.
+A new metric is reported at once. Changed values are reported with the next response, so that a scrape after it shows
+them, or `INTERVAL_S` later: those of models that change many, and those that are changed between requests. A killed
+worker loses at most the changes of one interval.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 #: Long enough to cost little, and much shorter than the scrape interval of Prometheus.
 INTERVAL_S = 0.1
 
+#: How many changed series are reported with a response: few enough to take no time.
+_FEW = 64
+
 #: How many families, series or changes a part of a report has. Each is limited (`kernel.observe.metric_rules`).
 _PART_LENGTH = 64
 
@@ -28,8 +32,15 @@ _PART_LENGTH = 64
 class MetricReporter:
     """Owns the worker's registry. A model without metrics needs no thread and no message."""
 
-    def __init__(self, send: Callable[[wire.ToKernel], None], interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        send: Callable[[wire.ToKernel], None],
+        interval_s: float = INTERVAL_S,
+        send_later: Callable[[wire.ToKernel], None] | None = None,
+    ) -> None:
+        """`send_later` sends a message with the next one; by default `send` does."""
         self._send = send
+        self._send_later = send_later or send
         self._interval_s = interval_s
         # SimpleQueue.put is reentrant: a finalizer may call it during another put.
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -63,6 +74,17 @@ class MetricReporter:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
                     self._thread.start()
+
+    def report_with_response(self) -> None:
+        """Send the changes with the response that follows, unless there are many of them: these are reported soon."""
+        if self._thread is None or not 0 < self.registry.changed_count <= _FEW:  # most models have no metrics
+            return
+        with self._report_lock, contextlib.suppress(OSError):
+            for message in self.registry.take():
+                try:
+                    self._send_later(message)
+                except FrameTooLarge:
+                    self._send_all(message)
 
     def _send_all(self, message: wire.MetricsChanged) -> None:
         """Send a report, in parts if it is longer than a message may be."""

@@ -43,6 +43,8 @@ class BatchResponder:
     ) -> None:
         #: What backends report about the requests.
         self.reports = reports or ReportCollector(send, lambda level, text: None)
+        #: Called before a response is sent that is not sent with its batch.
+        self.before_response: Callable[[], None] = _nothing
         self._outputs = outputs
         self._held = held
         self._send = send
@@ -304,6 +306,7 @@ class BatchResponder:
         on_device = self._outputs.on_device
         if on_device is not None and on_device.pending:  # outputs are complete before their response leaves
             on_device.wait()
+        self.before_response()
         if final and self.reports.pending:  # the kernel forgets the request
             self.reports.flush()
         try:
@@ -327,6 +330,10 @@ class BatchResponder:
         """Whether this thread need not wait for credit, because it runs an event loop."""
         ahead = -self._credit.get(request.ref.number, 0)
         return ahead < MAX_OVERSHOOT and threading.get_ident() == request.loop_thread
+
+
+def _nothing() -> None:
+    """No metrics are reported."""
 
 
 def _failure(error: ServingError) -> wire.ResponseMessage:

@@ -135,3 +135,12 @@ def test_metrics_of_a_model_go_with_it(write_model: WriteModel) -> None:
     assert (
         log.count("metric family 'app_requests' of model 'other' is left out: 'app_requests' of model 'counting'") == 1
     )
+
+
+def test_a_scrape_after_a_response_shows_what_the_request_has_changed(write_model: WriteModel) -> None:
+    repository = write_model("counting", CONFIG % 1, COUNTING)
+    with ServerProcess(repository) as server:
+        for number in range(1, 21):
+            assert infer(server, number) == 200
+            found = samples(server)
+            assert (found["app_requests_total"], found["app_level"]) == (2.0 * number, float(number))

@@ -123,3 +123,23 @@ def test_a_report_that_is_too_long_for_one_message_comes_in_parts_with_the_same_
     last_created = max(index for index, part in enumerate(parts) if part.created)
     assert last_created < min(index for index, part in enumerate(parts) if part.changes)
     reporter.stop()
+
+
+def test_a_few_changes_leave_with_a_response_and_many_are_left_to_the_thread(kernel: Kernel) -> None:
+    later: list[wire.ToKernel] = []
+    reporter = MetricReporter(kernel.take, NEVER_S, later.append)
+    reporter.start()
+    family = reporter.registry.define("x", "", MetricKind.COUNTER)
+    series = [reporter.registry.hold(family, {"n": str(number)})[0] for number in range(65)]
+    reporter.report_with_response()
+    assert later == []
+    series[0].increment(2.0)
+    reporter.report_with_response()
+    [message] = later
+    assert isinstance(message, wire.MetricsChanged)
+    assert message.changes == [wire.MetricChange(1, 2.0)]
+    for each in series:
+        each.increment(1.0)
+    reporter.report_with_response()
+    assert len(later) == 1
+    reporter.stop()
