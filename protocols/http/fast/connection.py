@@ -331,17 +331,19 @@ class FastConnection(asyncio.Protocol):
         known = self._known
         if known is None or text != known.text or known.generation != self._fast_path.kernel.catalog.generation:
             known = self._known = self._fast_path.known_heads.find(text)
-        if known.head is None:
+        head = known.head
+        if head is None or (head.closes and (known.infer is None or len(self._received) > end + head.content_length)):
             return self._hand_over()
         if known.infer is not None:
+            self._draining = head.closes  # it is the last request
             self._begin_call(end, known.infer)
             return True
         if self._calls:
             return False  # their responses go first
         self._received = self._received[end:]
-        self._missing = known.head.content_length
+        self._missing = head.content_length
         if known.refusal is not None:
-            self._refuse(known.head, known.refusal)
+            self._refuse(head, known.refusal)
         else:
             self._aiohttp.begin(self._fast_path.aiohttp_server, text)
         return True

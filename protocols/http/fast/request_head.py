@@ -28,6 +28,8 @@ _METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"O
 #: Headers that change how the message or the connection continues, and what `Connection` may say.
 _UNUSUAL = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"trailer"})
 _PERSISTENT = frozenset({b"", b"keep-alive", b"Keep-Alive"})
+_CLOSING = frozenset({b"close", b"Close"})
+_CONNECTION = _PERSISTENT | _CLOSING
 
 #: Sizes that need no thought about their range.
 _NUMBER = re.compile(rb"[0-9]{1,18}")
@@ -59,6 +61,8 @@ class HttpRequestHead(msgspec.Struct, frozen=True):
     infer: InferFields | None = None
     #: Names and values as they were sent; no name comes twice.
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    #: Whether the client wants the connection closed after the response.
+    closes: bool = False
 
     def header(self, name: str) -> bytes | None:
         """Return the value of a header by its name in any case of letters, None if it is absent."""
@@ -109,7 +113,10 @@ def parse_head(text: bytes, max_input_size: int) -> HttpRequestHead | None:
         return None
     content_length = int(fields.headers.get(b"content-length", b"0"))
     infer_fields = _infer_fields(fields, max_input_size)
-    return HttpRequestHead(fields.target.decode(), content_length, infer_fields, tuple(fields.sent))
+    closes = fields.headers.get(b"connection") in _CLOSING
+    if closes and infer_fields is None:
+        return None  # aiohttp responds, and closes
+    return HttpRequestHead(fields.target.decode(), content_length, infer_fields, tuple(fields.sent), closes)
 
 
 def _parse(text: bytes) -> _Fields | None:
@@ -136,7 +143,7 @@ def _is_plain(fields: _Fields) -> bool:
         and len(headers) <= _MAX_HEADERS
         and _UNUSUAL.isdisjoint(headers)
         and b"host" in headers
-        and headers.get(b"connection", b"") in _PERSISTENT
+        and headers.get(b"connection", b"") in _CONNECTION
         and _NUMBER.fullmatch(headers.get(b"content-length", b"0")) is not None
     )
 

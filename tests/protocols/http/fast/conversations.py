@@ -79,6 +79,13 @@ CONVERSATIONS = {
     "broken chunks": post(b"zz\r\n", "Transfer-Encoding: chunked", length=None),
     "continue": post(BODY, "Expect: 100-continue"),
     "close": post(BODY, "Connection: close"),
+    "close in other letters": post(BODY, "connection: CLOSE"),
+    "close an unknown model": post(BODY, "Connection: close", model="nothing"),
+    "close with an empty body": post(b"", "Connection: close", length="0"),
+    "close broken json": post(b'{"inputs":[}', "Connection: close"),
+    "close a binary request": post(
+        BINARY_HEADER + bytes(8), f"Inference-Header-Content-Length: {len(BINARY_HEADER)}", "Connection: Close"
+    ),
     "1.0": post(BODY, version="1.0"),
     "1.0 kept": post(BODY, "Connection: keep-alive", version="1.0"),
     "1.0 chunked": post(chunked(BODY), "Transfer-Encoding: chunked", length=None, version="1.0"),

@@ -477,6 +477,41 @@ def test_what_is_not_plain_makes_the_connection_aiohttps(with_fast_path: WithFas
     with_fast_path(test)
 
 
+# ---- requests that are the last of their connection -----------------------------------------
+
+
+def last(request: bytes) -> bytes:
+    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+
+
+@pytest.mark.parametrize("piece", [1, 40, 10_000])
+def test_a_request_that_closes_its_connection_is_served_as_others_are(with_fast_path: WithFastPath, piece: int) -> None:
+    async def test(lab: Any) -> None:
+        sent = infer(1) + last(infer(2, model="stuck"))
+        for start in range(0, len(sent), piece):
+            lab.connection.data_received(sent[start : start + piece])
+        assert statuses(lab.transport.written) == [200]
+        assert not lab.transport.closed
+        lab.connection.data_received(infer(3))
+        respond(lab.waiting[0])
+        assert statuses(lab.transport.written) == [200, 200]
+        assert lab.transport.written.count(b"\r\nConnection: close\r\n\r\n") == 1
+        assert lab.transport.closed
+
+    with_fast_path(test)
+
+
+def test_a_large_last_response_is_written_before_the_connection_is_closed(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        lab.connection.data_received(last(infer(1, model="stuck", binary=True)))
+        respond_large(lab.waiting[0])
+        assert not lab.transport.closed
+        await until(lambda: lab.transport.closed)
+        assert len(lab.transport.written) > LARGE_BYTE_SIZE
+
+    with_fast_path(test)
+
+
 # ---- stopping -------------------------------------------------------------------------------
 
 

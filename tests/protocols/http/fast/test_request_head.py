@@ -91,7 +91,8 @@ def test_what_is_not_inference_or_has_sizes_to_be_refused_is_for_aiohttp(text: b
         head("Content-Length: 5", "X: a\rb"),
         head("Content-Length: 5\nX: y"),
         head("Content-Length: 5", "Expect: 100-continue"),
-        head("Content-Length: 5", "Connection: close"),
+        head("Content-Length: 5", "Connection: close, keep-alive"),
+        head("Content-Length: 5", "Connection: close", start="POST /v2/logging HTTP/1.1"),
         head("Content-Length: 5", "Connection: upgrade", "Upgrade: h2c"),
         head("Content-Length: 5", "X: 1", "X: 2"),
         head("Content-Length: 5", "no colon"),
@@ -112,6 +113,14 @@ def test_what_is_not_inference_or_has_sizes_to_be_refused_is_for_aiohttp(text: b
 )
 def test_a_head_that_leaves_any_doubt_is_not_plain(text: bytes) -> None:
     assert parse_head(text, LIMIT) is None
+
+
+@pytest.mark.parametrize(("value", "closes"), [("close", True), ("Close", True), ("keep-alive", False), ("", False)])
+def test_an_inference_request_may_be_the_last_one_of_its_connection(value: str, closes: bool) -> None:
+    plain = parse_head(head("Content-Length: 5", f"Connection: {value}"), LIMIT)
+    assert plain is not None
+    assert plain.infer is not None
+    assert plain.closes is closes
 
 
 def test_every_part_of_a_plain_head_can_become_one() -> None:
