@@ -129,18 +129,36 @@ def check(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show the log, and what models print, on standard error.")
     ] = False,
+    migrate: Annotated[
+        bool, typer.Option("--migrate", help="Instead, report what of a Triton repository needs a change to move here.")
+    ] = False,
+    start_command: Annotated[
+        str,
+        typer.Option(metavar="TEXT|FILE", help="With --migrate: Triton's start command, or a script or manifest."),
+    ] = "",
+    dashboards: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="With --migrate: dashboards and alert rules; files or folders, repeatable."),
+    ] = None,
 ) -> None:
     """Load models and test them: outputs must not depend on batching or on the order of requests.
 
     The inputs are those of the model's warm-up, or random.
     """
     from kernel.authoring.cloud_folders import local_folders
-    from kernel.authoring.trial.trial import TrialSettings
-    from kernel.command.check import check_models
     from kernel.command.single_models import folders_of
 
-    settings = TrialSettings(requests, seed, timeout)
+    if (start_command or dashboards) and not migrate:
+        raise BadOption("--start-command and --dashboards are for --migrate")
     with local_folders([model_dir]) as given, folders_of(given) as [path]:
+        if migrate:
+            from kernel.command.migrate.command import check_migration
+
+            raise typer.Exit(check_migration(path, start_command, dashboards or [], as_json=as_json, verbose=verbose))
+        from kernel.authoring.trial.trial import TrialSettings
+        from kernel.command.check import check_models
+
+        settings = TrialSettings(requests, seed, timeout)
         raise typer.Exit(check_models(path, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
 
 
