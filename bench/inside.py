@@ -27,6 +27,7 @@ from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
+from kernel.tracing.tracer import Tracer
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
@@ -78,7 +79,8 @@ async def _run(door_type: type[_HttpDoor | _GrpcDoor]) -> float:
 def _kernel() -> tuple[Kernel, _Worker]:
     catalog, regions, clock = Catalog(), RegionRegistry(), LoopClock()
     settings = KernelSettings(TraceSettings(), LogSettings())
-    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 24), clock, settings)
+    tracer = Tracer(settings.trace, clock)
+    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 24), clock, settings, tracer)
     inputs = {name: TensorSpec(name, "FP32", (16,), (16,)) for name in _NAMES}
     outputs = {name: TensorSpec(name, "FP32", (16,), (16,)) for name in ("OUTPUT0", "OUTPUT1")}
     model = Model(ModelSpec("add_sub", "", "python", 0, inputs, outputs), ModelConfig(), 1, direct, clock)

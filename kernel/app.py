@@ -48,6 +48,7 @@ from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
 from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
+from kernel.tracing.tracer import Tracer
 from kernel.tracing.tracing import Tracing
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
@@ -139,7 +140,8 @@ class Server:
             owned=options.shared_memory_owner == "peer", per_peer_limit=options.regions_per_peer, budget=budget
         )
         inputs = InputPlacer(regions, options.arena_byte_size, budget, in_next_iteration)
-        self._kernel = Kernel(catalog, regions, inputs, clock, self._make_settings())
+        settings = self._make_settings()
+        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock))
         self._kernel.starting = True
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)

@@ -24,6 +24,7 @@ from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock
+from kernel.tracing.tracer import Tracer
 from protocols.helper_tasks import TASKS
 from shm.tensor import Tensor
 
@@ -170,7 +171,12 @@ class FrontDoorLab:
         self.regions = RegionRegistry(owned=regions_are_owned)
         settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
         self.kernel = Kernel(
-            self.catalog, self.regions, InputPlacer(self.regions, arena_byte_size), self.clock, settings
+            self.catalog,
+            self.regions,
+            InputPlacer(self.regions, arena_byte_size),
+            self.clock,
+            settings,
+            Tracer(settings.trace, self.clock),
         )
         self.repository = RecordingRepository(self.catalog)
         self.kernel.repository = self.repository

@@ -21,6 +21,7 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink
+from kernel.tracing.tracer import Tracer
 from schedulers.registry import choose_scheduler
 from shm.tensor import Tensor
 
@@ -145,7 +146,8 @@ class KernelLab:
         self.catalog = Catalog()
         regions = RegionRegistry()
         settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
-        self.kernel = Kernel(self.catalog, regions, InputPlacer(regions, 1 << 20), self.clock, settings)
+        tracer = Tracer(settings.trace, self.clock)
+        self.kernel = Kernel(self.catalog, regions, InputPlacer(regions, 1 << 20), self.clock, settings, tracer)
         #: The requests that the models execute, oldest first.
         self.calls: list[Call] = []
         self.instances: dict[str, _ListingInstance] = {}

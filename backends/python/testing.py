@@ -9,9 +9,9 @@ def test_it_doubles() -> None:
 
 from __future__ import annotations
 
-from backends.harness.calls import CallInputs
-from backends.harness.model import ModelInProcess, ModelStream, load_model
-from backends.harness.responder import ModelResponse
+from backends.python.harness.calls import CallInputs
+from backends.python.harness.model import ModelInProcess, ModelStream, load_model
+from backends.python.harness.responder import ModelResponse
 from kernel.errors import ServingError
 
 __all__ = ["CallInputs", "ModelInProcess", "ModelResponse", "ModelStream", "ServingError", "load_model"]

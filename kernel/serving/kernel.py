@@ -28,7 +28,6 @@ from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
-from kernel.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
     from kernel.settings import LogSettings, TraceSettings
+    from kernel.tracing.tracer import Tracer
     from shm.arena import Block
 
 #: What GET /v2 and ServerMetadata list, in Triton's order (core's server.cc).
@@ -94,20 +94,16 @@ class Kernel:
     """The interface of the kernel for front doors."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        regions: RegionRegistry,
-        inputs: InputPlacer,
-        clock: Clock,
-        settings: KernelSettings,
-    ) -> None:
+        self, catalog: Catalog, regions: RegionRegistry, inputs: InputPlacer, clock: Clock, settings: KernelSettings,
+        tracer: Tracer,
+    ) -> None:  # fmt: skip
         self.catalog = catalog
         self.regions = regions
         self.settings = settings
         self.identity = settings.identity
         self.trace: TraceSettings = settings.trace
         self.log: LogSettings = settings.log
-        self.tracer = Tracer(settings.trace, clock)
+        self.tracer = tracer
         #: Whether any request can be traced or recorded; whether front doors take times: one of the next may be traced.
         self.traces = self.takes_times = False
         self.tracer.on_switch = self._switch_traces

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.architecture.figures import circles_with_types, figures, importers_of_the_kernel, replaced_methods
+from tests.architecture.figures import (
+    circles_with_types,
+    figures,
+    importers_of_the_kernel,
+    mutual_folders,
+    replaced_methods,
+)
 from tests.architecture.source import planted, source_files
 
 
@@ -34,6 +40,20 @@ def test_a_circle_through_an_import_for_types_is_found() -> None:
 
 def test_no_method_of_an_object_of_ours_is_replaced() -> None:
     assert list(replaced_methods(source_files())) == []
+
+
+def test_folders_that_import_each_other_are_found_but_not_a_folder_and_one_in_it() -> None:
+    clock = planted("import shm.tensor", "kernel/loop/clock.py")
+    tensor = planted("import kernel.loop.clock", "shm/tensor.py")
+    assert [found.partition(":")[0] for found in mutual_folders([clock, tensor])] == ["kernel/loop and shm"]
+    inside = planted("import kernel.errors", "kernel/loop/clock.py")
+    outside = planted("import kernel.loop.clock", "kernel/errors.py")
+    assert mutual_folders([inside, outside]) == []
+
+
+def test_only_these_folders_import_each_other_at_run_time() -> None:
+    pairs = [found.partition(":")[0] for found in mutual_folders(source_files())]
+    assert set(pairs) <= {"protocols/http/generate and protocols/http/inference"}
 
 
 def test_the_figures_are_those_of_the_tree() -> None:

@@ -20,6 +20,7 @@ from kernel.repository.retirement import Retirement
 from kernel.serving.catalog import UNLOADED, Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.settings import LogSettings, TraceSettings
+from kernel.tracing.tracer import Tracer
 from schedulers.ratelimit import RateLimiter
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
@@ -64,9 +65,9 @@ class World:
         regions = RegionRegistry(budget=self.budget)
         self.catalog = Catalog()
         placer = InputPlacer(regions, scenario.arena_byte_size, self.budget)
-        self.kernel = Kernel(
-            self.catalog, regions, placer, self.clock, KernelSettings(trace=TraceSettings(), log=LogSettings())
-        )
+        settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
+        tracer = Tracer(settings.trace, self.clock)
+        self.kernel = Kernel(self.catalog, regions, placer, self.clock, settings, tracer)
         self.schedule: SchedulerFactory = partial(schedule, caller=self.kernel)
         #: Shared by all models that need resources.
         self.limiter = RateLimiter()

@@ -23,6 +23,7 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
+from kernel.tracing.tracer import Tracer
 from protocols.helper_tasks import TASKS
 from schedulers.direct import direct
 from shm.arena import Arena
@@ -108,7 +109,8 @@ class CachingBench:
         )
         self.placer = InputPlacer(self.regions, 1 << 28, self.budget)
         settings = KernelSettings(TraceSettings(), LogSettings())
-        self.kernel = Kernel(self.catalog, self.regions, self.placer, self.clock, settings)
+        tracer = Tracer(settings.trace, self.clock)
+        self.kernel = Kernel(self.catalog, self.regions, self.placer, self.clock, settings, tracer)
         self.model: Model
         self.instance: FakeInstance
 

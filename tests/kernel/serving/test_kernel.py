@@ -22,6 +22,7 @@ from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
+from kernel.tracing.tracer import Tracer
 from schedulers.direct import direct
 from shm.budget import ByteBudget
 from shm.region import RegionKind
@@ -40,6 +41,7 @@ class Bench:
         self.kernel = Kernel(
             self.catalog, self.regions, InputPlacer(self.regions, 1 << 20, budget), FakeClock(),
             KernelSettings(TraceSettings(), LogSettings(), **settings),  # type: ignore[arg-type]
+            Tracer(TraceSettings(), FakeClock()),
         )  # fmt: skip
         self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 1, direct, FakeClock())
         self.model.start()

@@ -36,6 +36,7 @@ from kernel.tracing.trace import (
     TraceRecord,
     UsualTrace,
 )
+from kernel.tracing.tracer import Tracer
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
@@ -89,7 +90,7 @@ class Bench:
         self.regions = RegionRegistry()
         self.kernel = Kernel(
             catalog, self.regions, InputPlacer(self.regions, 1 << 20), self.clock,
-            KernelSettings(self.settings, LogSettings()),
+            KernelSettings(self.settings, LogSettings()), Tracer(self.settings, self.clock),
         )  # fmt: skip
         self.written = Recorder()
         self.kernel.tracer.start(lambda values: self.written)

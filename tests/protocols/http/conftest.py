@@ -26,6 +26,7 @@ from kernel.serving.model import Model
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
+from kernel.tracing.tracer import Tracer
 from protocols.http.server import HttpServer
 from protocols.testing import DirectHelpers
 from shm.tensor import Tensor
@@ -136,7 +137,8 @@ def build_kernel() -> Kernel:
     catalog.set_known({"unloaded"})
     catalog.set_state("unloaded", 1, ModelState.UNAVAILABLE, "unloaded")
     settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
-    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings)
+    tracer = Tracer(settings.trace, clock)
+    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings, tracer)
     kernel.repository = FakeRepository(catalog)
     kernel.helpers = DirectHelpers()
     return kernel

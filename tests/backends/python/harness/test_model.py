@@ -13,7 +13,7 @@ from backends.python.testing import ModelResponse, ServingError, load_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.backends.harness.conftest import WriteModel
+    from tests.backends.python.harness.conftest import WriteModel
 
 DOUBLE = """
     def execute(self, requests):

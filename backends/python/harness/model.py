@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from backends.base import ModelArguments, Timings
-from backends.harness.responder import ModelResponse, RecordingHost
 from backends.python.backend import PythonBackend
+from backends.python.harness.responder import ModelResponse, RecordingHost
 from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from backends.worker.sequences.sequence_batches import SequenceBatches
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from backends.harness.calls import ModelFunction
+    from backends.python.harness.calls import ModelFunction
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.source import PreparedConfig
 

@@ -13,7 +13,7 @@ from kernel.errors import NotFound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.backends.harness.conftest import WriteModel
+    from tests.backends.python.harness.conftest import WriteModel
 
 CALL = """
     def execute(self, requests):

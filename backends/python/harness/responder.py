@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.harness.calls import FunctionCalls
 from backends.metric_registry import MetricRegistry
+from backends.python.harness.calls import FunctionCalls
 from backends.worker.reporting.reports import ReportCollector
 from kernel.embedding.arrays import output_array
 from kernel.errors import InternalError, ServingError
@@ -19,7 +19,7 @@ from shm.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backends.harness.calls import ModelFunction
+    from backends.python.harness.calls import ModelFunction
     from backends.worker.request import OutputValue, WorkerRequest
     from kernel.config.spec import ModelSpec
     from shm.arrays import Array
