@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench scoreboard soak oracle clients proto demo image clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench scoreboard soak fuzz oracle clients proto demo image clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -116,6 +116,19 @@ scoreboard: $(VENV)/installed-dev
 # at the end as after its warm-up?
 soak: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults.soak $(ARGS)
+
+# Searches for inputs that break a parser of ours, guided by what they cover: atheris, in an environment of its own, on a
+# Python that it has wheels for. Ten minutes for each of the targets (ARGS="--seconds 60 --only h2").
+FUZZ_PYTHON ?= $(or $(shell command -v python3.11),$(PYTHON))
+
+fuzz: .venv-fuzz/installed
+	.venv-fuzz/bin/python -m tests.fuzz $(ARGS)
+
+.venv-fuzz/installed: pyproject.toml
+	$(FUZZ_PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/pip install -q --upgrade pip
+	.venv-fuzz/bin/pip install -q -e . --group fuzz
+	touch $@
 
 # Our responses to the conformance cases, compared with those of a real Triton; ARGS=--record keeps Triton's for the tests.
 oracle: $(VENV)/installed-dev

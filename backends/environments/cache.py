@@ -55,7 +55,7 @@ class CachedEnvironment(msgspec.Struct, frozen=True):
         """Return the marker; None if the environment is not complete."""
         try:
             return msgspec.json.decode(self.marker.read_bytes(), type=Marker)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
 

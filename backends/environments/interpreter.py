@@ -135,7 +135,7 @@ def ask(interpreter: str, variables: Mapping[str, str | None], source: str) -> I
         )
     try:
         return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Interpreter)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise EnvironmentFailed(f"'{interpreter}' of the environment '{source}' is not Python 3") from None
 
 

@@ -131,7 +131,7 @@ def _decoded_head(head: memoryview, most_outputs: int) -> _Head:
         raise BadEntry(f"{count} outputs, expected at most {most_outputs}" if count >= 0 else "a head that is no head")
     try:
         return _decoder.decode(head)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadEntry(f"a head that cannot be read: {error}") from None
 
 

@@ -30,6 +30,10 @@ _FRAME = struct.Struct("<II")
 MAX_CONTENT = 1 << 30
 
 
+#: What reading a content raises that is damaged, or forged.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 class BadRecording(ValueError):
     """A file is not a recording, or one that this version cannot read. The message is one line."""
 
@@ -132,7 +136,7 @@ _decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
 
 
 def decode_record(content: bytes | memoryview) -> Recorded:
-    """Return the record with this content. Raises `msgspec.MsgspecError`."""
+    """Return the record with this content. Raises one of `UNREADABLE`."""
     found: Recorded = _decode(content)
     return found
 
@@ -175,7 +179,7 @@ class SegmentReader:
             raise BadRecording(f"{title} has no header: it is cut, or damaged")
         try:
             self.header = _decode_header(found)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise BadRecording(f"{title} has a wrong header: {error}") from None
         self._position = _PREFIX.size + _FRAME.size + len(found)
         #: How many bytes at the end are no complete record; known when `contents` has ended.

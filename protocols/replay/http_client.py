@@ -145,6 +145,6 @@ def decode_infer_response(body: bytes, header_length: int) -> ReplayedResponse:
             data = body[position : position + byte_size]
             position += byte_size
             outputs.append(ReplayedOutput(output["name"], output["datatype"], output["shape"], data))
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
         raise ReplayFailed(f"the response is not that of an inference server with binary tensors: {error!r}") from None
     return ReplayedResponse(outputs)

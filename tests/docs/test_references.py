@@ -37,7 +37,7 @@ FLAGS_OF_OTHERS = {
     "--output-shared-memory-size", "--percentile", "--request-distribution", "--request-rate-range",
     "--stability-percentage",
     "--perfetto", "--quick", "--randomly-seed", "--record", "--rounds", "--seed", "--seeds", "--show-trace",
-    "--story", "--strict", "--svg", "--timeout", "--without-triton",
+    "--full", "--minutes", "--seconds", "--story", "--strict", "--svg", "--timeout", "--without-triton",
 }  # fmt: skip
 
 SOURCES = [

@@ -171,7 +171,7 @@ class ZygoteProcess:
     def _handle(self, data: bytes) -> None:
         try:
             message = messages.to_kernel_decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._drop(f"it has sent an invalid message: {error}")
             return
         match message:

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.recording.format import BadRecording, RequestRecord, ResponseRecord, SegmentReader, decode_record
+from kernel.recording.format import (
+    UNREADABLE,
+    BadRecording,
+    RequestRecord,
+    ResponseRecord,
+    SegmentReader,
+    decode_record,
+)
 from kernel.recording.ring import segment_name, segment_number
 
 if TYPE_CHECKING:
@@ -112,7 +119,7 @@ class RecordingIndex:
             place = (((number << _OFFSET_BITS) | offset) << _SIZE_BITS) | len(content)
             try:
                 head = _decode_head(content)
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 self.problems.append(f"{title} has a wrong record at {offset}: {error}")
                 continue
             self._add(head, place, header.run, header.wall_ns - header.monotonic_ns)
@@ -161,5 +168,5 @@ class RecordingIndex:
                 return decode_record(file.read(byte_size))
         except OSError as error:
             raise BadRecording(f"'{path}' cannot be read any more: {error.strerror}") from None
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise BadRecording(f"'{path}' has a wrong record at {offset}: {error}") from None

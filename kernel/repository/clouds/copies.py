@@ -119,7 +119,7 @@ class PartialCopy:
 
     def _link(self, other: Path) -> None:
         """Link the files of another copy that are the same here. It may be removed meanwhile."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             theirs = msgspec.json.decode((other / _MANIFEST).read_bytes(), type=dict[str, _Object])
             for path in [path for path in self.missing if theirs.get(path) == self._objects[path]]:
                 file = other / self._name / path
@@ -262,7 +262,7 @@ def _opened(folder: Path, name: str, *, keep: bool) -> Copy | None:
         whole = is_at(fd, folder) and all(
             (folder / name / path).stat().st_size == each.byte_size for path, each in objects.items()
         )
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         whole = False
     if not whole:
         _remove_unused(folder, fd)

@@ -55,7 +55,7 @@ def parse_credentials(content: bytes) -> Credentials:
     """Parse the content of a file. Raises `BadCredentials`."""
     try:
         return msgspec.json.decode(content, type=Credentials)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadCredentials(str(error)) from None
 
 

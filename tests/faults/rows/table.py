@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.row import Row
-from tests.faults.rows import attacks, files, loads, overload, servers, workers
+from tests.faults.rows import attacks, files, loads, overload, servers, unloads, workers
 from tests.faults.rows.suites import tests
 
 ROWS: list[Row] = [
@@ -35,6 +35,8 @@ ROWS: list[Row] = [
         "within 5 MiB, recovery 1 s", measure=overload.overload),
     Row(id="S12", promise="P7", fault="random load and faults for an hour (`make soak`)",
         limit="after ten minutes counts stay, memory within 5 %", reason="a target of its own: `make soak`"),
+    Row(id="S12b", promise="P7", fault="models of every backend are loaded and unloaded again and again",
+        limit="private memory within 2 MiB, descriptors, threads and processes as before", measure=unloads.unloads),
     Row(id="S13", promise="P10", fault="the disk of log, traces and records is full",
         limit="0 failed inferences, what is lost is counted", measure=files.disk_full),
     Row(id="S13b", promise="P10", fault="the whole file system is read-only, but for temporary files",
