@@ -196,6 +196,9 @@ class Backend(abc.ABC):
     #: (`backends/worker/devices/tensors.py`) in place of `Tensor`. Otherwise they are copied to the host. An object may
     #: decide it in `load`.
     device_inputs: bool = False
+    #: Whether the device of an instance on a GPU is opened when a tensor needs it, and not before `load`: code of the
+    #: model may compute on the CPU only.
+    opens_device_late: bool = False
     #: Whether `complete` has called code of the model. Then another process loads the model, without what this code
     #: has left behind, unless the model shares its process.
     completed_by_model: bool = False

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
 
 
+#: Libraries with which models compute on GPUs.
+_DEVICE_LIBRARIES = ("cupy", "jax", "numba.cuda", "tensorflow", "torch")
+
 #: The parameter with the number of batches that an instance executes at the same time. The kernel has checked it.
 CONCURRENCY = "naiad.concurrency"
 
@@ -41,6 +44,7 @@ class PythonBackend(Backend):
 
     shares_worker = True
     responds_later = True
+    opens_device_late = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -101,6 +105,8 @@ class PythonBackend(Backend):
             from backends.python.device_tensors import use_gpu  # few servers have GPUs
 
             use_gpu(self._instance, self.host.device)
+            if arguments.device_id and any(library in sys.modules for library in _DEVICE_LIBRARIES):
+                self.host.device.open()  # the library computes on the thread's current device, by default the first
             self.device_inputs = self._instance.inputs_stay
         with model_code():
             self._model = model_class()

@@ -331,6 +331,8 @@ class Worker:
             if message.kind == "GPU":
                 self._use_device(message)
             backend = self._backend_for(arguments)
+            if self._device is not None and not backend.opens_device_late:
+                self._device.open()
             backend.load(arguments)
             self._execute_batch = backend.executor
             if self._device is not None:

@@ -69,8 +69,8 @@ class ServerGpus(Protocol):
     def visible(self) -> str:
         """CUDA_VISIBLE_DEVICES for workers, so that they number the GPUs as the server does; "" to keep it."""
 
-    def knows(self, backend: str) -> bool:
-        """Whether `note` was called for this backend."""
+    def obstacle_of(self, backend: str) -> str | None:
+        """Return what `note` was told of this backend; None if it was not called."""
 
     def note(self, backend: str, obstacle: str) -> None:
         """Note what a worker has said: why the backend cannot compute on a GPU as it is installed; "" if it can.
@@ -94,8 +94,8 @@ class NoGpus:
     async def usable(self) -> UsableGpus:
         return NO_GPUS
 
-    def knows(self, backend: str) -> bool:
-        return True
+    def obstacle_of(self, backend: str) -> str | None:
+        return ""
 
     def note(self, backend: str, obstacle: str) -> None:
         raise AssertionError(f"a worker of backend '{backend}' was asked for GPUs, and the server has none")

@@ -373,12 +373,12 @@ class VersionLoader:
         """Return the configuration with groups of KIND_AUTO on the CPU if the backend cannot use GPUs. Triton's server
         is built with all that its backends need; here a backend is what is installed, and its worker knows it."""
         gpus = self._settings.gpus
-        if gpus.knows(config.backend):
-            return config  # it can: otherwise its groups would be on the CPU already
-        settings = backend_config(self._settings.backend_configs, config.backend)
-        text = await in_file_thread(to_json, config)
-        obstacle = await keeper.gpu_obstacle(text, str(source.path), version, settings)
-        gpus.note(config.backend, obstacle)
+        obstacle = gpus.obstacle_of(config.backend)
+        if obstacle is None:
+            settings = backend_config(self._settings.backend_configs, config.backend)
+            text = await in_file_thread(to_json, config)
+            obstacle = await keeper.gpu_obstacle(text, str(source.path), version, settings)
+            gpus.note(config.backend, obstacle)
         return await in_file_thread(source.without_gpus_for, config) if obstacle else config
 
     def _needs(self, source: ModelSource, config: ModelConfig, version: int) -> WorkerNeeds:

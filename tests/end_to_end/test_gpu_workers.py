@@ -337,6 +337,35 @@ def test_a_python_model_gets_tensors_on_the_gpu_where_it_wants_them(
     assert answer.tolist() == rows(2, 3, columns=4).tolist()
 
 
+STREAMS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from tests.fake_cuda import runtime
+
+class TritonPythonModel:
+    def execute(self, requests):
+        counts = []
+        for request in requests:
+            given = pb_utils.get_input_tensor_by_name(request, "IN")
+            rows = given.shape()[0]
+            # What the instance has made on the device: a stream is a context in CUDA.
+            counts.append(np.full((rows, 1), float(len(runtime._streams)), np.float32))
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for count in counts]
+"""
+
+
+def test_a_python_model_makes_nothing_on_its_gpu_before_a_tensor_is_there(
+    write_model: WriteModel, served: Callable[..., ServerProcess], regions: Any
+) -> None:
+    server = served(write_model("lazy", PYTHON_CONFIG % "no", STREAMS))
+    assert Client(server, "lazy").infer(rows(1, columns=4)).tolist() == [[0]]
+    given = tritonclient.http.InferInput("IN", [2, 4], "FP32")
+    Regions(server, regions)
+    given.set_shared_memory("in", 32)
+    http = Client(server, "lazy").http
+    assert http.infer("lazy", [given]).as_numpy("OUT").shape == (2, 1)
+
+
 @pytest.mark.parametrize("completes", [True, False], ids=["completed", "complete"])
 def test_an_onnx_model_without_a_kind_runs_on_the_cpu_where_onnxruntime_has_no_code_for_gpus(
     tmp_path: Path, served: Callable[..., ServerProcess], completes: bool

@@ -70,9 +70,9 @@ class FoundDevices:
         gpus = usable_gpus([gpu.capability for gpu in self.found], least)
         return msgspec.structs.replace(gpus, unusable_by=unusable_by)
 
-    def knows(self, backend: str) -> bool:
-        """As `ServerGpus.knows`."""
-        return backend in self._obstacles
+    def obstacle_of(self, backend: str) -> str | None:
+        """As `ServerGpus.obstacle_of`."""
+        return self._obstacles.get(backend)
 
     def note(self, backend: str, obstacle: str) -> None:
         """As `ServerGpus.note`. The log has a line for a backend that cannot use the GPUs that are there."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -81,25 +81,30 @@ class InstanceDevice:
     `gather` is for the thread that executes; any thread may call the other methods.
     """
 
-    def __init__(self, cuda: Cuda, device_id: int, regions: AttachedRegions, limits: StagingLimits = NO_LIMITS) -> None:
+    def __init__(
+        self,
+        cuda: Cuda,
+        device_id: int,
+        regions: AttachedRegions,
+        limits: StagingLimits = NO_LIMITS,
+        *,
+        late: bool = False,
+    ) -> None:
         """`limits` are for the memory in which batches are gathered.
 
-        Raises `Unavailable` if the device cannot be used.
+        With `late` the device is opened when it is first needed, or by `open`: a context takes some hundred megabytes
+        of the device. Raises `Unavailable` if the device cannot be used.
         """
         if not 0 <= device_id < cuda.device_count:
             raise Unavailable(f"GPU {device_id} does not exist: this process sees {cuda.device_count}")
         self.cuda = cuda
         self.device_id = device_id
         self._regions = regions
-        try:
-            cuda.use(device_id)
-            cuda.keeps_current = True
-            self._stream = cuda.new_stream(device_id)
-            self._event = cuda.new_event(device_id)
-        except CudaError as error:
-            raise Unavailable(f"GPU {device_id} cannot be used: {error}") from None
-        #: The address of the stream of the instance, a cudaStream_t.
-        self.stream = int(self._stream)
+        #: The stream and the event of the instance; None before the device is opened.
+        self._opened: tuple[Any, Any] | None = None
+        self._opening = threading.Lock()
+        if not late:
+            self.open()
         self._lock = threading.Lock()
         #: Whether something was enqueued since the last wait, and the memory that it reads or writes.
         self.pending = False
@@ -125,6 +130,38 @@ class InstanceDevice:
         #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
 
+    # ---- the device ------------------------------------------------------------------------------
+
+    def open(self) -> tuple[Any, Any]:
+        """Make the context, the stream and the event, unless they are there, and return the last two.
+
+        The device is the thread's current one afterwards. Raises `Unavailable`.
+        """
+        with self._opening:
+            if self._opened is None:
+                cuda, device_id = self.cuda, self.device_id
+                try:
+                    cuda.use(device_id)
+                    cuda.keeps_current = True
+                    self._opened = cuda.new_stream(device_id), cuda.new_event(device_id)
+                except CudaError as error:
+                    end_if_lost(error)
+                    raise Unavailable(f"GPU {device_id} cannot be used: {error}") from None
+            return self._opened
+
+    @property
+    def _stream(self) -> Any:
+        return (self._opened or self.open())[0]
+
+    @property
+    def _event(self) -> Any:
+        return (self._opened or self.open())[1]
+
+    @property
+    def stream(self) -> int:
+        """The address of the stream of the instance, a cudaStream_t."""
+        return int(self._stream)
+
     # ---- memory ----------------------------------------------------------------------------------
 
     @property
@@ -139,6 +176,7 @@ class InstanceDevice:
 
     def allocate(self, byte_size: int) -> DeviceBlock:
         """Return new memory. Raises `InternalError` if there is none; it takes long, so keep the block."""
+        self.open()
         try:
             return DeviceBlock(self.cuda, byte_size, self.device_id)
         except CudaError as error:

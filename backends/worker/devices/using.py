@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 
 def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice:
-    """Return the device of the instance of this worker. Raises `Unavailable`, which says what is missing."""
+    """Return the device of the instance of this worker, which is not open yet.
+
+    Raises `Unavailable`, which says what is missing.
+    """
     limits = StagingLimits(load.pinned_byte_size, load.device_pool_byte_size)
     try:
-        return InstanceDevice(cuda(), load.device_id, regions, limits)
+        return InstanceDevice(cuda(), load.device_id, regions, limits, late=True)
     except CudaUnavailable as error:
         raise Unavailable(f"GPU {load.device_id} cannot be used: {error}") from None
 

@@ -100,11 +100,12 @@ def test_a_backend_that_cannot_use_gpus_is_known_to_later_loads_and_logged_once(
 
     async def run() -> None:
         assert (await devices.usable()).unusable_by == frozenset()
-        assert not devices.knows("onnxruntime")
+        assert devices.obstacle_of("onnxruntime") is None
         for _ in range(2):
             devices.note("onnxruntime", "it is for the CPU")
         devices.note("pytorch", "")
-        assert devices.knows("pytorch")
+        assert devices.obstacle_of("pytorch") == ""
+        assert devices.obstacle_of("onnxruntime") == "it is for the CPU"
         assert (await devices.usable()).unusable_by == {"onnxruntime"}
 
     asyncio.run(run())

@@ -334,3 +334,23 @@ def test_short_waits_are_polled_and_the_next_wait_after_a_long_one_is_not(
     device.synchronize()
     assert (len(queries), len(waited)) == (3, 1)
     device.cuda.stream_of(device.stream).run()
+
+
+def test_a_device_that_is_opened_late_makes_nothing_before_it_is_needed(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    use = runtime.cudaSetDevice
+
+    def counted(device: int) -> tuple[runtime.cudaError_t]:
+        calls.append(device)
+        return use(device)
+
+    monkeypatch.setattr(runtime, "cudaSetDevice", counted)
+    before = len(runtime._streams)
+    device = InstanceDevice(cuda, 0, AttachedRegions(), StagingLimits(1 << 20, 1 << 20), late=True)
+    assert (calls, len(runtime._streams), device.pending) == ([], before, False)
+    found = device.gather([request(on_host([[1, 2]]))], SPECS)["IN"]
+    device.synchronize()
+    assert values_at(found) == [[1, 2]]
+    assert len(runtime._streams) == before + 1
