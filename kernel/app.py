@@ -29,6 +29,7 @@ from kernel.cache.config import parse_cache_config
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.first_load import creating_server, listen, load_first_models, show_loading
+from kernel.isolation.poison import PoisonExtension
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
@@ -171,7 +172,9 @@ class Server:
                 installs_requirements=options.environments.installs,
                 metrics=metrics,
                 backends=known_backends,
-                extensions=tuple(each for each in (limiting, caching, self._recent) if each is not None),
+                extensions=tuple(
+                    each for each in (limiting, PoisonExtension(), caching, self._recent) if each is not None
+                ),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,
                 gpus=self._devices.gpus,

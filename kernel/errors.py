@@ -281,6 +281,18 @@ class WorkerLost(Unavailable):
         self.cause = cause
 
 
+class PoisonRequest(InvalidArgument):
+    """The same request has ended workers of the model before (`naiad.isolate_poison`)."""
+
+    before_queueing = True
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"the same request has ended workers of model '{model}' before, and is refused until the model is loaded "
+            "again or the refusals are cleared (parameter naiad.isolate_poison)"
+        )
+
+
 class NoInstanceInTime(Unavailable):
     """The worker of the model was lost, and no other was there within the timeout of the request."""
 

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.supervision.calls.caller import CallerCalls
+from backends.supervision.isolation import take_suspects
 from backends.supervision.launcher import ended_by_bus_error
 from backends.supervision.remote_memory import RemoteMemory
 from backends.supervision.reported.reported_metrics import ReportedMetrics
@@ -166,7 +167,8 @@ class WorkerHandle:
             number += 1
         self._next_number = number
         if batch.slots is not None:
-            _add_sequence_entries(messages, batch, batch.slots)
+            for message, entry, slot in zip(messages, batch.entries, batch.slots, strict=True):
+                message.sequence = wire.SequenceEntry(slot, entry is None)
         poller = self._poller
         poller.moved(in_flight)
         self._send_execute(wire.Execute(batch.number, messages, poller.polling.worker_ns, tensors_traced))
@@ -187,7 +189,8 @@ class WorkerHandle:
         """Announce the regions of a request to the worker, which uses them until its final response."""
         request.in_use = True
         arena = self._model.input_arena
-        own_region = None if arena is None else arena.region
+        # What is executed again must find its inputs unchanged: then the model gets private pages.
+        own_region = None if arena is None or self._model.poison is not None else arena.region
         attached, attach = self._memory.attached, self._memory.attach
         for tensor in request.inputs:
             if tensor.span is not None:
@@ -543,6 +546,9 @@ class WorkerHandle:
                     del self._requests[number]
                     request.in_use = False
                     returned.append(request)
+        if self._model.poison is not None and error is None:
+            has_called = (lambda _: False) if self._worker_calls is None else self._worker_calls.has_called
+            returned[:0] = take_suspects(self._model.poison, unfinished, self._requests, has_called)
         for batch, _ in unfinished:
             end_traces(batch)
         requests, self._requests = self._requests, {}
@@ -591,9 +597,3 @@ class WorkerHandle:
             self._model.health.remove(self.name, self.health)
             self.health.end()
         self._reports.end()
-
-
-def _add_sequence_entries(messages: list[wire.RequestMessage], batch: Batch, slots: list[int]) -> None:
-    """Add the slots to the requests of a batch of sequences."""
-    for message, request, slot in zip(messages, batch.entries, slots, strict=True):
-        message.sequence = wire.SequenceEntry(slot, request is None)

@@ -44,12 +44,16 @@ WORKER = _PREFIX + "worker"
 #: execute` do. The backend reads it.
 CONCURRENCY = _PREFIX + "concurrency"
 
+#: `true` if an execution may be repeated: then a request that ends a worker is found and refused, and the others of its
+#: batch are executed again (docs/poison-requests.md).
+ISOLATE_POISON = _PREFIX + "isolate_poison"
+
 #: The most batches that an instance may execute at the same time.
 MAX_CONCURRENCY = 1024
 
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY,
+    CONCURRENCY, ISOLATE_POISON,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -78,6 +82,7 @@ class ModelParameters(msgspec.Struct, frozen=True):
     worker: str = ""
     #: `FIXED` or `ADAPTIVE`.
     queue_delay: str = ADAPTIVE
+    isolates_poison: bool = False
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -106,6 +111,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         fair_queuing(config),
         worker,
         _queue_delay(config),
+        _isolates_poison(config),
     )
 
 
@@ -149,6 +155,31 @@ def _queue_delay(config: ModelConfig) -> str:
             f"'{config.name}' does not have"
         )
     return text
+
+
+def _isolates_poison(config: ModelConfig) -> bool:
+    """Return whether requests that end workers are found and refused. Raises `BadConfig`."""
+    if ISOLATE_POISON not in config.parameters:
+        return False
+    text = config.parameters[ISOLATE_POISON].string_value
+    if text not in ("true", "false"):
+        raise BadConfig(
+            f"parameter '{ISOLATE_POISON}' of model '{config.name}' must be 'true' or 'false'; found '{text}'"
+        )
+    reason = ""
+    if config.HasField("sequence_batching"):
+        reason = "has sequence_batching, and a request of a sequence is never executed again"
+    elif config.HasField("ensemble_scheduling"):
+        reason = "is an ensemble: set it in the models of its steps"
+    elif config.model_transaction_policy.decoupled:
+        reason = "is decoupled, and a request that may have several responses is never executed again"
+    elif SCHEDULER in config.parameters:
+        reason = f"has a scheduler of its own (parameter {SCHEDULER})"
+    elif WORKER in config.parameters:
+        reason = f"shares a worker process with other models (parameter {WORKER}), which may have ended it"
+    if text == "true" and reason:
+        raise BadConfig(f"parameter '{ISOLATE_POISON}' cannot be 'true': model '{config.name}' {reason}")
+    return text == "true"
 
 
 def _worker(config: ModelConfig) -> str:

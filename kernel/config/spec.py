@@ -123,6 +123,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     batching_rule: str = ""
     #: None if the model serves all requests of a priority level in their order.
     fair: FairQueuing | None = None
+    #: Whether a request that ends a worker is found and refused, and others of its batch are executed again.
+    isolates_poison: bool = False
     #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
     parameters: dict[str, str] = {}
 
@@ -154,6 +156,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         scheduler=ours.scheduler,
         batching_rule=ours.batching,
         fair=ours.fair,
+        isolates_poison=ours.isolates_poison,
         parameters={name: value.string_value for name, value in sorted(config.parameters.items())},
     )
 

@@ -71,3 +71,13 @@ class Batch(msgspec.Struct, eq=False):
         if self.slots is None and not self.padded:
             return numbers
         return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]
+
+
+class BegunBatch(msgspec.Struct):
+    """A batch that a worker had begun when it was lost."""
+
+    #: Those without a final response.
+    requests: list[Request]
+    #: Whether nothing of it can have been noticed outside of the worker: no response was sent, no model was called, and
+    #: it belongs to no sequence.
+    unseen: bool

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
+    from kernel.serving.batch import BegunBatch
     from kernel.serving.events import Event
     from kernel.serving.response import Response
     from shm.arena import Arena
@@ -52,6 +53,26 @@ class Entrance(Protocol):
         """Respond to a checked request, or queue it by `Model.submit`; own it from now on. Raises `ServingError`."""
 
 
+class PoisonJudge(Protocol):
+    """Finds and refuses requests that end workers. Implemented by `kernel.isolation.poison.PoisonGuard`."""
+
+    found_count: int
+    refused_count: int
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a request can be refused."""
+
+    def check(self, request: Request) -> None:
+        """Raise `PoisonRequest` for a request that equals one that has ended a worker."""
+
+    def judge(self, batches: Sequence[BegunBatch]) -> list[Request]:
+        """Return the requests of a lost worker that are executed again, each alone."""
+
+    def clear(self) -> int:
+        """Forget all requests; returns how many."""
+
+
 def _nothing(*_: object) -> None:
     """What a model without extensions does."""
 
@@ -75,6 +96,8 @@ class Model:
         self.health = ModelHealth()
         #: Gets requests in place of `submit`, to which it passes them on; None for a model without a cache.
         self.entrance: Entrance | None = None
+        #: None for a model whose executions may not be repeated.
+        self.poison: PoisonJudge | None = None
         #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         #: Stands for this load in keys of the response cache; empty without a cache.
@@ -173,6 +196,8 @@ class Model:
         """
         if self._failure is not None:
             raise self._failure
+        if self.poison is not None and self.poison.remembers:
+            self.poison.check(request)
         request.owner = self
         request.queue_start_ns = self._clock.now_ns()
         live = self.live

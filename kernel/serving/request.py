@@ -134,6 +134,9 @@ class Request(msgspec.Struct, eq=False):
     sequence: Sequence | None = None
     #: How often a worker was lost that would have executed the request next.
     lost_before_start: int = 0
+    #: With how many workers the request was lost while they executed it. If any, it shares no batch
+    #: (`kernel.isolation.suspects`).
+    suspected: int = 0
     #: About how many bytes the request takes beside blocks of arenas. If it had to be queued, they count in `budget`
     #: until its final response.
     byte_size: int = 0

@@ -55,7 +55,7 @@ _LITERAL = {
 
 _MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
-    r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting))?"
+    r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting|poison/clear))?"
 )
 _MODEL_ENDPOINTS = {
     "": Endpoint(Category.METADATA, {"GET": models.metadata}),
@@ -66,6 +66,7 @@ _MODEL_ENDPOINTS = {
     "config": Endpoint(Category.MODEL_CONFIG, {"GET": models.config}),
     "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
     "trace/setting": _TRACE_SETTING,
+    "poison/clear": Endpoint(Category.MODEL_REPOSITORY, {"POST": models.clear_poison}, administers=True),
 }
 
 _REPOSITORY = re.compile(

@@ -63,6 +63,8 @@ class DynamicBatcher:
         self.delay_ns = settings.max_queue_delay_ns
         self._waits = FruitlessWaits(self.delay_ns, execution_ns, learns=settings.delay_may_end_early)
         self._keys = BatchKeys(spec)
+        #: Whether a request may be a suspect, which is executed alone and does not wait for others.
+        self._isolates = spec.isolates_poison
         self._rule = rule
         self._hold_until_count = hold_until_count
         self.queue = RequestQueue(settings, spec.fair)
@@ -82,6 +84,9 @@ class DynamicBatcher:
         """Remove and return the batch to execute now; empty if it is better to wait."""
         if not self.queue.count or self._holds():
             return []
+        if self._isolates and next(iter(self.queue.in_order())).request.suspected:
+            self.closed_by = "alone"
+            return self.queue.take(1)
         batch = self._candidate()
         overdue = self.delay_ns > 0 and now_ns - batch.oldest_ns >= self.delay_ns
         # A preferred size counts only while no request has waited too long.
@@ -116,7 +121,7 @@ class DynamicBatcher:
             self._rule.finalize()
 
     def _key(self, request: Request) -> Hashable:
-        return object() if self._alone else self._keys.key(request)
+        return object() if self._alone or request.suspected else self._keys.key(request)
 
     def _holds(self) -> bool:
         """Whether too few requests are queued for the first batch."""

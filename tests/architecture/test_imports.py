@@ -72,6 +72,7 @@ ROOMS = {
     "kernel/settings": _KERNEL_BASE,
     "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/recording", "kernel/settings", "kernel/repository"},
     "kernel/cache": _KERNEL_BASE | {"kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
+    "kernel/isolation": _KERNEL_BASE | {"kernel/cache", "kernel/observe", "kernel/serving"},
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
     "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},

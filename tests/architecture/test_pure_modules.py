@@ -37,6 +37,7 @@ PURE = (
     "kernel/cache/config.py",
     "kernel/cache/encoding.py",
     "kernel/cache/key.py",
+    "kernel/isolation/suspects.py",
     "kernel/limiting/limiter.py",
     "kernel/serving/catalog.py",
     "kernel/config/autofill.py",

@@ -89,6 +89,8 @@ class CallerCalls:
         #: The calls of streams that were made for each request.
         self._streams: dict[Request, list[int]] = {}
         self._last_call = 0
+        #: The requests that the worker executes and has called models for.
+        self._callers: set[Request] = set()
         #: Outputs that the worker may use, by the numbers of their leases.
         self._results: dict[int, Tensor] = {}
         self._kept_byte_size = 0
@@ -121,6 +123,7 @@ class CallerCalls:
             self._send(wire.CallOnHost(message.call))
             return
         self._open[message.call] = _OpenCall(call, parents)
+        self._callers.update(parents)
         if message.streaming:
             for parent in parents:
                 self._streams.setdefault(parent, []).append(message.call)
@@ -233,10 +236,15 @@ class CallerCalls:
 
     def parent_ended(self, parent: Request) -> None:
         """A request that the worker executed has its final response: cancel the streams that are for no other."""
+        self._callers.discard(parent)
         for number in self._streams.pop(parent, ()):
             call = self._open.get(number)
             if call is not None and not any(other in self._streams for other in call.parents):
                 call.request.cancel()
+
+    def has_called(self, request: Request) -> bool:
+        """Whether the worker has called models for `request`, which it executes."""
+        return request in self._callers
 
     def responded(self, number: int, response: Response) -> None:
         """Send a response of a call to the worker; the worker's memory has the response from now on."""

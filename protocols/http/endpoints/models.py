@@ -40,6 +40,14 @@ async def config(call: HttpCall) -> web.Response:
     return json_text_response(to_json(call.kernel.served(call.names["model"], call.names["version"]).config).encode())
 
 
+async def clear_poison(call: HttpCall) -> web.Response:
+    """Forget the requests that are refused because equal ones have ended workers; returns how many these were."""
+    model = call.kernel.served(call.names["model"], call.names["version"])
+    if model.poison is None:
+        raise InvalidArgument(f"model '{model.name}' remembers no requests (parameter naiad.isolate_poison)")
+    return json_response({"cleared": model.poison.clear()})
+
+
 async def statistics(call: HttpCall) -> web.Response:
     """Return the statistics of a version, of the ready versions of a model, or of all ready models."""
     return json_response({"model_stats": [model_report(model) for model in _with_statistics(call)]})

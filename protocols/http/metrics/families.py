@@ -158,6 +158,16 @@ OURS = (
         lambda model: model.statistics.execution_timeouts,
     ),
     Value(
+        "naiad_poison_requests_total",
+        "Number of requests that have ended two workers of the model, the second time alone (naiad.isolate_poison)",
+        lambda model: 0 if model.poison is None else model.poison.found_count,
+    ),
+    Value(
+        "naiad_poison_refusals_total",
+        "Number of requests that were refused because an equal one had ended workers of the model",
+        lambda model: 0 if model.poison is None else model.poison.refused_count,
+    ),
+    Value(
         "naiad_copied_tensors_total",
         "Number of tensors above 4096 bytes that workers of the model have copied before or after an execution",
         lambda model: model.statistics.copied_tensors,

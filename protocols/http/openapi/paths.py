@@ -153,6 +153,18 @@ def _model(
                 error_types=(PLAIN,),
             )
         ],
+        f"{prefix}/poison/clear": [
+            _post(
+                f"clearPoison{suffix}",
+                "Accept requests again that have ended workers of the model",
+                Category.MODEL_REPOSITORY,
+                json_response("How many were forgotten.", {"type": "object"}),
+                parameters=parameters,
+                errors=(400, 404, 503),
+                error_types=types,
+                administers=True,
+            )
+        ],
         f"{prefix}/config": [lookup(f"modelConfig{suffix}", "Model configuration", Category.MODEL_CONFIG, config)],
         f"{prefix}/stats": [
             lookup(f"modelStatistics{suffix}", "Statistics of a model", Category.STATISTICS, statistics)

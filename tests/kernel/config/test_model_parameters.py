@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf import text_format
 
 from kernel.config.check import check_config
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -141,3 +142,26 @@ def test_a_model_that_executes_one_batch_at_a_time_has_no_concurrency() -> None:
         )
         made.parameters["naiad.concurrency"].string_value = "1"
         model_parameters(made)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("sequence_batching {}", "has sequence_batching"),
+        ("model_transaction_policy { decoupled: true }", "is decoupled"),
+        ('parameters { key: "naiad.worker" value { string_value: "w" } }', "shares a worker process"),
+        ('parameters { key: "naiad.scheduler" value { string_value: "s" } }', "has a scheduler of its own"),
+    ],
+)
+def test_only_a_model_whose_executions_can_be_repeated_isolates_poison_requests(more: str, reason: str) -> None:
+    isolates = ModelConfig(name="m")
+    isolates.parameters["naiad.isolate_poison"].string_value = "true"
+    assert model_parameters(isolates).isolates_poison
+    text_format.Merge(more, isolates)
+    with pytest.raises(BadConfig, match=f"parameter 'naiad.isolate_poison' cannot be 'true': model 'm' {reason}"):
+        model_parameters(isolates)
+    isolates.parameters["naiad.isolate_poison"].string_value = "false"
+    assert not model_parameters(isolates).isolates_poison
+    isolates.parameters["naiad.isolate_poison"].string_value = "1"
+    with pytest.raises(BadConfig, match="must be 'true' or 'false'; found '1'"):
+        model_parameters(isolates)

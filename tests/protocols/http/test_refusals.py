@@ -37,6 +37,7 @@ POSTS = {
     "/v2/repository/index": False,
     "/v2/repository/models/echo/load": True,
     "/v2/repository/models/echo/unload": True,
+    "/v2/models/echo/poison/clear": True,
     "/v2/logging": True,
     "/v2/trace/setting": True,
     "/v2/models/echo/trace/setting": True,

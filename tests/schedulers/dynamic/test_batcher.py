@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,3 +53,15 @@ def test_every_request_runs_once_in_order_and_in_time(
         now_ns = max(now_ns, deadline_ns)
         take()
     assert ran == [str(number) for number in range(len(given_arrivals))]
+
+
+def test_a_request_that_was_lost_with_a_worker_is_executed_alone_and_at_once() -> None:
+    spec = msgspec.structs.replace(model_spec("m", max_batch_size=MAX, dims=(-1,)), isolates_poison=True)
+    batcher = DynamicBatcher(spec, DynamicBatching(preferred_batch_sizes=(MAX,), max_queue_delay_ns=1000))
+    suspects = [request(number, 0, 1, 3) for number in range(2)]
+    for each in suspects:
+        each.suspected = 1
+    batcher.add(request(2, 0, 1, 3))
+    batcher.put_back(suspects)
+    assert [[each.id for each in batcher.take(0)] for _ in range(3)] == [["0"], ["1"], []]
+    assert [each.id for each in batcher.take(1000)] == ["2"]
