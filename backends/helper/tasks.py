@@ -56,7 +56,7 @@ class TaskRunner:
     def __init__(
         self, regions: AttachedRegions, memory: OutputMemory, send: Callable[[wire.ToKernel], None], module: str
     ) -> None:
-        """`module` has the functions by name, as `TASKS`; it is imported for the first task."""
+        """`module` has the functions by name, as `TASKS`. A helper's process has imported it before it is ready."""
         self._regions = regions
         self._memory = memory
         self._send = send

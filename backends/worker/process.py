@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import signal
@@ -57,6 +58,9 @@ def run_worker(
     if task_module:
         lower_priority()
         limit_memory(task_module)
+        # Before the kernel gives it a task: on a busy machine this takes a quarter of a second, for which the first
+        # requests of clients would wait, while the event loop can decode them.
+        importlib.import_module(task_module)
     if prepared is None or remote or task_module:
         import_arrays()
         channel = BlockingChannel()

@@ -31,13 +31,18 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def worker_processes(start: str) -> AsyncIterator[WorkerProcesses]:
-    """What the workers of a server share. This process is a subreaper until the end, if workers are forked."""
+async def worker_processes(
+    start: str, task_module: str = "tests.backends.supervision.task_functions"
+) -> AsyncIterator[WorkerProcesses]:
+    """What the workers of a server share. This process is a subreaper until the end, if workers are forked.
+
+    `task_module` is that of helpers.
+    """
     processes = WorkerProcesses(
         start,
         shared_memory=True,
         output_limits=OutputLimits(),
-        task_module="tests.backends.supervision.task_functions",
+        task_module=task_module,
     )
     try:
         yield processes

@@ -126,6 +126,21 @@ def test_a_helper_has_low_priority(start: str) -> None:
 
 
 @pytest.mark.parametrize("start", STARTS)
+def test_a_helper_is_not_there_before_it_has_imported_its_tasks(start: str) -> None:
+    """The import takes a moment, for which no request is to wait. One that cannot be imported shows the order."""
+
+    async def scenario() -> None:
+        async with worker_processes(start, "tests.no_tasks") as processes:
+            launched = await processes.helper_launcher.launch("helper", helper=True)
+            with pytest.raises(AssertionError, match="the worker has ended"):
+                await hello_of(launched)
+            assert await end_of(launched) == "exit code 1"
+            launched.socket.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_what_a_worker_prints_is_logged_under_its_title(start: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with worker_processes(start) as processes:
