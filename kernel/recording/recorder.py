@@ -91,7 +91,7 @@ class Recorder:
         now_ns = self._now_ns()
         number = self._record_copy(request, model, request.received_ns or now_ns)
         if number:
-            self._put((RESPONSE, number, now_ns, True, "", None, None, error.message, error.code.value, 0))
+            self._put((RESPONSE, number, now_ns, True, "", None, None, error.text, error.code.value, 0))
 
     def _is_recorded(self, request: Request, model: Model) -> bool:
         if model.spec.sequence_batching is None:
@@ -142,7 +142,7 @@ class RecordedPassage(msgspec.Struct, eq=False):
             error = response.error
             if not put((
                 RESPONSE, self.number, self.now_ns(), response.final, response.model_version, outputs,
-                response.parameters, "" if error is None else error.message, "" if error is None else error.code.value,
+                response.parameters, "" if error is None else error.text, "" if error is None else error.code.value,
                 queued_ns,
             ), sources):  # fmt: skip
                 self.put = None

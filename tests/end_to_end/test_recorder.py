@@ -35,7 +35,7 @@ input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 """
 
-#: Adds one, and changes its input while it does; an input that begins with -1 is an error.
+#: Adds one, and changes its input while it does; an input that begins with -1 is an error, one with -2 an exception.
 PLUS_ONE = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -46,6 +46,8 @@ class TritonPythonModel:
                 error = pb_utils.TritonError("minus one")
                 responses.append(pb_utils.InferenceResponse(error=error))
                 continue
+            if value[0] == -2:
+                raise ValueError(f"wrong, says {__file__}")
             out = value + ADDED
             if value.flags.writeable:
                 value[:] = 77
@@ -133,15 +135,16 @@ def test_a_replay_to_the_same_models_finds_no_difference_and_one_to_changed_mode
         assert infer(server, "plus", floats(-1))["error"] == "minus one"
         assert "unexpected shape" in infer(server, "plus", {"inputs": [
             {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1]}]})["error"]  # fmt: skip
+        assert "wrong, says plus/1/model.py" in infer(server, "plus", floats(-2))["error"], "clients see no whole paths"
         assert infer_large(server, "plus", large)[7] == 8
-        wait_for(lambda: written(server) == 8)
+        wait_for(lambda: written(server) == 10)
     values = [request.inputs[0].data for request, _ in exchanges(folder)]
-    assert values[3] == large.tobytes(), "the input as the client sent it, not as the model left it"
+    assert values[4] == large.tobytes(), "the input as the client sent it, not as the model left it"
     with ServerProcess(models) as same:
         for to in (same.url, same.grpc_url):
             code, report = replay(folder, to)
             found = only_model(report)
-            assert (code, report["differences"], found["sent"], found["outputs_compared"]) == (0, [], 4, 2)
+            assert (code, report["differences"], found["sent"], found["outputs_compared"]) == (0, [], 5, 2)
     source = models / "plus" / "1" / "model.py"
     source.write_text(source.read_text().replace("ADDED = 1", "ADDED = 1.25"))
     with ServerProcess(models) as changed:
