@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
+from backends.registry import known_backends
 from kernel.authoring.changes import ChangeWatch, files_of
 from kernel.authoring.examples import example_lines
 from kernel.authoring.target import model_target
@@ -24,6 +25,7 @@ from kernel.command.flags.read import read_flags, split_words
 from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
 from kernel.options import BadOption, check_options
+from kernel.repository.load_log import hint_for
 from kernel.start import start
 from kernel.texts import printable
 
@@ -50,6 +52,7 @@ _EXIT_TIMEOUT_S = 2
 _NEVER_S = 10**8
 
 #: What stands before the reason why the only version of a model did not load.
+_POLL_FAILED = "failed to poll from model repository"
 _LOAD_FAILED = re.compile(r"^load failed for model '[^']*': (version \d+ is at UNAVAILABLE state: )?")
 
 #: In an error's text, where the frames of the model begin. If there is a terminal, the worker has shown them there.
@@ -159,7 +162,7 @@ class AuthorTerminal(Terminal):
             self._display.close()
         failures = [item.reason for item in catalog.index() if item.name == self._target.name and item.state != "READY"]
         if failures:
-            self._say(f"{self._target.name} does not load: {self._short(failures[0])}\nSave a file to try again.")
+            self._say(f"{self._target.name} does not load: {self._helped(failures[0])}\nSave a file to try again.")
 
     def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
         """Say where the model serves, and what to try."""
@@ -197,7 +200,10 @@ class AuthorTerminal(Terminal):
             await self._kernel.repository.load(name)
         except ServingError as error:
             kept = f"; the version of {self._serving_since} still serves" if self._serving_since else ""
-            self._say(f"{_now()} {name} does not load: {self._short(error.message)}{kept}")
+            # Of a wrong configuration Triton's error says only that there is one; its cause says where.
+            wrong = error.__cause__ if _POLL_FAILED in error.message else None
+            reason = wrong.message if isinstance(wrong, ServingError) else error.message
+            self._say(f"{_now()} {name} does not load: {await asyncio.to_thread(self._helped, reason)}{kept}")
         else:
             self._say(f"{_now()} loaded in {time.monotonic() - began:.2f} s")
             self._ready(again=bool(self._serving_since))
@@ -213,6 +219,16 @@ class AuthorTerminal(Terminal):
         if not again and "http" in self._ports:
             lines = example_lines(spec, f"http://{self._address('http')}", own_command())
             self._say("Try it in another terminal:\n" + "".join(f"\n    {line}\n" for line in lines))
+
+    def _helped(self, reason: str) -> str:
+        """Return a reason as an author needs it, and what helps in a line of its own, if that is known. Blocks."""
+        try:
+            folder = self._target.scan().models.get(self._target.name)
+        except ServingError:  # a folder that is being replaced
+            folder = None
+        backends = known_backends(self._options.repository.backend_directory)
+        hint = "" if folder is None else hint_for(folder, reason, backends)
+        return self._short(reason) + (f"\nhint: {hint}" if hint else "")
 
     def _short(self, reason: str) -> str:
         """Return a reason without what an author of one model knows, and without frames that the worker has shown."""

@@ -198,6 +198,18 @@ def test_a_model_that_does_not_load_at_first_loads_when_it_is_saved(model: Path)
         session.close()
 
 
+def test_a_wrong_configuration_is_shown_with_its_place_and_what_was_meant(session: DevSession, model: Path) -> None:
+    session.read("Ctrl-C ends.")
+    file = model / "config.pbtxt"
+    file.write_text(f"max_batch_sise: 4\n{CONFIG}")
+    shown = session.read("still serves")
+    assert "double/config.pbtxt:1:1: " in shown
+    assert 'no field named "max_batch_sise"' in shown
+    assert "hint: did you mean 'max_batch_size'?" in shown
+    file.write_text(CONFIG)
+    session.read("loaded in")
+
+
 def test_without_a_terminal_the_log_has_exceptions_of_the_model(model: Path) -> None:
     file = model / "1" / "model.py"
     session = DevSession(model, stdin=subprocess.DEVNULL)
