@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.extras import install_command
 from kernel.observe.reporting.device_messages import FIND_GPUS, READ_FIGURES, FoundGpu, FoundGpus, ReadFigures
 from kernel.observe.reporting.gpu_figures import GpuFigures
 from kernel.serving.helper_tasks import TaskResult
@@ -81,7 +82,7 @@ def _nvml() -> tuple[Any, str]:
             module = importlib.import_module(os.environ.get(NVML_VARIABLE) or "pynvml")
             module.nvmlInit()
         except ImportError:
-            return None, "nvidia-ml-py is not installed: pip install 'naiad-server[gpu]'"
+            return None, f"nvidia-ml-py is not installed: {install_command('gpu')}"
         except Exception as error:  # pynvml has an exception for each error of the driver
             return None, f"NVML cannot be used: {error}"
         _initialised.append(module)

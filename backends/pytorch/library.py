@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.pytorch.torch_internals import set_switches
 from kernel.errors import Unsupported
+from kernel.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ def load_torch() -> Any:
     except (ImportError, OSError) as error:  # OSError: a library that it needs is missing
         raise Unsupported(
             "the backend 'pytorch' needs PyTorch, which cannot be imported: "
-            f"{error}. It is installed with: pip install 'naiad-server[pytorch]'"
+            f"{error}. It is installed with: {install_command('pytorch')}"
         ) from error
     # Inputs of clients' regions are read-only; a model that changes its inputs gets copies of them (`torchscript.py`).
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -10,6 +10,7 @@ import msgspec
 
 from kernel.cache.config import SIGNING_KEY_FILE, refuse_unknown
 from kernel.errors import InvalidArgument
+from kernel.extras import install_command
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -116,7 +117,7 @@ class RedisStore:
             from redis.backoff import NoBackoff
         except ModuleNotFoundError:
             raise InvalidArgument(
-                "--cache-config=redis needs the Python package redis: pip install 'naiad-server[redis]'"
+                f"--cache-config=redis needs the Python package redis: {install_command('redis')}"
             ) from None
         tls: dict[str, Any] = {
             "ssl_certfile": settings.cert or None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernel.extras import install_command
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -32,7 +34,7 @@ def advice(versions: Mapping[str, str], active: Sequence[str], cuda: str) -> str
     `versions` are the installed packages, `active` the providers that it has.
     """
     if "onnxruntime-gpu" not in versions:
-        return f"it is installed with: pip install 'naiad-server[gpu]', then {_REPAIR} {_WITH_CUDA_12}"
+        return f"it is installed with: {install_command('gpu')}, then {_REPAIR} {_WITH_CUDA_12}"
     if "onnxruntime" in versions and cuda not in active:
         return (
             f"the packages onnxruntime {versions['onnxruntime']} and onnxruntime-gpu {versions['onnxruntime-gpu']} "

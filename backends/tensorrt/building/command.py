@@ -22,6 +22,7 @@ from backends.tensorrt.building.monitor import BarDisplay, NoDisplay
 from backends.tensorrt.building.settings import COMPATIBILITY, BuildSettings, byte_size, compatibility_level
 from backends.tensorrt.plans.library import BUILDERS, find_tensorrt
 from kernel.errors import InvalidArgument, RequestCancelled, ServingError, Unavailable
+from kernel.extras import install_command
 from shm.cuda import CudaUnavailable, cuda
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _build(settings: BuildSettings, files: OutputFiles) -> int:
         raise InvalidArgument(f"there is no file '{settings.onnx_file}'")
     tensorrt = find_tensorrt(_print_log, BUILDERS)
     if not hasattr(tensorrt.module, "OnnxParser"):
-        raise Unavailable("this TensorRT has no ONNX parser: pip install 'naiad-server[tensorrt]'")
+        raise Unavailable(f"this TensorRT has no ONNX parser: {install_command('tensorrt')}")
     if not settings.compute_capability:
         _require_gpu()
     began = time.monotonic()

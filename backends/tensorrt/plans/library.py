@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError, Unavailable
+from kernel.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ _RUNTIMES = (
 #: The modules that can build engines.
 BUILDERS = tuple(name for name in _RUNTIMES if "lean" not in name)
 
-_MISSING = "pip install 'naiad-server[tensorrt]', or tensorrt-lean-cu13-bindings for version-compatible plans only"
+_MISSING = f"{install_command('tensorrt')}, or tensorrt-lean-cu13-bindings for version-compatible plans only"
 
 
 class TensorRtLog:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kernel.extras import install_command
+
 #: Parts of TensorRT's texts, in lower case, with what they mean. The first one that is found counts.
 _CAUSES = (
     (("magic tag",), "notaplan"),
@@ -28,7 +30,7 @@ def plan_hint(reason: str, version: str, capability: tuple[int, int], *, lean: b
     if cause == "version" and lean:
         return (
             f". This server has only the lean runtime of TensorRT {version}, which loads plans that were built with "
-            "`naiad build-engine --version-compatible`: build the plan so, or install the extra naiad-server[tensorrt]"
+            "`naiad build-engine --version-compatible`: build the plan so, or " + install_command("tensorrt")
         )
     hints = {
         "notaplan": f". The file is no plan of TensorRT: {_BUILD}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.extras import install_command
 from kernel.repository.clouds.download import StoreError, download
 from kernel.repository.clouds.messages import (
     MAX_OBJECT_COUNT,
@@ -103,9 +104,7 @@ class Stores:
             try:
                 kind = getattr(importlib.import_module(module), name)
             except ImportError as error:
-                raise StoreError(
-                    f"the package {module} is missing ({error}): pip install 'naiad-server[{extra}]'"
-                ) from None
+                raise StoreError(f"the package {module} is missing ({error}): {install_command(extra)}") from None
             while len(self._clients) >= _CLIENT_COUNT:  # their credentials may have been replaced
                 del self._clients[next(iter(self._clients))]
             try:

@@ -6,6 +6,7 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING
 
+from kernel.extras import install_command
 from kernel.tracing.output.destinations import WriteOutcome
 from kernel.tracing.output.export_task import EXPORT_TRACES, decode_export_result, encode_arguments
 
@@ -27,8 +28,7 @@ def missing_packages() -> str:
     except ModuleNotFoundError:
         pass
     return (
-        "--trace-config mode=opentelemetry needs packages that are not installed: "
-        "pip install 'naiad-server[opentelemetry]'"
+        f"--trace-config mode=opentelemetry needs packages that are not installed: {install_command('opentelemetry')}"
     )
 
 

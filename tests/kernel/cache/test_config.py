@@ -140,7 +140,7 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.Mo
     with pytest.raises(InvalidArgument) as error:
         RedisStore(RedisSettings(host="a"))
     assert error.value.message == (
-        "--cache-config=redis needs the Python package redis: pip install 'naiad-server[redis]'"
+        "--cache-config=redis needs the Python package redis: pip install '.[redis]' (in a checkout of Naiad)"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.command.infer.connection import ClientError
+from kernel.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ def check_plotting() -> None:
         import matplotlib  # noqa: F401 - imported late: no other command needs it
     except ImportError:
         raise ClientError(
-            "--png needs matplotlib, which is not installed: pip install 'naiad-server[plot]', or take --csv"
+            f"--png needs matplotlib, which is not installed: {install_command('plot')}, or take --csv"
         ) from None
 
 

@@ -10,7 +10,11 @@ CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 @pytest.mark.parametrize(
     ("versions", "active", "text"),
     [
-        ({"onnxruntime": "1.31.1"}, [CPU], "it is installed with: pip install 'naiad-server[gpu]', then pip install"),
+        (
+            {"onnxruntime": "1.31.1"},
+            [CPU],
+            "it is installed with: pip install '.[gpu]' (in a checkout of Naiad), then pip install",
+        ),
         (
             {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"},
             [CPU],
