@@ -62,3 +62,11 @@ def is_utf8(text: str) -> bool:
 def has_control(text: str) -> bool:
     """Whether `text` contains a control character, such as a line end or ESC."""
     return _CONTROL.search(text) is not None
+
+
+def install_command(extra: str) -> str:
+    """Return the command, for error texts, that installs the packages of an extra of `pyproject.toml`.
+
+    From a checkout: no index has the package yet.
+    """
+    return f"pip install '.[{extra}]' (in a checkout of Naiad)"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.pytorch.torch_internals import set_switches
 from kernel.errors import Unsupported
-from kernel.extras import install_command
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import msgspec
 
 from kernel.cache.config import SIGNING_KEY_FILE, refuse_unknown
 from kernel.errors import InvalidArgument
-from kernel.extras import install_command
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kernel.extras import install_command
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -22,7 +22,7 @@ from backends.tensorrt.building.monitor import BarDisplay, NoDisplay
 from backends.tensorrt.building.settings import COMPATIBILITY, BuildSettings, byte_size, compatibility_level
 from backends.tensorrt.plans.library import BUILDERS, find_tensorrt
 from kernel.errors import InvalidArgument, RequestCancelled, ServingError, Unavailable
-from kernel.extras import install_command
+from kernel.texts import install_command
 from shm.cuda import CudaUnavailable, cuda
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError, Unavailable
-from kernel.extras import install_command
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

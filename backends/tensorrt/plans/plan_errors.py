@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.extras import install_command
+from kernel.texts import install_command
 
 #: Parts of TensorRT's texts, in lower case, with what they mean. The first one that is found counts.
 _CAUSES = (

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.extras import install_command
 from kernel.repository.clouds.download import StoreError, download
 from kernel.repository.clouds.messages import (
     MAX_OBJECT_COUNT,
@@ -25,6 +24,7 @@ from kernel.repository.clouds.messages import (
     ReadObjects,
     StoredObject,
 )
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -6,7 +6,7 @@ import importlib.util
 import time
 from typing import TYPE_CHECKING
 
-from kernel.extras import install_command
+from kernel.texts import install_command
 from kernel.tracing.output.destinations import WriteOutcome
 from kernel.tracing.output.export_task import EXPORT_TRACES, decode_export_result, encode_arguments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.command.infer.connection import ClientError
-from kernel.extras import install_command
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
