@@ -125,7 +125,7 @@ class GrpcBenchTarget(GrpcInferServer):
             await stream.send_message(request, end=True)
             async for message in stream:
                 if message.error_message:
-                    raise ClientError(message.error_message)
+                    raise ClientError(f"the server returned an error on the stream: {message.error_message}")
                 if found is None or not found.outputs:
                     found = message.infer_response
         return found if found is not None else messages.ModelInferResponse()

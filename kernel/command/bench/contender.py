@@ -110,7 +110,7 @@ class BenchContender:
             values = file_values(shapes, Path(settings.input))
         if shapes.guessed and settings.input in (RANDOM, ZERO):
             self.notes.append(
-                f"dimensions of any size were 1 in {', '.join(dict.fromkeys(shapes.guessed))}; --shape says others"
+                f"dimensions of any size were 1 in {', '.join(dict.fromkeys(shapes.guessed))}: --shape changes that"
             )
         return values
 

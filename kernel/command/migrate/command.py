@@ -59,7 +59,8 @@ def check_migration(path: Path, command: str, dashboards: Sequence[Path], *, as_
         for section in sections:
             typer.echo(report_section(section.title, section.findings, section.count))
         more = "" if command and dashboards else f". Also look at {_not_given(command, dashboards)}"
-        typer.echo(f"{changes or 'no'} changes are needed, and there are {notes} notes{more}")
+        needed = f"{changes} changes are" if changes > 1 else "1 change is" if changes else "no change is"
+        typer.echo(f"{needed} needed; there are {notes} notes{more}")
     return 1 if changes else 0
 
 

@@ -139,7 +139,7 @@ def pbtxt_of(config: dict[str, Any]) -> str:
             parts.append(f"preferred_batch_size: [{', '.join(map(str, sizes))}]")
         if delay := config["dynamic_batching"].get(_DELAY):
             parts.append(f"{_DELAY}: {delay}")
-        lines.append(f"dynamic_batching {{ {' '.join(parts)} }}")
+        lines.append(" ".join(["dynamic_batching {", *parts, "}"]))
     return "".join(f"{line}\n" for line in lines)
 
 

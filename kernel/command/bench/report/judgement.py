@@ -15,7 +15,7 @@ BUSY = 0.8
 #: Below this the client's own time is a part of the latency that cannot be left out.
 SHORT_US = 1000.0
 
-#: So late may requests of an open loop be, as a part of the median latency.
+#: So late may one in a hundred requests of an open loop be, as a part of the highest percentile of the latency.
 LATE = 0.1
 
 #: The 99th percentile of fewer responses is hardly more than the slowest one.
@@ -63,8 +63,8 @@ def _client_notes(row: PointRow) -> list[str]:
             f"the client is the limit: a load process was busy for {100 * row.client.busy:.0f} % of the time, so the "
             "server may be faster; use more --processes, or another machine"
         ]
-    median = row.latency.percentiles.get("50", row.latency.mean_us)
-    if row.target_rate and row.client.late_us > LATE * median and median and not row.unsent:
+    slow = max(row.latency.percentiles.values(), default=row.latency.mean_us)
+    if row.target_rate and row.client.late_us > LATE * slow and slow and not row.unsent:
         return [
             f"the client was late: 1 % of the requests were sent {row.client.late_us / 1e3:.2f} ms or more after they "
             "were due, though a connection was free; these latencies contain that time"

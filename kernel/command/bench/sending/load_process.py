@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import os
+import resource
 import select
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +93,9 @@ def main() -> None:
     """Run loads until the input ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)
+    with contextlib.suppress(OSError, ValueError):  # each connection is a file
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     commands = _Commands()
     setup = commands.next()
     assert isinstance(setup, LoadSetup)

@@ -114,6 +114,7 @@ class LoadProcesses:
         self._end_ns = measure_ns + round(duration_s * 1e9)
         self._stopped = False
         self._busy: dict[int, None] = {}
+        self._counted: dict[int, PointProgress] = {}
         for number, share in enumerate(shares(len(self._processes), connections, rate)):
             point = LoadPoint(
                 share.connections, start_ns, measure_ns, self._end_ns, share.rate, share.phase, distribution, number
@@ -135,7 +136,7 @@ class LoadProcesses:
 
         `progress` is called with the successes and failures of all processes so far. Raises `ClientError`.
         """
-        counted: dict[int, PointProgress] = {}
+        counted = self._counted
         with selectors.DefaultSelector() as selector:
             for number in self._busy:
                 selector.register(self._output(number), selectors.EVENT_READ, number)

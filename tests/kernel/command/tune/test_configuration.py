@@ -81,6 +81,12 @@ def test_the_new_text_has_the_new_settings(text: str) -> None:
         assert [tensor.name for tensor in found.input] == ["IN"]
 
 
+def test_dynamic_batching_without_settings_is_written_too() -> None:
+    text = new_text("", with_candidate(CONFIG, TuneCandidate(1, 8, 0)))
+    assert "dynamic_batching { }" in text
+    assert from_pbtxt(text.encode(), "config").HasField("dynamic_batching")
+
+
 def test_settings_that_would_be_lost_are_named() -> None:
     assert lost_settings(CONFIG) == []
     config = {**CONFIG, "dynamic_batching": {"priority_levels": 2}, "instance_group": [{"rate_limiter": {"a": 1}}]}
