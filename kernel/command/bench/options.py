@@ -134,8 +134,9 @@ def bench(
     naiad bench resnet --against HOST:8000   two servers, load by load
     naiad bench resnet --json > before.json  and later: --against before.json
 
-    Ctrl-C ends it and prints what was measured so far. The exit code is 0, 1 if requests failed, 2 if nothing could
-    be measured.
+    Ctrl-C ends it and prints what was measured so far.
+
+    The exit code is 0, 1 if requests failed, 2 if nothing could be measured.
     """
     from kernel.command.bench.command import run_bench
     from kernel.command.bench.settings import BenchSettings, headers_of, levels_of, percents_of, shapes_of

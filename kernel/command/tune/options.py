@@ -76,8 +76,9 @@ def tune(
     naiad tune resnet --latency 20                      p99 of at most 20 ms
     naiad tune resnet --latency 20 --write models/resnet
 
-    The model is loaded again with each configuration, while requests of others go on. At the end, after Ctrl-C and
-    after an error it has its old configuration, unless you agree to write the new one.
+    The model is loaded with each configuration, while requests of others go on.
+
+    At the end, and after Ctrl-C, it has its old one unless you write the new one.
     """
     from kernel.command.bench.report.results import percent_name
     from kernel.command.bench.settings import BenchSettings, headers_of, levels_of, percents_of, shapes_of, span

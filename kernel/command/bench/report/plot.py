@@ -48,7 +48,7 @@ def draw(runs: Sequence[BenchRun], path: Path) -> None:
                 linestyle=("-", "--")[style],
                 marker=_MARKERS[style],
                 markersize=4,
-                label=f"{run.label} ({run.server}): p{percent}",
+                label=f"{'AB'[number % 2] + ': ' if len(runs) > 1 else ''}{run.label} ({run.server}), p{percent}",
             )
         for row in points if percents else ():
             text = f"{row.target_rate:g}/s" if row.target_rate else str(row.connections)
