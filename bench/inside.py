@@ -102,11 +102,14 @@ class _Worker:
     pid = 0
 
     def __init__(self) -> None:
-        self.on_message: Callable[[wire.ToKernel], None]
+        self._handlers: wire.Handlers = {}
         self._batches: list[wire.Execute] = []
         self._reader = FrameReader(MAX_WORKER_FRAME)
         outputs = [Tensor(name, "FP32", [16], _TENSOR) for name in ("OUTPUT0", "OUTPUT1")]
         self._response = wire.ResponseMessage(outputs)
+
+    def take_messages(self, handlers: wire.Handlers) -> None:
+        self._handlers = handlers
 
     def send(self, message: wire.Execute) -> None:
         wire.encoder.encode(message)
@@ -125,7 +128,8 @@ class _Worker:
         """Deliver framed responses, and then those to the batches that are sent meanwhile."""
         while executed:
             for raw in self._reader.feed(executed):
-                self.on_message(wire.to_kernel_decoder.decode(raw))
+                message = wire.to_kernel_decoder.decode(raw)
+                self._handlers[type(message)](message)
             executed = self.execute()
 
 

@@ -137,6 +137,15 @@ def answer(request: Request) -> None:
     request.respond(Response("m", "1", "r", outputs=[]))
 
 
+def test_the_sink_of_a_traced_request_stays_that_of_its_front_door(bench: Bench) -> None:
+    door = Door()
+    request = bench.submit(sink=door)
+    assert request.trace is not None
+    assert request.sink is door
+    answer(request)
+    assert [response.final for response in door.responses] == [True]
+
+
 def names(record: TraceRecord) -> list[str]:
     return [name for name, _ in record.pairs()]
 
