@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -72,6 +72,16 @@ logger = logging.getLogger(__name__)
 _ANSWER_GRACE_S = 2
 
 
+_Part = TypeVar("_Part", bound="ServerPart")
+
+
+class ServerPart(Protocol):
+    """A part of the server. Parts are made in order: each may use those before it, and is closed before these."""
+
+    async def close(self) -> None:
+        """End what the part does, and its processes. No model is loaded any more, and no front door listens."""
+
+
 class StartFailed(Exception):
     """The server cannot start; the message is one line."""
 
@@ -106,6 +116,8 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
+        #: In the order in which they were made.
+        self._parts: list[ServerPart] = []
 
     async def run(self) -> int:
         """Serve until the owner says stop. Returns the exit code; raises `StartFailed`, `CannotListen`, `BadOption`."""
@@ -125,7 +137,11 @@ class Server:
             try:
                 self._build()
             except ServingError as error:
+                await self._close_parts()
                 raise StartFailed(creating_server(error)) from None
+            except BaseException:
+                await self._close_parts()
+                raise
             return await self._run_until_stop(sockets)
 
     def _build(self) -> None:
@@ -146,7 +162,7 @@ class Server:
         self._kernel.starting = True
         self._kernel.lost_log_lines = self._owner.lost_log_lines
         new_supervisor = self._supervisor_maker(polling, budget)
-        caching = self._caching = self._make_caching(clock, budget)
+        caching = self._make_caching(clock, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
@@ -183,6 +199,15 @@ class Server:
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
 
+    def _part(self, part: _Part) -> _Part:
+        """Close `part` at the end of the server."""
+        self._parts.append(part)
+        return part
+
+    async def _close_parts(self) -> None:
+        while self._parts:
+            await self._parts.pop().close()
+
     def _make_settings(self) -> KernelSettings:
         options = self._options
         return KernelSettings(
@@ -206,7 +231,7 @@ class Server:
 
         cache, kernel, helpers = make_cache(choice, clock, budget), self._kernel, self._helpers
         kernel.cache_figures = cache.figures
-        return ResponseCaching(cache, kernel.catalog, helpers=helpers, regions=helpers, clock=clock)
+        return self._part(ResponseCaching(cache, kernel.catalog, helpers=helpers, regions=helpers, clock=clock))
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
@@ -222,7 +247,7 @@ class Server:
         options = self._options
         output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
-            processes = self._processes = WorkerProcesses(
+            processes = WorkerProcesses(
                 # A program may wait for all its children, and may fork while it has threads: we must not interfere.
                 options.worker_start if self._owner.owns_process else "spawn",
                 shared_memory=options.worker_shared_memory,
@@ -233,11 +258,15 @@ class Server:
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
+        self._part(processes)
         pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
-        self._kernel.helpers = self._helpers = helpers = pool(options.arena_byte_size, count=helper_count())
-        self._tracing = Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace)
-        self._recording = start_recording(self._kernel, pool, options.record)
-        devices = self._devices = ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
+        self._kernel.helpers = self._helpers = helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
+        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
+        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
+            self._part(recording)
+        devices = self._devices = self._part(
+            ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
+        )
         self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
         shared = SharedWorkers(processes.launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
@@ -275,10 +304,7 @@ class Server:
                 with anyio.CancelScope(shield=True):
                     await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
                     await self._lifecycle.close(at_once=bool(code))
-                    for part in (self._caching, self._tracing, self._recording, self._helpers, self._devices,
-                                 self._processes):  # fmt: skip
-                        if part is not None:
-                            await part.close()
+                    await self._close_parts()
                 self._kernel.regions.close()
                 tasks.cancel_scope.cancel()
         if failure is not None:

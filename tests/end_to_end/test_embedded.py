@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from backends.supervision.helper_pool import HelperPool
+from backends.supervision.processes.worker_processes import WorkerProcesses
 from kernel.app import Server
 from kernel.embedding import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
 from kernel.options import ListenAddress, LogOptions, RepositoryOptions, ServerOptions
+from kernel.tracing.tracing import Tracing
 from tests.child_processes import children_with
 
 if TYPE_CHECKING:
@@ -335,3 +338,21 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartFailed, match=f"Socket '127.0.0.1:{port}' already in use"):
             EmbeddedServer(tmp_path, http_port=port).start()
+
+
+def test_a_start_that_fails_closes_the_parts_that_were_made_the_last_one_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    for kind in (WorkerProcesses, HelperPool, Tracing):
+
+        async def close(self: WorkerProcesses, name: str = kind.__name__, end: Any = kind.close) -> None:
+            closed.append(name)
+            await end(self)
+
+        monkeypatch.setattr(kind, "close", close)
+    (tmp_path / "file").touch()
+    with pytest.raises(StartFailed, match="cannot be written"):
+        EmbeddedServer(write_models(tmp_path / "models", "echo"), record=str(tmp_path / "file")).start()
+    # The tracing has helpers of its own.
+    assert closed == ["Tracing", "HelperPool", "HelperPool", "WorkerProcesses"]
