@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench scoreboard soak fuzz oracle clients proto demo image clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench scoreboard soak fuzz oracle clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -160,6 +160,31 @@ demo: $(VENV)/installed-dev
 # build.
 image:
 	$(PYTHON) -m tests.image $(ARGS)
+
+# The packages of the image: their versions and hashes, for the Python of docs/deploy/Containerfile; whether one has a
+# known vulnerability (asks PyPI); and a list of them for others (CycloneDX). setuptools is there to build the server.
+LOCK = docs/deploy/requirements.lock
+COMPILE = .venv-supply/bin/uv pip compile -q --upgrade --generate-hashes --no-emit-index-url --no-annotate \
+	--python-version 3.13 --python-platform x86_64-manylinux_2_28 --custom-compile-command 'make lock'
+
+lock: .venv-supply/installed
+	$(COMPILE) pyproject.toml -o $(LOCK)
+	echo 'setuptools>=77' | $(COMPILE) - -o docs/deploy/build.lock
+
+audit: .venv-supply/installed
+	.venv-supply/bin/pip-audit --disable-pip --require-hashes -r $(LOCK) $(ARGS)
+
+sbom: .venv-supply/installed
+	mkdir -p build
+	.venv-supply/bin/cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --output-reproducible --of JSON \
+		-o build/sbom.cdx.json
+	@echo 'wrote build/sbom.cdx.json'
+
+.venv-supply/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-supply
+	.venv-supply/bin/pip install -q --upgrade pip
+	.venv-supply/bin/pip install -q --group supply
+	touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from kernel.command.flags.environment import PREFIX, flags_of_environment
 from kernel.command.flags.read import FLAGS
@@ -35,7 +37,7 @@ def beside_python(program: str) -> str:
 
 
 def test_the_containerfile_is_short_and_has_no_complaints() -> None:
-    assert len(CONTAINERFILE.read_text().splitlines()) < 30
+    assert len(CONTAINERFILE.read_text().splitlines()) < 36
     # Packages of a stable Debian get only fixes, and a mirror has only the newest of them: no version is pinned.
     assert lint(beside_python("hadolint"), "--ignore=DL3008", str(CONTAINERFILE)) == ""
 
@@ -65,6 +67,40 @@ def test_the_builder_is_given_what_the_containerfile_copies() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE.read_text(), re.MULTILINE)
     given = re.findall(r"^!(.+)$", CONTAINERFILE.with_name("Containerfile.dockerignore").read_text(), re.MULTILINE)
     assert sorted(" ".join(copied).split()) == sorted(given)
+
+
+LOCKS = ("docs/deploy/requirements.lock", "docs/deploy/build.lock")
+
+
+def locked(name: str) -> dict[str, tuple[str, int]]:
+    """Return the packages of a lock file: their versions, and how many hashes each has."""
+    blocks = re.split(r"^(?=[a-z])", document(name), flags=re.MULTILINE)[1:]
+    found = {}
+    for block in blocks:
+        package, version = block.split()[0].split("==")
+        found[package] = version, block.count("--hash=sha256:")
+    return found
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_of_the_image_has_one_version_and_hashes_and_no_index_of_its_own(name: str) -> None:
+    assert locked(name)
+    assert all(version and hashes for version, hashes in locked(name).values())
+    assert "://" not in document(name)
+
+
+def test_the_lock_has_every_dependency_in_a_version_that_the_project_allows() -> None:
+    project = tomllib.loads(document("pyproject.toml"))["project"]
+    versions = locked(LOCKS[0])
+    for requirement in map(Requirement, project["dependencies"]):
+        assert requirement.specifier.contains(versions[requirement.name.lower()][0]), requirement
+
+
+def test_the_image_has_only_packages_of_the_locks() -> None:
+    installs = re.findall(r"pip install (.*?)(?: &&|\n(?! ))", CONTAINERFILE.read_text().replace("\\\n", ""), re.DOTALL)
+    assert len(installs) == 2
+    assert "--require-hashes" in installs[0]
+    assert {"--no-deps", "--no-build-isolation"} <= set(installs[1].split())
 
 
 def test_the_server_has_time_to_end_before_it_is_killed() -> None:

@@ -18,16 +18,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.checkout import ROOT
 from bench.machine import Machine, this_machine
 from bench.progress import progress
-from bench.store import write
-from tests.faults.page import merged, unmeasured, verdict_of, with_table
+from tests.faults.page import unmeasured, verdict_of
 from tests.faults.row import Finding, Result, Row, Settings, Skipped
 from tests.faults.rows.table import ROWS
-
-PAGE = ROOT / "docs" / "reliability.md"
-STORED = Path(__file__).parent / "scoreboard.jsonl"
+from tests.faults.stored import machine_line, publish
 
 #: What no error text of a server may contain: paths, addresses, traces.
 SECRETS = re.compile(r"/dev/shm/|/tmp/|memfd|0x[0-9a-f]{6,}|Traceback|File \"|naiad-faults")
@@ -53,9 +49,7 @@ def main() -> int:
     results = [hygiene(results) if each.row == "S40" else each for each in results]
     print_results(results)
     if not chosen.no_page:
-        everything = merged(stored(), results, ROWS)
-        write(STORED, b"".join(msgspec.json.encode(without_texts(each)) + b"\n" for each in everything))
-        write(PAGE, with_table(PAGE.read_text(), everything).encode())
+        publish(results)
     return int(any(each.passed is False for each in results))
 
 
@@ -81,7 +75,7 @@ def measured(row: Row, machine: Machine, *, full: bool) -> Result:
         reason="; ".join(finding.wrong),
         date=machine.date,
         commit=machine.commit,
-        machine=f"{machine.cores} cores ({machine.processor}), {machine.memory_gib} GiB, Python {machine.python}",
+        machine=machine_line(machine),
         full=full,
         texts=finding.texts,
     )
@@ -100,17 +94,6 @@ def hygiene(results: list[Result]) -> Result:
         reason="; ".join(filter(None, [own.reason, *found[:3]])),
         limit=row.limit,
     )
-
-
-def without_texts(result: Result) -> Result:
-    return msgspec.structs.replace(result, texts=[])
-
-
-def stored() -> list[Result]:
-    """Return the results of earlier runs."""
-    if not STORED.exists():
-        return []
-    return [msgspec.json.decode(line, type=Result) for line in STORED.read_bytes().splitlines()]
 
 
 def print_results(results: list[Result]) -> None:

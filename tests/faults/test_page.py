@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.faults.__main__ import PAGE, SECRETS, STORED
+from tests.faults.__main__ import SECRETS
 from tests.faults.page import BEGIN, END, merged, number_of, summary, table, with_table
 from tests.faults.row import Result, Row, at_most, percentile
 from tests.faults.rows.table import ROWS
+from tests.faults.stored import PAGE, STORED
 
 RESULT = Result("S1", "P1", "a kill", "0 lost", "0 lost | 20 kills", True, "", "2026-01-01", "abc", "2 cores", False)
 

@@ -24,9 +24,10 @@ from bench.store import write_json
 from tests.faults.client import Client
 from tests.faults.models import write_repository
 from tests.faults.soak.holdings import Holdings, holdings
-from tests.faults.soak.report import SoakReport, print_header, print_report, print_sample
+from tests.faults.soak.report import SoakReport, print_header, print_report, print_sample, row_of
 from tests.faults.soak.traffic import KINDS
 from tests.faults.soak.verdict import wrong
+from tests.faults.stored import publish
 
 #: Requests at the same time at most.
 AT_ONCE = 32
@@ -120,6 +121,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=60.0, help="requests in a second, on average")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--record", action="store_true", help="write row S12 of docs/reliability.md")
     parser.add_argument("--every", type=float, help="seconds between two samples")
     return parser.parse_args()
 
@@ -158,6 +160,8 @@ def main() -> int:
     )
     print_report(report)
     write_json(Path("build", "soak.json"), report)
+    if chosen.record:
+        publish([row_of(report)])
     return int(bool(faults))
 
 

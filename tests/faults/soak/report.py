@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from bench.machine import Machine
+from tests.faults.row import Result
+from tests.faults.rows.table import ROWS
+from tests.faults.soak.holdings import Holdings
 from tests.faults.soak.verdict import EXACTLY, NEARLY, after_warm_up, change, warm_up_s
-
-if TYPE_CHECKING:
-    from bench.machine import Machine
-    from tests.faults.soak.holdings import Holdings
+from tests.faults.stored import machine_line
 
 _COLUMNS = {
     "at_s": "seconds",
@@ -65,6 +64,32 @@ def print_sample(sample: Holdings, first: Holdings) -> None:
 def _differences(now: dict[str, int], before: dict[str, int]) -> list[str]:
     both = {**before, **now}
     return [f"{name} {difference:+}" for name in both if (difference := now.get(name, 0) - before.get(name, 0))]
+
+
+def row_of(report: SoakReport) -> Result:
+    """Return row S12 of the scoreboard."""
+    counted = after_warm_up(report.samples, report.seconds)
+    memory = [each.memory / (1 << 20) for each in counted]
+    same = [f"{name} {change(counted, name):+.1%}" for name in (*NEARLY, "descriptors", "threads", "children")]
+    row = next(row for row in ROWS if row.id == "S12")
+    figure = (
+        f"{report.seconds / 60:g} minutes, {report.samples[-1].requests:,} requests of 14 kinds, {report.kills} kills: "
+        f"private memory {min(memory):.1f} to {max(memory):.1f} MiB; last third against the first: {', '.join(same)}; "
+        "0 leased bytes, regions and sequences; every request ended once"
+    )
+    return Result(
+        row=row.id,
+        promise=row.promise,
+        fault=row.fault,
+        limit=row.limit,
+        figure=figure,
+        passed=not report.wrong,
+        reason="; ".join(report.wrong),
+        date=report.machine.date,
+        commit=report.machine.commit,
+        machine=machine_line(report.machine),
+        full=report.seconds >= 3600,
+    )
 
 
 def print_report(report: SoakReport) -> None:
