@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend, CustomBackend
 from kernel.errors import InternalError, InvalidArgument
+from kernel.naiad_module import make_importable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -75,6 +76,7 @@ def import_backend_file(path: Path) -> type[Backend] | type[CustomBackend]:
     """
     key = str(path.resolve())
     if key not in _imported:
+        make_importable()
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
         _imported[key] = _only_backend(_import(path, key), path)

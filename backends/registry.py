@@ -22,6 +22,7 @@ from backends.backend_file import (
 from backends.entry_points import entry_points_of
 from backends.lifecycle import as_backend
 from kernel.errors import InvalidArgument
+from kernel.naiad_module import make_importable
 
 if TYPE_CHECKING:
     from backends.base import Backend, ModelArguments
@@ -81,6 +82,7 @@ def backend_class(name: str, arguments: ModelArguments) -> type[Backend]:
         return as_backend(import_backend_file(file), f"the class of '{file}'")
     for entry_point in entry_points_of(ENTRY_POINT_GROUP):
         if entry_point.name == name:
+            make_importable()
             return as_backend(entry_point.load(), f"'{entry_point.value}'")
     if directory and (Path(directory) / name / f"libtriton_{name}.so").is_file():
         logger.error(

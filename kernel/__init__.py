@@ -1,6 +1,5 @@
 """The server's kernel: models, requests, instances and the events between them.
 
-This module imports nothing, so that a worker process can import `kernel.errors` without the server.
+This module has nothing in it: a worker process can import `kernel.errors` without the server, and a program that
+embeds the server can have a package of this name of its own (`naiad`).
 """
-
-__version__ = "0.1.0"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import InternalError, InvalidArgument
+from kernel.naiad_module import make_importable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -55,6 +56,7 @@ def extension(group: str, name: str) -> object:
         packages = " and ".join(sorted(map(_package, named)))
         raise InvalidArgument(f"{title} '{name}' is not unique: the packages {packages} each have one with this name")
     try:
+        make_importable()
         loaded: object = named[0].load()
     except Exception as error:
         raise InternalError(

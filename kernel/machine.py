@@ -18,6 +18,8 @@ _MACHINE_EVENTS = Path("/proc/vmstat")
 _M_ARENA_MAX = -8  # malloc.h of the GNU C library
 #: The folder of our packages.
 _OUR_FOLDER = os.path.realpath(Path(__file__).parents[1])
+_OUR_PACKAGES = ("kernel", "protocols", "schedulers", "backends", "shm")
+_RUN_MODULE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "importable", "naiad", "run_module.py")
 
 
 def processor_count() -> int:
@@ -124,10 +126,25 @@ def own_command(module: str) -> list[str]:
     """Return the command for `module`.
 
     `-m` puts the current folder before all others, and a user may have a module `kernel` there: `-P` keeps the folder
-    out. Our own folder stays: there the server runs without being installed.
+    out. Our own folder stays: there the server runs without being installed. If a folder of PYTHONPATH has such a
+    module, a program of `naiad` finds ours beside it.
     """
     try:
         own = os.path.realpath(os.getcwd()) == _OUR_FOLDER
     except FileNotFoundError:  # the folder was removed
         own = False
+    if _is_shadowed(os.environ.get("PYTHONPATH", "")):
+        return [sys.executable, "-P", _RUN_MODULE, module]
     return [sys.executable, *([] if own else ["-P"]), "-m", module]
+
+
+def _is_shadowed(python_path: str) -> bool:
+    """Whether a folder of PYTHONPATH other than ours has a module or package that is called as one of our packages."""
+    folders = (folder for folder in python_path.split(os.pathsep) if folder)
+    return any(
+        os.path.exists(os.path.join(folder, f"{name}{end}"))
+        for folder in folders
+        if os.path.realpath(folder) != _OUR_FOLDER
+        for name in _OUR_PACKAGES
+        for end in ("", ".py")
+    )

@@ -90,7 +90,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.python.testing import ServingError, load_model
+from naiad import ServingError
+from naiad.testing import load_model
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernel.embedding import EmbeddedServer
+from naiad import EmbeddedServer
 
 NAME = {name}
 

@@ -14,10 +14,10 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from kernel import __version__
 from kernel.cache.access import CacheAccess
 from kernel.errors import ServingError
 from kernel.files.file_threads import in_file_thread
+from kernel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -14,6 +14,7 @@ from kernel.cache.redis_store import REDIS, RedisStore, redis_settings
 from kernel.cache.signing import read_signing_key
 from kernel.cache.stored import StoredCache
 from kernel.errors import InvalidArgument
+from kernel.naiad_module import make_importable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +60,7 @@ def _factory(name: str) -> Callable[[dict[str, str]], CacheStore]:
     points = entry_points(group=ENTRY_POINT_GROUP)
     for point in points:
         if point.name == name:
+            make_importable()
             factory: Callable[[dict[str, str]], CacheStore] = point.load()
             return factory
     known = ", ".join(sorted({*_BUILT_IN, *points.names}))

@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from kernel import __version__
 from kernel.command.bench.options import bench
 from kernel.command.run import run_server
 from kernel.command.tune.options import tune
 from kernel.options import DEMO_REPOSITORY, BadOption
+from kernel.version import __version__
 
 cli = typer.Typer(
     no_args_is_help=True,

@@ -12,9 +12,9 @@ import sys
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from kernel import __version__
 from kernel.options import DEMO_REPOSITORY
 from kernel.texts import printable
+from kernel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

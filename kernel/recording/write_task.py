@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel import __version__
 from kernel.recording.format import MAX_CONTENT, SegmentHeader, encode_record, frame, segment_start
 from kernel.recording.passed import PassedRequest, PassedResponse, TensorRules, record_of
 from kernel.recording.ring import RingPosition, part_for, removed_for, segment_name, segment_number
 from kernel.serving.helper_tasks import TaskResult
+from kernel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from kernel import __version__
 from kernel.errors import (
     ClientSharedMemoryDisabled,
     DecoupledOverUnary,
@@ -28,6 +27,7 @@ from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
+from kernel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

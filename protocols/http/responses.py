@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel import __version__
+from kernel.version import __version__
 from protocols.http import web
 from protocols.status import may_retry
 

@@ -31,6 +31,7 @@ MAX_MODULES = 15
 FULLER_FOLDERS = {
     "backends/python": "one module for each thing that Python models import, with Triton's names for them",
     "bench": "one module for each measurement, beside what they share; it is not installed",
+    "kernel": "one module for each thing that all folders need, beside folders for their subjects",
     "kernel/cache": "one module for each kind of cache, for each step of a lookup, and for the form of entries",
     "protocols/http": "one module for each thing that all routes need, beside folders for their subjects",
     "kernel/config": "one module for each group of rules, and for each form that a configuration has",

@@ -23,6 +23,9 @@ with (ROOT / "pyproject.toml").open("rb") as _file:
 #: Modules that belong to no distribution: what a worker offers to models, and what a test's models have beside them.
 NO_DISTRIBUTION = {"triton_python_backend_utils", "loader", "lab_above", "lab_beside"}
 
+#: Our public module, in `kernel/importable`.
+PUBLIC_MODULE = "naiad"
+
 #: Dependencies that none of our modules imports, and who does.
 IMPORTED_BY_OTHERS = {"uvloop": "anyio"}
 
@@ -172,7 +175,7 @@ def names(requirements: Iterable[Any]) -> set[str]:
 def foreign_modules(*packages: str) -> set[str]:
     """Return the top-level modules of other projects that are imported, wherever in a file."""
     modules = {found.module.partition(".")[0] for file in source_files(*packages) for found in imports(file)}
-    return modules - sys.stdlib_module_names - {*PACKAGES, "bench", "tests"} - NO_DISTRIBUTION
+    return modules - sys.stdlib_module_names - {*PACKAGES, PUBLIC_MODULE, "bench", "tests"} - NO_DISTRIBUTION
 
 
 @functools.cache
@@ -186,9 +189,10 @@ def distributions(module: str) -> set[str]:
 
 
 def declared() -> set[str]:
-    """Return what is installed with the server, or with one of its extras."""
+    """Return what is installed with the server, or with one of its extras, or to build it."""
     extras: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
-    return names([*PYPROJECT["project"]["dependencies"], *(each for extra in extras.values() for each in extra)])
+    always = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["build-system"]["requires"]]
+    return names([*always, *(each for extra in extras.values() for each in extra)])
 
 
 def test_what_the_server_imports_is_declared() -> None:

@@ -23,10 +23,10 @@ ENTRY = ("backends.worker.process", "backends.python.backend", "backends.portabl
 #: What a worker has of the kernel: texts, rules, and pauses. Nothing that serves.
 OF_THE_KERNEL = {
     "kernel", "kernel.errors", "kernel.loop", "kernel.loop.busy_poll", "kernel.loop.iteration_end", "kernel.machine",
-    "kernel.observe", "kernel.observe.metric_rules", "kernel.observe.repeats", "kernel.observe.repeats.limited_log",
-    "kernel.observe.repeats.repeat_limit", "kernel.serving", "kernel.serving.triton_input_order",
-    "kernel.server_paths", "kernel.serving.validation", "kernel.texts", "kernel.tracing", "kernel.tracing.trace",
-    "kernel.tracing.trace_context",
+    "kernel.naiad_module", "kernel.observe", "kernel.observe.metric_rules", "kernel.observe.repeats",
+    "kernel.observe.repeats.limited_log", "kernel.observe.repeats.repeat_limit", "kernel.server_paths",
+    "kernel.serving", "kernel.serving.triton_input_order", "kernel.serving.validation", "kernel.texts",
+    "kernel.tracing", "kernel.tracing.trace", "kernel.tracing.trace_context",
 }  # fmt: skip
 
 #: Functions that import later, and why no module of a model can come between.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.documents import ROOT
+from tests.docs.documents import PYTHONPATH
 from tests.end_to_end.conftest import regions
 
 if TYPE_CHECKING:
@@ -19,5 +19,5 @@ __all__ = ["folder", "regions"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty folder, which is the current one; workers import the packages of this tree."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     return tmp_path

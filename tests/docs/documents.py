@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+
+#: Where programs of the documents find our packages, and the public module `naiad`.
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "kernel" / "importable")))
 
 #: Written for readers of the repository. All rules are for these.
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(

@@ -17,7 +17,7 @@ ONNX = DEMO_REPOSITORY / "digits" / "1" / "model.onnx"
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/kernel/importable"}
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False, cwd=folder, env=environment
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from backends.registry import known_backends
-from kernel import __version__
 from kernel.command import start_messages
 from kernel.command.start_messages import backends_table, demo_hint, options_table, program, server_url, table_text
 from kernel.options import RepositoryOptions, ServerOptions
+from kernel.version import __version__
 
 
 def rows(text: str) -> list[list[str]]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from kernel import __version__
 from kernel.errors import Unavailable
 from kernel.options import HttpOptions
+from kernel.version import __version__
 from protocols.http.dashboard import stream
 from protocols.http.dashboard.files import FILES
 from protocols.http.endpoints import dashboard

@@ -1,0 +1,17 @@
+"""`naiad` and `python -m naiad`: the command line."""
+
+from __future__ import annotations
+
+import naiad.packages
+
+
+def main() -> None:
+    """Run a command, see `kernel.command.main`."""
+    naiad.packages.share_names()
+    from kernel.command.main import main as run_command
+
+    run_command()
+
+
+if __name__ == "__main__":
+    main()
