@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from kernel.naiad_module import RUN_MODULE, is_shadowed
+
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _MEMORY = Path("/proc/meminfo")
@@ -18,8 +20,6 @@ _MACHINE_EVENTS = Path("/proc/vmstat")
 _M_ARENA_MAX = -8  # malloc.h of the GNU C library
 #: The folder of our packages.
 _OUR_FOLDER = os.path.realpath(Path(__file__).parents[1])
-_OUR_PACKAGES = ("kernel", "protocols", "schedulers", "backends", "shm")
-_RUN_MODULE = os.path.join(os.path.dirname(os.path.realpath(__file__)), "importable", "naiad", "run_module.py")
 
 
 def processor_count() -> int:
@@ -133,18 +133,6 @@ def own_command(module: str) -> list[str]:
         own = os.path.realpath(os.getcwd()) == _OUR_FOLDER
     except FileNotFoundError:  # the folder was removed
         own = False
-    if _is_shadowed(os.environ.get("PYTHONPATH", "")):
-        return [sys.executable, "-P", _RUN_MODULE, module]
+    if is_shadowed():
+        return [sys.executable, "-P", RUN_MODULE, module]
     return [sys.executable, *([] if own else ["-P"]), "-m", module]
-
-
-def _is_shadowed(python_path: str) -> bool:
-    """Whether a folder of PYTHONPATH other than ours has a module or package that is called as one of our packages."""
-    folders = (folder for folder in python_path.split(os.pathsep) if folder)
-    return any(
-        os.path.exists(os.path.join(folder, f"{name}{end}"))
-        for folder in folders
-        if os.path.realpath(folder) != _OUR_FOLDER
-        for name in _OUR_PACKAGES
-        for end in ("", ".py")
-    )

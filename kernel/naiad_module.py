@@ -9,10 +9,27 @@ from __future__ import annotations
 import os
 import sys
 
-_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "importable")
+_OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_FOLDER = os.path.join(_OUR_FOLDER, "kernel", "importable")
+_OUR_PACKAGES = ("kernel", "protocols", "schedulers", "backends", "shm")
+
+#: Runs one of our modules where PYTHONPATH has packages that are called as ours.
+RUN_MODULE = os.path.join(_FOLDER, "naiad", "run_module.py")
 
 
 def make_importable() -> None:
     """Let code that is about to be imported (a backend, a scheduler, ...) import `naiad`, wherever it is."""
     if _FOLDER not in sys.path:
         sys.path.append(_FOLDER)
+
+
+def is_shadowed() -> bool:
+    """Whether a folder of PYTHONPATH other than ours has a module or package that is called as one of our packages."""
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return any(
+        os.path.exists(os.path.join(folder, f"{name}{end}"))
+        for folder in folders
+        if os.path.realpath(folder) != _OUR_FOLDER
+        for name in _OUR_PACKAGES
+        for end in ("", ".py")
+    )

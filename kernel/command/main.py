@@ -10,11 +10,17 @@ import os
 import sys
 
 from kernel.command.run import run_server
+from kernel.naiad_module import is_shadowed, make_importable
 from kernel.options import BadOption
 
 
 def main() -> None:
     """Run a command. A wrong command line prints one line and exits with code 1."""
+    if is_shadowed():
+        make_importable()
+        from naiad.packages import share_names
+
+        share_names()
     try:
         if sys.argv[1:2] in (["run"], ["tritonserver"]):
             sys.exit(run_server(sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""`naiad` and `python -m naiad`: the command line."""
+"""`python -m naiad` is the command line, `naiad`."""
 
 from __future__ import annotations
 

@@ -106,11 +106,10 @@ def _add_our_folder(name: str, module: ModuleType) -> None:
 def check_modules(name: str, theirs: Iterable[str]) -> None:
     """Raise `ImportError` if a package of the program, in the folders `theirs`, has a module that ours has, too."""
     ours = os.path.join(OUR_FOLDER, name)
-    known = _modules(ours)
     for folder in theirs:
         if os.path.realpath(folder) == os.path.realpath(ours):
             continue
-        if both := sorted(known & _modules(folder)):
+        if both := sorted(_modules(ours) & _modules(folder)):
             raise ImportError(
                 f"your package '{name}' ({folder}) and Naiad's package '{name}' ({ours}) both have "
                 f"{'a module' if len(both) == 1 else 'modules'} called {', '.join(repr(each) for each in both)}, and "

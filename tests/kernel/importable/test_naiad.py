@@ -118,3 +118,19 @@ def test_a_module_that_both_have_is_an_error_that_says_what_to_do(tmp_path: Path
         "both have a module called 'base', and Python can import only one of them: rename yours, or run the server as "
         "a process of its own ('naiad run') and send requests to it"
     )
+
+
+@pytest.mark.parametrize(
+    "command", [("-m", "naiad"), ("-c", "from kernel.command.main import main; main()")], ids=["module", "script"]
+)
+def test_the_command_line_works_where_pythonpath_has_packages_called_as_ours(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    write_packages(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", *command, "check", str(ROOT / "kernel/demo/add_sub"), "--requests=1"],
+        capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{PYTHONPATH}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok" in done.stdout
