@@ -1,9 +1,9 @@
 """Finds our packages also where a program has packages of its own with the same names.
 
 The server's packages are called `kernel`, `protocols`, `schedulers`, `backends` and `shm`, and Python has one package
-for a name. If a program has one too, its package gets our folder as a second place for modules, so that both find
-theirs: `backends.base` is ours, `backends.postgres` the program's. That works unless both have a module of the same
-name; then importing `naiad` raises `ImportError`, which names both files.
+for a name. If a program has one too, that package gets our folder as another place for modules, so that each finds its
+own: `backends.base` is ours, and any other name the program's. That works unless both have a module of the same name;
+then importing `naiad` raises `ImportError`, which names both folders.
 """
 
 from __future__ import annotations
