@@ -40,9 +40,12 @@ def printable(text: str, *, keep: str = "") -> str:
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else json.dumps(match[0])[1:-1], text)
 
 
-def shown_text(text: str, max_byte_size: int) -> str:
-    """Return `text` for a page: cut, without control characters, and with `?` for what UTF-8 cannot carry."""
-    return printable(limited(text, max_byte_size)).encode(errors="replace").decode()
+def shown_text(text: str, max_byte_size: int, *, keep: str = "") -> str:
+    """Return `text` for a page: cut, without control characters, and with `?` for what UTF-8 cannot carry.
+
+    The control characters in `keep` stay.
+    """
+    return printable(limited(text, max_byte_size), keep=keep).encode(errors="replace").decode()
 
 
 def escaped(path: str) -> str:

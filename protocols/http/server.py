@@ -66,7 +66,7 @@ class HttpServer:
         )
         inference = HttpInference(kernel, options.max_input_size, forwards=rules.forwarder is not None)
         generation = GenerateIntake(kernel, options.max_input_size)
-        self._dashboard = Dashboard()
+        self._dashboard = Dashboard(kernel)
         self._has_dashboard = options.dashboard
         openapi = OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None))
         self._settings = CallSettings(inference, generation, rules, openapi, self._dashboard)
@@ -94,6 +94,8 @@ class HttpServer:
 
     async def start(self) -> None:
         await self._listener.start()
+        if self._has_dashboard:
+            self._dashboard.start()
         self._kernel.connections["http"] = lambda: self._listener.connection_count
         if (certificates := self._certificates) is not None:
             certificates.start()

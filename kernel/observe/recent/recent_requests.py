@@ -125,7 +125,7 @@ class RecentOfModel:
         `instance_of` returns the name of the instance that has the request.
         """
         self.change += 1
-        text = shown_text(error.text, _MAX_ERROR)
+        text = shown_text(error.text.rstrip(), _MAX_ERROR, keep="\n")
         newest = self.failed[-1] if self.failed else None
         if newest is not None and newest.error == text and now_ns - self._failed_ns < _SAME_NS:
             newest.repeats += 1

@@ -175,7 +175,7 @@ class Feed:
             shown = self._loaded(key, item, model, windows, row)
         if shown is not row.shown or not same:
             text = _encode(shown)
-            reason = _encode(shown_text(SERVER_PATHS.hidden_in(item.reason), MAX_REASON))
+            reason = _encode(shown_text(SERVER_PATHS.hidden_in(item.reason), MAX_REASON, keep="\n"))
             if text != row.text or reason != row.reason:
                 row.text, row.reason, row.changed = text, reason, number
             row.ready = item.state == ModelState.READY.value

@@ -21,6 +21,7 @@ FILES = {
     "example.js": "text/javascript",
     "tensors.js": "text/javascript",
     "pictures.js": "text/javascript",
+    "samples.js": "text/javascript",
     "settings.js": "text/javascript",
 }
 

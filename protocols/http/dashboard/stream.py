@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kernel.serving.kernel import Kernel
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.feed import Key, Snapshot
+    from protocols.http.dashboard.history import History
+    from protocols.http.dashboard.sampler import Sampler
     from protocols.http.dashboard.viewer import Viewer
 
 #: How many streams there may be, for all clients together, and for one.
@@ -47,9 +49,10 @@ _encode = msgspec.json.Encoder().encode
 class EventStreams:
     """All streams of a server, and the feed that they share while there are any."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, sampler: Sampler) -> None:
         self._kernel = kernel
-        #: None while nobody looks: then nothing of the past is kept.
+        self.sampler = sampler
+        #: None while nobody looks.
         self.feed: Feed | None = None
         #: The client of each stream, the oldest stream first.
         self._peers: dict[asyncio.Task[None], str] = {}
@@ -117,6 +120,11 @@ class EventWriter:
         identity = self._kernel.identity
         return _event("hello", _encode(Greeting(identity.name, identity.version, self._viewer)))
 
+    def past(self, history: History | None) -> Iterable[bytes]:
+        """Yield the event with the last two minutes, if something is known of them."""
+        if history is not None:
+            yield _event("history", _encode(history.shown(time.monotonic_ns(), self._chosen)))
+
     def events(self, snapshot: Snapshot) -> Iterable[bytes]:
         """Yield the events about `snapshot`; it does not change meanwhile if its number does not."""
         seen, viewer = self.seen, self._viewer
@@ -167,7 +175,7 @@ async def send_events(call: HttpCall, streams: EventStreams, peer: object) -> we
         response = web.StreamResponse(headers={**SERVER_HEADER, **EVENT_HEADERS, **call.response_headers})
         await response.prepare(call.http)
         writer = EventWriter(kernel, feed, viewer, chosen)
-        await _send(response, [writer.hello()])
+        await _send(response, [writer.hello(), *writer.past(streams.sampler.history)])
         while not kernel.stopping:
             snapshot = await feed.next(writer.seen)
             await _send(response, list(writer.events(snapshot)))

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from protocols.http import web
 from protocols.http.call import peer_of
+from protocols.http.dashboard.sampler import Sampler
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
+    from kernel.serving.kernel import Kernel
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.stream import EventStreams
 
@@ -24,12 +26,18 @@ FILE_PREFIX = "/dashboard/files/"
 class Dashboard:
     """The page of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         #: None until the page is opened.
         self.streams: EventStreams | None = None
+        self.sampler = Sampler(kernel)
+
+    def start(self) -> None:
+        """Keep the history of the last minutes from now on. `close` follows."""
+        self.sampler.start()
 
     def close(self) -> None:
         """End what is sent: the server stops."""
+        self.sampler.stop()
         if self.streams is not None:
             self.streams.close()
 
@@ -78,5 +86,5 @@ async def events(call: HttpCall) -> web.StreamResponse:
 
     dashboard = call.dashboard
     if dashboard.streams is None:
-        dashboard.streams = EventStreams(call.kernel)
+        dashboard.streams = EventStreams(call.kernel, dashboard.sampler)
     return await send_events(call, dashboard.streams, peer_of(call.http))

@@ -11,6 +11,17 @@ export class History {
     this.values = [];
   }
 
+  /** Begin with samples of the server: their ages in milliseconds, oldest first, and their values. */
+  fill(ages, samples) {
+    this.values = [];
+    if (!ages.length) return;
+    let next = 0;
+    for (let second = Math.min(Math.floor(ages[0] / 1000), POINTS - 1); second > 0; second--) {
+      while (next < ages.length - 1 && ages[next] > second * 1000) next += 1; // the sample that was taken after this time
+      this.values.push(samples[next]);
+    }
+  }
+
   add(value) {
     this.values.push(value);
     if (this.values.length > POINTS) this.values.shift();
@@ -30,8 +41,11 @@ export function sparkline(values) {
   return svg;
 }
 
-/** Return a chart of one or two lines over the last two minutes. `label` is for screen readers. */
-export function lines(series, label, format) {
+/**
+ * Return a chart of one or two lines over the last two minutes. `label` is for screen readers, `kinds` are the classes of
+ * the lines.
+ */
+export function lines(series, label, format, kinds = ["line-first", "line-second"]) {
   const height = 84;
   const svg = makeSvg("svg", {
     class: "chart", viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label,
@@ -44,7 +58,7 @@ export function lines(series, label, format) {
   series.forEach((values, place) => {
     if (values.length > 1) {
       const line = path(values, most, height - 6, height - 2);
-      if (line) svg.append(makeSvg("path", { class: place ? "line-second" : "line-first", d: line }));
+      if (line) svg.append(makeSvg("path", { class: kinds[place], d: line }));
     }
   });
   return [svg, make("div", { class: "legend" }, `0 to ${format(most)}, two minutes`)];

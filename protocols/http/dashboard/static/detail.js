@@ -23,6 +23,7 @@ export class Detail {
   choose(chosen) {
     this.chosen = chosen;
     this.rates = new History();
+    this.errors = new History();
     this.halves = new History();
     this.tails = new History();
     this.form = "";
@@ -37,8 +38,18 @@ export class Detail {
     byId("example").replaceChildren();
     byId("response").replaceChildren();
     byId("example-card").hidden = true;
+    byId("detail-loaded").hidden = byId("instances-card").hidden = true; // until a version is loaded
     if (chosen) put(byId("detail-title"), chosen[1] ? `${chosen[0]}, version ${chosen[1]}` : chosen[0]);
     for (const id of ["failed", "slow"]) byId(id).append(make("li", { class: "quiet" }, "none so far"));
+  }
+
+  /** What the server knows of the last two minutes: figures by name, null for a model that had no request. */
+  showPast(ages, figures) {
+    const none = ages.map(() => 0);
+    this.rates.fill(ages, figures?.rate ?? none);
+    this.errors.fill(ages, figures?.failure_rate ?? none);
+    this.halves.fill(ages, figures?.p50_ms ?? ages.map(() => null));
+    this.tails.fill(ages, figures?.p99_ms ?? ages.map(() => null));
   }
 
   /** A snapshot was received: `entry` is the model's row in the table, if it still has one. */
@@ -58,10 +69,20 @@ export class Detail {
     byId("unload").hidden = !may || !ready;
     put(byId("load"), ready ? "Load again" : "Load");
     this.rates.add(row.rate ?? 0);
+    this.errors.add(row.failure_rate ?? 0);
     this.halves.add(row.p50_ms);
     this.tails.add(row.p99_ms);
     const now = row.rate ?? 0;
-    byId("chart-rate").replaceChildren(...lines([this.rates.values], `${rate(now)} requests per second now`, rate));
+    const failing = row.failure_rate ?? 0;
+    const [rates, scale] = lines([this.rates.values, this.errors.values],
+      `${rate(now)} requests and ${rate(failing)} errors per second now`, rate, ["line-first", "line-bad"]);
+    scale.prepend(
+      make("span", {}, make("span", { class: "swatch first" }), "requests ", make("b", {}, rate(now))),
+      make("span", {}, make("span", { class: "swatch bad" }), "errors ", make("b", {}, rate(failing))),
+    );
+    byId("chart-rate").replaceChildren(rates, scale);
+    put(byId("batch-note"), row.batch != null && row.batch < 1
+      ? `${row.batch.toFixed(2)} rows per execution: executions that failed are counted, their rows are not.` : "");
     const text = `p50 ${milliseconds(row.p50_ms)}, p99 ${milliseconds(row.p99_ms)} now`;
     const [chart, note] = lines([this.halves.values, this.tails.values], text, milliseconds);
     note.prepend(
@@ -72,6 +93,7 @@ export class Detail {
   }
 
   update(detail) {
+    byId("detail-loaded").hidden = byId("instances-card").hidden = false;
     const facts = [detail.backend];
     if (detail.max_batch_size) facts.push(`up to ${counted(detail.max_batch_size, "row")} in a batch`);
     if (detail.decoupled) facts.push("streams responses");

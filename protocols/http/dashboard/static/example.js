@@ -3,6 +3,7 @@
 import { byId, bytes, counted, jsonOf, make, milliseconds, modelPath, put, send } from "./page.js";
 import { encodeInputs, exampleText, parseValues } from "./tensors.js";
 import { picturePlan, readPicture } from "./pictures.js";
+import { sampleClasses, sampleOf } from "./samples.js";
 
 const MOST_EVENTS = 200;
 const MOST_TEXT = 8000;
@@ -33,9 +34,9 @@ export async function showExample(detail, permissions) {
 class ExampleForm {
   constructor(detail, metadata) {
     this.detail = detail;
-    this.inputs = metadata.inputs.map((tensor) => new InputFields(tensor));
+    this.inputs = metadata.inputs.map((tensor) => new InputFields(detail.name, tensor));
     this.outputs = metadata.outputs.map((tensor) => tensor.name);
-    this.classes = make("input", { type: "number", min: 0, max: 1000, value: 0, class: "classes" });
+    this.classes = make("input", { type: "number", min: 0, max: 1000, value: sampleClasses(detail.name, metadata.inputs), class: "classes" });
     this.button = make("button", { type: "submit", class: "main" }, "Send");
     this.stop = make("button", { type: "button", hidden: true, onclick: () => this.abort?.abort() }, "Stop");
   }
@@ -147,7 +148,7 @@ function outputNodes(output) {
 
 /** The fields of one input. */
 class InputFields {
-  constructor(tensor) {
+  constructor(model, tensor) {
     this.tensor = tensor;
     this.file = null;
     const shape = tensor.shape.map((dim) => (dim === -1 ? 1 : dim));
@@ -157,7 +158,9 @@ class InputFields {
       placeholder: tensor.datatype === "BYTES" ? "text" : "empty: all elements are 0",
     });
     const elements = shape.reduce((product, dim) => product * dim, 1);
-    if (elements <= SHOWN_ELEMENTS) this.values.value = exampleText(tensor.datatype, shape);
+    const sample = sampleOf(model, tensor.name, elements);
+    if (sample) this.values.value = JSON.stringify(sample);
+    else if (elements <= SHOWN_ELEMENTS) this.values.value = exampleText(tensor.datatype, shape);
     this.fileInput = make("input", { type: "file", onchange: () => this.take(this.fileInput.files[0]) });
     this.plan = picturePlan(tensor);
     const takesBytes = tensor.datatype === "BYTES";

@@ -20,27 +20,29 @@ const models = new Models((chosen) => {
 let chosen = null;
 let complete = false; // whether the first snapshot of this stream was received
 let wantsLines = true;
+let wantsScroll = false; // the page was opened with a model: once the table above it is complete
 
 // ---- tiles ---------------------------------------------------------------------------------
 
 const TILES = [
-  { name: "rate", title: "Requests/s", figure: (server) => rate(server.rate), value: (server) => server.rate,
+  { name: "rate", title: "Requests/s", figure: (server) => rate(server.rate), value: (server) => server.rate, past: "rate",
     note: (server) => `${count(server.in_flight)} in flight` },
   { name: "errors", title: "Errors/s", figure: (server) => rate(server.failure_rate),
-    value: (server) => server.failure_rate, kind: (server) => (server.failure_rate > 0 ? "bad" : "") },
-  { name: "queue", title: "Waiting requests", figure: (server) => count(server.queue), value: (server) => server.queue },
+    past: "failure_rate", value: (server) => server.failure_rate, kind: (server) => (server.failure_rate > 0 ? "bad" : "") },
+  { name: "queue", title: "Waiting requests", figure: (server) => count(server.queue), value: (server) => server.queue,
+    past: "queue" },
   { name: "models", title: "Models ready", figure: (server) => `${count(server.ready_models)}/${count(server.models)}`,
     note: (server) => `${counted(server.instances, "instance")}, ${counted(server.restarts, "restart")}` },
   { name: "tensors", title: "Memory of tensors", figure: (server) => bytes(server.tensor_byte_size),
-    value: (server) => server.tensor_byte_size, note: (server) => `of ${bytes(server.tensor_limit)}`,
+    past: "tensor_byte_size", value: (server) => server.tensor_byte_size, note: (server) => `of ${bytes(server.tensor_limit)}`,
     kind: (server) => (server.tensor_byte_size > 0.9 * server.tensor_limit ? "bad" : "") },
   { name: "kernel", title: "Kernel process", figure: (server) => percent(server.cpu), value: (server) => server.cpu ?? 0,
-    note: (server) => `${bytes(server.byte_size)} of memory` },
+    past: "cpu", note: (server) => `${bytes(server.byte_size)} of memory` },
   { name: "clients", title: "Connections",
     figure: (server) => count(Object.values(server.connections).reduce((sum, each) => sum + each, 0)),
     note: (server) => Object.entries(server.connections).map(([name, each]) => `${name} ${count(each)}`).join(", ") },
   { name: "regions", title: "Regions of clients", figure: (server) => count(server.regions),
-    note: (server) => bytes(server.region_byte_size) },
+    note: (server) => bytes(server.region_byte_size), absent: (server) => !server.regions },
 ];
 
 for (const tile of TILES) {
@@ -56,6 +58,7 @@ function showServer({ server }) {
     put(tile.shown.figure, tile.figure(server));
     put(tile.shown.note, tile.note ? tile.note(server) : "");
     putAttribute(tile.node, "data-kind", tile.kind ? tile.kind(server) : "");
+    tile.node.hidden = tile.absent?.(server) ?? false;
     if (tile.value) {
       tile.history.add(tile.value(server));
       tile.shown.line.replaceChildren(sparkline(tile.history.values));
@@ -85,13 +88,18 @@ const handlers = {
     put(byId("log-title"), chosen ? `Log of ${chosen[0]}` : "Log of the server");
     put(byId("log-hint"), wantsLines ? "" : viewer.permissions.log.reason);
     byId("log").hidden = !wantsLines;
-    byId("regions-section").hidden = false;
-    put(byId("regions-hint"), viewer.permissions.regions.allowed ? "" : viewer.permissions.regions.reason);
+    const { allowed, reason } = viewer.permissions.regions;
+    byId("regions-section").hidden = allowed; // until there are some
+    put(byId("regions-hint"), allowed ? "" : reason);
     byId("regions-box").hidden = true;
     byId("key-headers").replaceChildren(...viewer.headers.map((name) => make("option", { value: name })));
     byId("keys-open").hidden = !viewer.headers.length && !keys.size;
     if (viewer.headers.length && !byId("key-header").value) byId("key-header").value = viewer.headers[0];
     showSettings(viewer.permissions);
+  },
+  history({ ages_ms: ages, server, model }) {
+    for (const tile of TILES) if (tile.past) tile.history.fill(ages, server[tile.past]);
+    if (chosen) detail.showPast(ages, model);
   },
   rows: (rows) => models.update(rows),
   gone: (gone) => models.remove(gone),
@@ -104,14 +112,17 @@ const handlers = {
     else models.settle();
     complete = true;
     detail.tick(models.find(chosen));
+    if (wantsScroll) showDetail();
+    wantsScroll = false;
     showServer(value);
     showConnection("open", "");
   },
 };
 
 function showRegions(regions) {
-  byId("regions-box").hidden = !regions.length;
-  put(byId("regions-hint"), regions.length ? "" : "none");
+  byId("regions-section").hidden = byId("regions-box").hidden = !regions.length;
+  put(byId("regions-hint"), `${counted(regions.length, "region")}, ` +
+    bytes(regions.reduce((sum, region) => sum + region.byte_size, 0)));
   byId("regions").replaceChildren(
     ...regions.map((region) =>
       make("tr", {}, make("td", { class: "wrap" }, region.name), make("td", {}, region.kind),
@@ -151,7 +162,15 @@ function follow(focus) {
   models.choose(chosen);
   detail.choose(chosen);
   stream.open(chosen);
-  if (focus) byId(chosen ? "detail-title" : "models-title").focus();
+  wantsScroll = Boolean(chosen) && !focus;
+  if (!focus) return;
+  byId(chosen ? "detail-title" : "models-title").focus({ preventScroll: true });
+  if (chosen) showDetail();
+}
+
+function showDetail() {
+  models.reveal();
+  byId("detail").scrollIntoView({ block: "start" });
 }
 
 window.addEventListener("hashchange", () => follow(true));

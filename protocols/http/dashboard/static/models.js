@@ -8,7 +8,7 @@ const TROUBLE_STATES = { UNAVAILABLE: "bad", LOADING: "warn", UNLOADING: "warn",
 const COLUMNS = [
   { name: "name", title: "Model", value: (row) => row.name, text: true },
   { name: "version", title: "Version", value: (row) => Number(row.version) || 0, text: true },
-  { name: "state", title: "State", value: (row) => row.state ?? "", text: true },
+  { name: "state", title: "State", value: (row, reason) => -trouble(row, reason), text: true },
   { name: "rate", title: "Requests/s", value: (row) => row.rate ?? 0 },
   { name: "p50", title: "p50", value: (row) => row.p50_ms ?? -1 },
   { name: "p99", title: "p99", value: (row) => row.p99_ms ?? -1 },
@@ -18,8 +18,9 @@ const COLUMNS = [
   { name: "errors", title: "Errors", value: (row) => (row.failures ?? 0) + (row.refused ?? 0) },
   { name: "instances", title: "Instances", value: (row) => row.instances ?? 0 },
   { name: "restarts", title: "Restarts", value: (row) => row.restarts ?? 0 },
-  { name: "why", title: "Reason", value: (row, reason) => reason, text: true },
 ];
+
+const BATCH_TITLE = "Rows of requests that succeeded, for each execution. Below 1: executions have failed.";
 
 export function stateKind(state) {
   return TROUBLE_STATES[state] ?? "";
@@ -30,10 +31,11 @@ export class Models {
   constructor(onChoose) {
     this.onChoose = onChoose;
     this.entries = new Map();
-    this.sorted = { name: "name", down: false };
+    this.sorted = { name: "state", down: false }; // models with problems first
     this.chosen = "";
     this.heads = COLUMNS.map((column) => {
-      const button = make("button", { type: "button", onclick: () => this.sortBy(column.name) }, column.title);
+      const title = { state: "Models with problems first", batch: BATCH_TITLE }[column.name];
+      const button = make("button", { type: "button", title, onclick: () => this.sortBy(column.name) }, column.title);
       return make("th", { scope: "col", class: column.text ? "" : "number" }, button);
     });
     byId("models-head").append(...this.heads);
@@ -77,8 +79,15 @@ export class Models {
   choose(chosen) {
     this.chosen = chosen ? JSON.stringify(chosen) : "";
     for (const [key, entry] of this.entries) {
-      putAttribute(entry.node, "aria-selected", key === this.chosen ? "true" : "");
+      for (const node of entry.nodes) putAttribute(node, "aria-selected", key === this.chosen ? "true" : "");
     }
+  }
+
+  /** Scroll the table so that the chosen model is seen. */
+  reveal() {
+    const row = this.entries.get(this.chosen)?.nodes[0];
+    const box = row?.closest(".table-box");
+    if (box) box.scrollTop = row.offsetTop - row.closest("table").tHead.offsetHeight;
   }
 
   makeEntry(key, row) {
@@ -88,9 +97,14 @@ export class Models {
     cells[0].append(button);
     const state = make("span", { class: "state" });
     cells[2].append(state);
-    const node = make("tr", {}, ...cells);
-    if (key === this.chosen) node.setAttribute("aria-selected", "true");
-    return { node, cells, state, row, reason: "", stale: false };
+    // The reason of the state is below it, over the width of the table.
+    const why = make("div");
+    const nodes = [
+      make("tr", {}, ...cells),
+      make("tr", { class: "why", hidden: true }, make("td", { colspan: 2 }), make("td", { colspan: COLUMNS.length - 2 }, why)),
+    ];
+    if (key === this.chosen) for (const node of nodes) node.setAttribute("aria-selected", "true");
+    return { nodes, cells, state, why, row, reason: "", stale: false };
   }
 
   show(entry) {
@@ -110,7 +124,6 @@ export class Models {
       loaded || errors ? count(errors) : "",
       row.ensemble ? "ensemble" : loaded || row.instances ? `${row.serving ?? 0}/${row.instances ?? 0}` : "",
       loaded || row.restarts ? count(row.restarts ?? 0) : "",
-      reason,
     ];
     texts.forEach((text, place) => {
       const cell = cells[place + 3];
@@ -121,7 +134,10 @@ export class Models {
     cells[9].classList.toggle("hot", (row.failure_rate ?? 0) > 0);
     cells[10].classList.toggle("hot", loaded && !row.ensemble && (row.serving ?? 0) < (row.instances ?? 0));
     cells[11].classList.toggle("warm", (row.restarts ?? 0) > 0);
-    putAttribute(cells[12], "title", reason);
+    putAttribute(cells[8], "title", row.batch < 1 ? BATCH_TITLE : "");
+    put(entry.why, reason);
+    putAttribute(entry.why, "data-kind", stateKind(row.state));
+    entry.nodes[1].hidden = !reason || reason === "unloaded";
   }
 
   sortBy(name) {
@@ -140,7 +156,7 @@ export class Models {
     const wanted = byId("filter").value.trim().toLowerCase();
     const onlyTrouble = byId("only-trouble").checked;
     const shown = [...this.entries.values()].filter(
-      ({ row, reason }) => row.name.toLowerCase().includes(wanted) && (!onlyTrouble || hasTrouble(row, reason)),
+      ({ row, reason }) => row.name.toLowerCase().includes(wanted) && (!onlyTrouble || trouble(row, reason) > 0),
     );
     const sign = down ? -1 : 1;
     shown.sort((one, other) => {
@@ -152,7 +168,7 @@ export class Models {
     });
     const body = byId("models-body");
     let next = body.firstChild;
-    for (const { node } of shown) {
+    for (const node of shown.flatMap((entry) => entry.nodes)) {
       if (node === next) next = next.nextSibling;
       else body.insertBefore(node, next);
     }
@@ -167,10 +183,9 @@ export class Models {
   }
 }
 
-function hasTrouble(row, reason) {
-  const unloaded = reason === "unloaded";
-  return (
-    (row.state && row.state !== "READY" && !unloaded) || row.failures > 0 || row.refused > 0 || row.restarts > 0 ||
-    (row.serving ?? 0) < (row.instances ?? 0) || row.oldest_ms > 10000
-  );
+/** Return how bad the state of a model is: 3 if it is not served, 0 if nothing is wrong. */
+function trouble(row, reason) {
+  if (row.state && row.state !== "READY" && reason !== "unloaded") return row.state === "LOADING" ? 1 : 3;
+  if ((row.serving ?? 0) < (row.instances ?? 0) || row.oldest_ms > 10000) return 2;
+  return row.failures > 0 || row.refused > 0 || row.restarts > 0 ? 1 : 0;
 }

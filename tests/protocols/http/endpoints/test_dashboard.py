@@ -16,6 +16,7 @@ from kernel.options import HttpOptions
 from kernel.version import __version__
 from protocols.http.dashboard import stream
 from protocols.http.dashboard.files import FILES
+from protocols.http.dashboard.sampler import Sampler
 from protocols.http.endpoints import dashboard
 
 if TYPE_CHECKING:
@@ -51,6 +52,27 @@ async def first_snapshot(response: aiohttp.ClientResponse) -> dict[str, Any]:
             if name == "server":
                 break
     return found
+
+
+def test_a_page_begins_with_what_was_kept_while_none_was_open(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protocols.http.dashboard.sampler.INTERVAL_S", 0.01)
+
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        (model, *_) = kernel.catalog.ready_models()
+        found: dict[str, Any] = {"history": {"server": {"failure_rate": []}}}
+        while not any(found["history"]["server"]["failure_rate"]):
+            model.statistics.fail.count += 3
+            async with session.get(f"/dashboard/events?model={model.spec.name}&version=1") as response:
+                found = {"history": {"server": {"failure_rate": []}}} | await first_snapshot(response)
+        past = found["history"]
+        assert len(past["ages_ms"]) == len(past["server"]["cpu"]) == len(past["model"]["rate"])
+        assert past["ages_ms"] == sorted(past["ages_ms"], reverse=True)
+        assert max(past["model"]["failure_rate"]) > 0
+        assert set(past["model"]["p99_ms"]) == {None}
+
+    exchange(test)
 
 
 @pytest.mark.parametrize(("method", "accept"), [("GET", "*/*"), ("GET", "application/json"), ("POST", "text/html")])
@@ -187,7 +209,7 @@ def test_a_server_that_stops_ends_its_streams_at_once(
     with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
 ) -> None:
     async def test(kernel: Kernel) -> None:
-        streams = stream.EventStreams(kernel)
+        streams = stream.EventStreams(kernel, Sampler(kernel))
         began = asyncio.Event()
 
         async def look() -> None:
@@ -218,7 +240,7 @@ def test_a_client_with_many_streams_keeps_no_other_client_out(
     monkeypatch.setattr(stream, "MAX_STREAMS_OF_PEER", 3)
 
     async def test(kernel: Kernel) -> None:
-        streams = stream.EventStreams(kernel)
+        streams = stream.EventStreams(kernel, Sampler(kernel))
 
         async def look(peer: str, began: asyncio.Future[None]) -> None:
             try:
