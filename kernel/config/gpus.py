@@ -26,6 +26,8 @@ class UsableGpus(msgspec.Struct, frozen=True):
     least_capability: float = LEAST_CAPABILITY
     #: The backends that cannot compute on a GPU as they are installed: instances of KIND_AUTO run on the CPU.
     unusable_by: frozenset[str] = frozenset()
+    #: Instances that are configured for a GPU run on the CPU (--gpu-kind=cpu); then there are no `ids`.
+    on_cpu: bool = False
 
     @classmethod
     def first(cls, count: int) -> UsableGpus:
@@ -34,6 +36,7 @@ class UsableGpus(msgspec.Struct, frozen=True):
 
 
 NO_GPUS = UsableGpus()
+ON_CPU = UsableGpus(on_cpu=True)
 
 
 def may_use_gpus(config: ModelConfig) -> bool:
@@ -41,3 +44,14 @@ def may_use_gpus(config: ModelConfig) -> bool:
     if config.HasField("ensemble_scheduling"):
         return False
     return not config.instance_group or any(group.kind not in _ELSEWHERE for group in config.instance_group)
+
+
+def move_to_cpu(config: ModelConfig) -> bool:
+    """Let the instances for GPUs run on the CPU; returns whether there are any."""
+    groups = [group for group in config.instance_group if group.kind == group.KIND_GPU or group.gpus]
+    for group in groups:
+        group.kind = group.KIND_CPU
+        group.ClearField("gpus")
+        group.ClearField("profile")
+        group.ClearField("secondary_devices")
+    return bool(groups)

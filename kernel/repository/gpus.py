@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.config.gpus import LEAST_CAPABILITY, NO_GPUS
+from kernel.config.gpus import LEAST_CAPABILITY, NO_GPUS, ON_CPU
 from kernel.config.gpus import UsableGpus as UsableGpus  # for what implements `ServerGpus`
 from kernel.errors import InvalidArgument, Unavailable
 
@@ -27,6 +27,13 @@ class GpuSettings(msgspec.Struct, frozen=True):
     pool_byte_sizes: Mapping[int, int] = {}
     #: By GPU: the fraction of its memory that may be in use when an instance is loaded.
     load_limits: Mapping[int, float] = {}
+    #: Whether instances that are configured for a GPU run on the CPU.
+    on_cpu: bool = False
+
+    @property
+    def at_first(self) -> UsableGpus:
+        """What is known before anybody has looked for GPUs."""
+        return ON_CPU if self.on_cpu else NO_GPUS
 
     def pool_byte_size(self, device_id: int) -> int:
         """Return what an instance on this GPU keeps."""
@@ -44,6 +51,8 @@ class GpuOptions(msgspec.Struct, frozen=True):
     load_limits: tuple[str, ...] = ()
     #: The lowest compute capability of the GPUs that are used.
     least_capability: float = LEAST_CAPABILITY
+    #: Where instances run that are configured for a GPU: `gpu` or `cpu`.
+    kind: str = "gpu"
 
     def settings(self) -> GpuSettings:
         """Return the settings. Raises `InvalidArgument`."""
@@ -52,6 +61,7 @@ class GpuOptions(msgspec.Struct, frozen=True):
             self.pinned_byte_size,
             parse_pools(self.pool_byte_sizes),
             parse_load_limits(self.load_limits),
+            self.kind == "cpu",
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from kernel.config.gpus import NO_GPUS, may_use_gpus
+from kernel.config.gpus import may_use_gpus
 from kernel.files.file_threads import in_file_thread
 from kernel.repository.agents.model_agents import ModelAgents
 from kernel.repository.layout import overriding_folder
@@ -63,7 +63,8 @@ async def open_model(
     if not files_of_request:
         folder, copy = await copies.copied(folder)
     try:
-        source = _source(folder, settings, files_of_request, path="" if copy is None else copy.path)
+        gpus = settings.gpus.settings.at_first
+        source = _source(folder, settings, files_of_request, gpus, path="" if copy is None else copy.path)
         opened = await _opened(source, override, settings, files_of_request)
     except BaseException:
         if copy is not None:
@@ -85,7 +86,7 @@ async def _opened(
     path = await agents.load(config, path_before, settings.load_timeout_s)
     try:
         if path != path_before:
-            gpus = await settings.gpus.usable()
+            gpus = source.gpus if source.gpus.on_cpu else await settings.gpus.usable()
             source, config = await in_file_thread(_reopened, folder, path, override, settings, files_of_request, gpus)
         else:
             config = await in_file_thread(source.check, config)
@@ -97,7 +98,7 @@ async def _opened(
 
 async def look_for_gpus(source: ModelSource, override: str | None, gpus: ServerGpus) -> None:
     """Let the source know the GPUs of the server, if it depends on them where the model's instances run."""
-    if not gpus.possible:
+    if not gpus.possible or gpus.settings.on_cpu:
         return
     config = await in_file_thread(source.parse, override)
     if may_use_gpus(config):
@@ -108,7 +109,7 @@ def _source(
     folder: ModelFolder,
     settings: LifecycleSettings,
     files_of_request: bool,
-    gpus: UsableGpus = NO_GPUS,
+    gpus: UsableGpus,
     path: str = "",
 ) -> ModelSource:
     return ModelSource(

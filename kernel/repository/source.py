@@ -16,6 +16,7 @@ import msgspec
 from kernel.config.autofill import fill_backend, normalise
 from kernel.config.check import check_complete, check_config, check_inputs_and_outputs
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from kernel.config.gpus import move_to_cpu
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import ModelSpec, model_spec
 from kernel.config.to_json import to_json
@@ -82,6 +83,8 @@ class ModelSource:
         self.gpus = gpus
         self._auto_complete = auto_complete
         self._config_name = config_name
+        #: Whether instances that are configured for a GPU run on the CPU instead.
+        self._moved_to_cpu = False
         #: `read` found a config.pbtxt or an override, which may be empty.
         self._provided = False
         #: The instance groups as they are written.
@@ -120,6 +123,7 @@ class ModelSource:
         """Fill in and check a configuration as it is written; returns it. Raises `ServingError`."""
         fill_backend(config, self.name, self.folder.first_version_files())
         self._written_groups = copy.deepcopy(list(config.instance_group))
+        self._moved_to_cpu = self.gpus.on_cpu and move_to_cpu(config)
         normalise(config, self.gpus)
         check_config(config, self.name)
         if not self._auto_complete:
@@ -193,7 +197,12 @@ class ModelSource:
 
     def warnings(self, config: ModelConfig) -> list[str]:
         """Return log lines about the model's folder that an operator should see."""
-        return [*self.folder.warnings, *missing_versions(config, available_versions(config, self.folder.versions))]
+        lines = [*self.folder.warnings, *missing_versions(config, available_versions(config, self.folder.versions))]
+        if self._moved_to_cpu:
+            lines.append(
+                "its instances of KIND_GPU run on the CPU (--gpu-kind=cpu): only to try it, it is slower there"
+            )
+        return lines
 
     def complete(self, config: ModelConfig, completed: str) -> ModelConfig:
         """Return `config` with the changes of `completed`, the whole configuration in JSON from a worker.

@@ -230,6 +230,8 @@ _GPUS = FlagGroup(
     (
         Flag(name="min-supported-compute-capability", kind=NUMBER, option="gpus.least_capability",
              help="GPUs with a lower compute capability are not used."),
+        Flag(name="gpu-kind", kind=one_of("gpu", "cpu"), option="gpus.kind", ours=True,
+             help="cpu: instances of KIND_GPU run on the CPU, to try a repository on a machine without a GPU."),
         Flag(name="model-load-gpu-limit", kind=pair("GPU:FRACTION", ":", _GPU, NUMBER), option="gpus.load_limits",
              repeat=True, default="no limit",
              help="No instance is loaded on a GPU while a larger part of its memory is in use."),

@@ -149,7 +149,10 @@ def _no_gpu(failure: Failure) -> str:
     no_gpus = "has kind KIND_GPU but no GPUs are available" in failure.text or _NONE_OF_NONE.search(failure.text)
     if not no_gpus:
         return ""
-    return "this server uses no GPUs: write kind: KIND_CPU without gpus in instance_group, or leave instance_group out"
+    return (
+        "this server uses no GPUs: write kind: KIND_CPU without gpus in instance_group, or leave instance_group out; "
+        "to try all models on the CPU as they are, start the server with --gpu-kind=cpu"
+    )
 
 
 def _engine(failure: Failure) -> str:

@@ -23,7 +23,7 @@ _MOST_SHARE = 0.002
 _PORTION = 50
 
 
-class Sampler:
+class HistorySampler:
     """Samples one server. The modules that it needs are imported with the first sample: a start does not wait."""
 
     def __init__(self, kernel: Kernel, now_ns: Callable[[], int] = time.monotonic_ns) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.feed import Key, Snapshot
     from protocols.http.dashboard.history import History
-    from protocols.http.dashboard.sampler import Sampler
+    from protocols.http.dashboard.sampler import HistorySampler
     from protocols.http.dashboard.viewer import Viewer
 
 #: How many streams there may be, for all clients together, and for one.
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 class EventStreams:
     """All streams of a server, and the feed that they share while there are any."""
 
-    def __init__(self, kernel: Kernel, sampler: Sampler) -> None:
+    def __init__(self, kernel: Kernel, sampler: HistorySampler) -> None:
         self._kernel = kernel
         self.sampler = sampler
         #: None while nobody looks.

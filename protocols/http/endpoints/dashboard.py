@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from protocols.http import web
 from protocols.http.call import peer_of
-from protocols.http.dashboard.sampler import Sampler
+from protocols.http.dashboard.sampler import HistorySampler
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Dashboard:
     def __init__(self, kernel: Kernel) -> None:
         #: None until the page is opened.
         self.streams: EventStreams | None = None
-        self.sampler = Sampler(kernel)
+        self.sampler = HistorySampler(kernel)
 
     def start(self) -> None:
         """Keep the history of the last minutes from now on. `close` follows."""

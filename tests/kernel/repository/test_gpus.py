@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from kernel.config.check import check_instance_groups
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.config.gpus import may_use_gpus
 from kernel.errors import InvalidArgument, Unavailable
-from kernel.repository.gpus import GpuOptions, PinnedPool, check_room, usable_gpus
+from kernel.repository.gpus import GpuOptions, GpuSettings, PinnedPool, check_room, usable_gpus
+from kernel.repository.source import ModelSource, scan
+from kernel.repository.testing import CONFIG
+
+if TYPE_CHECKING:
+    from kernel.repository.testing import RepositoryLab
 
 
 def test_the_last_value_of_a_gpu_counts() -> None:
@@ -83,3 +91,26 @@ def test_an_ensemble_needs_no_gpu() -> None:
     config = ModelConfig()
     config.ensemble_scheduling.SetInParent()
     assert not may_use_gpus(config)
+
+
+def test_instances_for_gpus_run_on_the_cpu_on_request_with_one_warning(lab: RepositoryLab) -> None:
+    groups = {
+        "both": "{ kind: KIND_GPU count: 2 gpus: [ 0, 3 ] }, { kind: KIND_CPU }",
+        "auto": "{ kind: KIND_AUTO gpus: [ 1 ] }",
+        "model": "{ kind: KIND_MODEL }",
+    }
+    for name, group in groups.items():
+        lab.write(name, config=f"{CONFIG} instance_group [ {group} ]")
+    found = {}
+    for name in ("both", "auto", "model"):
+        source = ModelSource(scan((lab.root,)).models[name], gpus=GpuSettings(on_cpu=True).at_first, auto_complete=True)
+        config = source.read()
+        warnings = [line for line in source.warnings(config) if "--gpu-kind=cpu" in line]
+        kinds = [ModelInstanceGroup.Kind.Name(group.kind) for group in config.instance_group]
+        found[name] = (kinds, [list(group.gpus) for group in config.instance_group], len(warnings))
+        check_instance_groups(config, source.gpus)
+    assert found == {
+        "both": (["KIND_CPU", "KIND_CPU"], [[], []], 1),
+        "auto": (["KIND_CPU"], [[]], 1),
+        "model": (["KIND_MODEL"], [[]], 0),
+    }

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from kernel.testing import model_spec
 from protocols.http.dashboard import sampler as module
-from protocols.http.dashboard.sampler import Sampler
+from protocols.http.dashboard.sampler import HistorySampler
 from protocols.testing import FrontDoorLab
 
 if TYPE_CHECKING:
     import pytest
 
 
-async def iterations(sampler: Sampler, number: int) -> int:
+async def iterations(sampler: HistorySampler, number: int) -> int:
     """Return how many event-loop iterations pass until `number` samples are complete."""
     passed = 0
     while sampler.history is None or sampler.history.number < number:
@@ -30,7 +30,7 @@ def test_the_event_loop_serves_others_between_the_portions_of_a_sample(monkeypat
         lab = FrontDoorLab()
         for number in range(10):
             lab.add_model(model_spec(f"m{number}"), lambda request: None)
-        sampler = Sampler(lab.kernel, lab.clock.now_ns)
+        sampler = HistorySampler(lab.kernel, lab.clock.now_ns)
         sampler.sample()
         assert sampler.history is not None
         assert sampler.history.number == 0
@@ -42,7 +42,7 @@ def test_the_event_loop_serves_others_between_the_portions_of_a_sample(monkeypat
 
 def test_a_sampler_that_is_stopped_leaves_nothing_behind() -> None:
     async def test() -> None:
-        sampler = Sampler(FrontDoorLab().kernel)
+        sampler = HistorySampler(FrontDoorLab().kernel)
         sampler.start()
         sampler.sample()
         sampler.stop()

@@ -16,7 +16,7 @@ from kernel.options import HttpOptions
 from kernel.version import __version__
 from protocols.http.dashboard import stream
 from protocols.http.dashboard.files import FILES
-from protocols.http.dashboard.sampler import Sampler
+from protocols.http.dashboard.sampler import HistorySampler
 from protocols.http.endpoints import dashboard
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def test_a_server_that_stops_ends_its_streams_at_once(
     with_kernel: Callable[[Callable[[Kernel], Awaitable[None]]], None],
 ) -> None:
     async def test(kernel: Kernel) -> None:
-        streams = stream.EventStreams(kernel, Sampler(kernel))
+        streams = stream.EventStreams(kernel, HistorySampler(kernel))
         began = asyncio.Event()
 
         async def look() -> None:
@@ -240,7 +240,7 @@ def test_a_client_with_many_streams_keeps_no_other_client_out(
     monkeypatch.setattr(stream, "MAX_STREAMS_OF_PEER", 3)
 
     async def test(kernel: Kernel) -> None:
-        streams = stream.EventStreams(kernel, Sampler(kernel))
+        streams = stream.EventStreams(kernel, HistorySampler(kernel))
 
         async def look(peer: str, began: asyncio.Future[None]) -> None:
             try:
