@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
+    from kernel.command.bench.report.results import PointRow
     from kernel.command.bench.settings import BenchSettings
 
 #: The exit codes: all requests succeeded, some failed, nothing could be measured, the keyboard has ended it.
@@ -34,8 +35,8 @@ def run_bench(settings: BenchSettings) -> int:
         if settings.png:
             check_plotting()
         with ended_by_signals():
-            runs, interrupted = _measured(settings)
-        return _print(settings, runs, interrupted=interrupted)
+            runs, code = _measured(settings)
+        return _print(settings, runs, code)
     except ClientError as error:
         typer.echo(f"error: {error}", err=True)
         return _NOT_MEASURED
@@ -56,22 +57,32 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _measured(settings: BenchSettings) -> tuple[list[BenchRun], bool]:
-    """Return the runs of all servers, and whether the keyboard has ended them."""
-    earlier = _stored(settings.against) if settings.against and Path(settings.against).exists() else None
+def _is_file(against: str) -> bool:
+    """Whether `--against` names a file, and not a server."""
+    return against.endswith(".json") or (bool(against) and Path(against).exists())
+
+
+def _measured(settings: BenchSettings) -> tuple[list[BenchRun], int]:
+    """Return the runs of all servers, as far as they have come, and the exit code of what has ended them early."""
+    earlier = _stored(settings.against) if _is_file(settings.against) else None
     addresses = [settings.url]
     if settings.against and earlier is None:
         addresses.append(settings.against)
-    interrupted = False
+    code = _OK
     with contextlib.ExitStack() as stack:
         contenders = [stack.enter_context(BenchContender(address, settings)) for address in addresses]
         try:
             _measure_all(settings, contenders)
         except KeyboardInterrupt:
-            interrupted = True
+            code = _INTERRUPTED
+        except ClientError as error:
+            if not any(each.rows for each in contenders):
+                raise
+            typer.echo(f"error: {error}", err=True)  # the loads before it are worth having
+            code = _NOT_MEASURED
         runs = [each.run() for each in contenders]
     # An earlier run is what this one is compared with.
-    return ([earlier, *runs] if earlier is not None else runs), interrupted
+    return ([earlier, *runs] if earlier is not None else runs), code
 
 
 def _measure_all(settings: BenchSettings, contenders: Sequence[BenchContender]) -> None:
@@ -150,8 +161,9 @@ def _stored(path: str) -> BenchRun:
     return found.runs[-1]
 
 
-def _print(settings: BenchSettings, runs: list[BenchRun], *, interrupted: bool) -> int:
-    own = runs[1:] if settings.against and len(runs) > 1 and Path(settings.against).exists() else runs
+def _print(settings: BenchSettings, runs: list[BenchRun], code: int) -> int:
+    """Print the runs; `code` is not 0 if something has ended them early. Returns the exit code."""
+    own = runs[1:] if _is_file(settings.against) else runs
     if settings.as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(StoredRuns(FORMAT, runs)), indent=1).decode())
     elif settings.as_csv:
@@ -164,14 +176,14 @@ def _print(settings: BenchSettings, runs: list[BenchRun], *, interrupted: bool) 
     if settings.png and any(row.completed for row in rows):
         draw(runs, Path(settings.png))
         typer.echo(f"wrote {settings.png}", err=True)
-    if interrupted:
+    if code == _INTERRUPTED:
         typer.echo(f"stopped by the keyboard, after {_last(rows)}", err=True)
-        return _INTERRUPTED
+    if code:
+        return code
     if not any(row.completed for row in rows):
         return _NOT_MEASURED
     return _FAILED_REQUESTS if any(row.failed for row in rows) else _OK
 
 
-def _last(rows: Sequence[object]) -> str:
-    last = rows[-1] if rows else None
-    return level_name(last) if last is not None else "no load"  # type: ignore[arg-type]
+def _last(rows: Sequence[PointRow]) -> str:
+    return level_name(rows[-1]) if rows else "no load"

@@ -20,11 +20,15 @@ import pytest
 import typer
 
 from bench.server import ServerProcess, wait_for
+from kernel.command.bench.contender import BenchContender
 from kernel.command.bench.options import bench
+from kernel.command.infer.connection import ClientError
 from tests.docs.documents import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kernel.command.bench.settings import BenchLevel
 
 _FP32 = '[{{ name: "{}" data_type: TYPE_FP32 dims: [{}] }}]\n'
 IDENTITY = f'backend: "identity"\nmax_batch_size: 8\ninput {_FP32.format("IN", -1)}output {_FP32.format("OUT", -1)}'
@@ -205,6 +209,7 @@ def test_a_run_is_compared_with_an_earlier_one_and_drawn(
         ("echo", {"batch_size": 9}, "batches of up to 8"),
         ("echo", {"against": "127.0.0.1:1"}, "no server responds at http://127.0.0.1:1"),
         ("echo", {"against": str(ROOT / "pyproject.toml")}, "is not what 'naiad bench --json' prints"),
+        ("echo", {"against": "none.json"}, "--against: cannot read 'none.json'"),
         ("echo", {"input_values": "none.json"}, "cannot read 'none.json'"),
     ],
 )
@@ -215,6 +220,23 @@ def test_what_cannot_be_measured_is_explained(
     assert (code, out) == (2, "")
     assert words in err
     assert err.startswith("error: ")
+
+
+def test_a_load_that_cannot_begin_does_not_lose_the_loads_before(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = BenchContender.measure
+
+    def gone_for_two(contender: BenchContender, level: BenchLevel, progress: Any) -> None:
+        if level.connections == 2:
+            raise ClientError("the server has gone")
+        measure(contender, level, progress)
+
+    monkeypatch.setattr(BenchContender, "measure", gone_for_two)
+    code, out, err = run(capsys, "echo", server.url, concurrency="1:2")
+    assert code == 2
+    assert err == "error: the server has gone\n"
+    assert out.splitlines()[2].split()[0] == "1"
 
 
 def test_a_server_that_is_behind_is_seen_in_the_latencies(capsys: pytest.CaptureFixture[str]) -> None:
