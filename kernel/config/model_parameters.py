@@ -48,18 +48,26 @@ CONCURRENCY = _PREFIX + "concurrency"
 #: batch are executed again (docs/poison-requests.md).
 ISOLATE_POISON = _PREFIX + "isolate_poison"
 
+#: How much memory a worker of the model may use: `512MiB`, `2GiB`, or a number of bytes (docs/memory-limits.md).
+MEMORY_LIMIT = _PREFIX + "memory_limit"
+
 #: The most batches that an instance may execute at the same time.
 MAX_CONCURRENCY = 1024
 
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY, ISOLATE_POISON,
+    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 #: A number as it is written, of at most six digits.
 _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
+
+#: A size as it is written: `512MiB`, `2GiB`, `1000000000`. A worker without a model takes some 30 MiB.
+_BYTE_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|)", re.ASCII)
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_LEAST_MEMORY = 64 << 20
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -83,6 +91,8 @@ class ModelParameters(msgspec.Struct, frozen=True):
     #: `FIXED` or `ADAPTIVE`.
     queue_delay: str = ADAPTIVE
     isolates_poison: bool = False
+    #: 0 for no limit.
+    memory_limit_byte_size: int = 0
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -112,6 +122,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         worker,
         _queue_delay(config),
         _isolates_poison(config),
+        _memory_limit(config),
     )
 
 
@@ -180,6 +191,26 @@ def _isolates_poison(config: ModelConfig) -> bool:
     if text == "true" and reason:
         raise BadConfig(f"parameter '{ISOLATE_POISON}' cannot be 'true': model '{config.name}' {reason}")
     return text == "true"
+
+
+def _memory_limit(config: ModelConfig) -> int:
+    """Return how much memory a worker may use, in bytes; 0 for no limit. Raises `BadConfig`."""
+    if MEMORY_LIMIT not in config.parameters:
+        return 0
+    text = config.parameters[MEMORY_LIMIT].string_value
+    found = _BYTE_SIZE.fullmatch(text)
+    byte_size = int(found[1]) * _UNITS[found[2]] if found else 0
+    if byte_size < _LEAST_MEMORY:
+        raise BadConfig(
+            f"parameter '{MEMORY_LIMIT}' of model '{config.name}' must be a size of at least 64MiB, such as 512MiB, "
+            f"2GiB, or a number of bytes; found '{text}'"
+        )
+    if WORKER in config.parameters:
+        raise BadConfig(
+            f"model '{config.name}' cannot have a limit of memory (parameter {MEMORY_LIMIT}): it shares a worker "
+            f"process with other models (parameter {WORKER})"
+        )
+    return byte_size
 
 
 def _worker(config: ModelConfig) -> str:

@@ -52,6 +52,8 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     worker: str = ""
     #: Where the Python of the worker comes from; None for the server's.
     environment: ExecutionEnvironment | None = None
+    #: How much memory a worker may use, in bytes; 0 for no limit.
+    memory_limit_byte_size: int = 0
 
 
 #: The needs of a helper.
@@ -74,7 +76,8 @@ def worker_needs(
         except OSError as error:
             raise BadConfig(f"model '{config.name}': its {PRELOAD_FILE} cannot be read: {error.strerror}") from error
     gpu = any(group.kind == _KIND_GPU for group in config.instance_group)
-    worker = model_parameters(config).worker
+    ours = model_parameters(config)
+    worker = ours.worker
     if worker and (modules or path):
         raise BadConfig(
             f"model '{config.name}' cannot share worker '{worker}' (parameter naiad.worker) and have modules preloaded "
@@ -88,5 +91,11 @@ def worker_needs(
             "workers on the Python of the server"
         )
     return WorkerNeeds(
-        config.backend, PreloadSet(modules, path, digest), gpu, visible_gpus if gpu else "", worker, environment
+        config.backend,
+        PreloadSet(modules, path, digest),
+        gpu,
+        visible_gpus if gpu else "",
+        worker,
+        environment,
+        ours.memory_limit_byte_size,
     )

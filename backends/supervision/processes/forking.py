@@ -66,7 +66,10 @@ class ForkingLauncher:
         if needs.gpu and not self._always:
             return await self._spawning.launch(title, helper=helper, needs=needs)
         try:
-            return await self._fork(title, helper=helper, needs=needs)
+            launched = await self._fork(title, helper=helper, needs=needs)
+            if needs.memory_limit_byte_size:
+                launched.limit_memory(needs.memory_limit_byte_size)
+            return launched
         except ZygoteLost as error:
             if self._always or needs.preload != PreloadSet():
                 raise Unavailable(f"the worker could not be forked: {error}") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.launcher import KILL_WAIT_S, describe_exit
 from backends.supervision.processes.memory_kills import MemoryKills
+from backends.supervision.processes.memory_limit import limit_memory
 from backends.supervision.processes.stopped import is_stopped
 from backends.supervision.processor_demand import work_mark
 from backends.transport.wire import STACKS_SIGNAL
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.supervision.output.capture import OutputCapture
+    from backends.supervision.processes.memory_limit import MemoryLimit
     from backends.supervision.watcher_process import SessionWatcher
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class LocalProcess:
         self._ended = asyncio.Event()
         self._cause = ""
         self._killed = False
+        self._memory_limit: MemoryLimit | None = None
         self._pidfd = os.pidfd_open(process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
         if watcher is not None:
@@ -77,6 +80,11 @@ class LocalProcess:
     def on_ended(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the process has ended and was waited for, before the callback of `on_lost`."""
         self._on_ended.append(callback)
+
+    def limit_memory(self, byte_size: int) -> None:
+        """Let the process be ended when it uses more memory, in bytes. The cause of its end has the figures."""
+        if not self._ended.is_set():
+            self._memory_limit = limit_memory(self.pid, byte_size, self.kill)
 
     @property
     def stopped(self) -> bool:
@@ -135,13 +143,18 @@ class LocalProcess:
         os.close(self._pidfd)
         code = self._process.wait()
         self._cause = describe_exit(code)
-        if code == -signal.SIGKILL and not self._killed and _memory_kills.explain_kill():
+        limit, self._memory_limit = self._memory_limit, None
+        if limit is not None and (explanation := limit.explanation()):
+            self._cause += f": {explanation}"
+        elif code == -signal.SIGKILL and not self._killed and _memory_kills.explain_kill():
             self._cause += ", probably by the system because memory ran out"
         # Processes that the model started must not outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         if self._watcher is not None:  # those with a process group of their own
             self._watcher.remove(self.pid)
+        if limit is not None:
+            limit.close()
         for callback in self._on_ended:
             callback()
         self._capture.close()

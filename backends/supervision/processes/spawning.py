@@ -54,6 +54,12 @@ class SpawningLauncher:
 
     async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
         """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes."""
+        launched = await self._launch(title, helper=helper, needs=needs)
+        if needs.memory_limit_byte_size:
+            launched.limit_memory(needs.memory_limit_byte_size)
+        return launched
+
+    async def _launch(self, title: str, *, helper: bool, needs: WorkerNeeds) -> LocalProcess:
         options = [] if self.shared_memory or helper else ["--remote"]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": needs.visible_gpus} if needs.visible_gpus else os.environ
         if needs.environment is not None:

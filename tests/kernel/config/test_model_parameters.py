@@ -165,3 +165,19 @@ def test_only_a_model_whose_executions_can_be_repeated_isolates_poison_requests(
     isolates.parameters["naiad.isolate_poison"].string_value = "1"
     with pytest.raises(BadConfig, match="must be 'true' or 'false'; found '1'"):
         model_parameters(isolates)
+
+
+@pytest.mark.parametrize(("text", "byte_size"), [("512MiB", 512 << 20), ("2GiB", 2 << 30), ("100000000", 100_000_000)])
+def test_a_limit_of_memory_is_a_size(text: str, byte_size: int) -> None:
+    assert model_parameters(config(naiad__memory_limit=text)).memory_limit_byte_size == byte_size
+
+
+@pytest.mark.parametrize("text", ["", "1", "63MiB", "1 GiB", "1GB", "-1GiB", "1.5GiB", "٣GiB", "9" * 16])
+def test_a_wrong_limit_of_memory_refuses_the_model(text: str) -> None:
+    with pytest.raises(BadConfig, match=f"must be a size of at least 64MiB, .*; found '{text}'"):
+        model_parameters(config(naiad__memory_limit=text))
+
+
+def test_a_model_that_shares_a_process_has_no_limit_of_memory_of_its_own() -> None:
+    with pytest.raises(BadConfig, match="cannot have a limit of memory"):
+        model_parameters(config(naiad__memory_limit="1GiB", naiad__worker="w"))
