@@ -48,12 +48,10 @@ class Recorder:
         *,
         now_ns: Callable[[], int],
         memory: Callable[[int], Block],
-        trace: Callable[[Request, Model], None],
     ) -> None:
-        """`memory` returns a block that the output can read. `trace` sees each request first."""
+        """`memory` returns a block that the output can read."""
         self._put = output.put
         self._now_ns = now_ns
-        self._trace = trace
         self._inputs = InputCapture(settings.tensor_limit, settings.input_digests, memory)
         self._sampler = RecordSampler(settings.rate, dict(settings.model_rates))
         #: Whether each request is recorded, but for those of sequences.
@@ -62,7 +60,6 @@ class Recorder:
 
     def begin(self, request: Request, model: Model) -> None:
         """Record a checked request if it is its turn."""
-        self._trace(request, model)
         if request.parent is not None:
             return
         if not (self._all and model.spec.sequence_batching is None) and not self._is_recorded(request, model):

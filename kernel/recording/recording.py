@@ -42,21 +42,22 @@ class Recording:
             raise Unavailable(f"--record: '{folder}' cannot be written: {error.strerror}") from None
         self._kernel = kernel
         self._helpers = helpers
-        self._writer = RecordWriter(helpers, folder, secrets.token_hex(8), settings, position, kernel.stop_recording)
+        self._writer = RecordWriter(
+            helpers, folder, secrets.token_hex(8), settings, position, lambda: kernel.record_by(None)
+        )
         recorder = Recorder(
             settings,
             self._writer,
             now_ns=time.monotonic_ns,
             memory=kernel.memory_for_helper,
-            trace=kernel.tracer.begin,
         )
         kernel.record_counts = lambda: (self._writer.written_count, self._writer.lost_count)
-        kernel.start_recording(recorder.begin, recorder.refused)
+        kernel.record_by(recorder)
         logger.info("recording requests and responses in '%s'", folder)
 
     async def close(self) -> None:
         """Write what waits, and end the helpers."""
-        self._kernel.stop_recording()
+        self._kernel.record_by(None)
         await self._writer.close(CLOSE_TIMEOUT_S)
         await self._helpers.close()
         with contextlib.suppress(OSError):

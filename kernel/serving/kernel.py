@@ -90,6 +90,16 @@ class RepositoryControl(Protocol):
         """Start to unload a model and return at once; requests in flight finish. An unknown name is not an error."""
 
 
+class RequestRecorder(Protocol):
+    """Records requests. Implemented by `kernel.recording.recorder`."""
+
+    def begin(self, request: Request, model: Model) -> None:
+        """Record a checked request if it is its turn. It has its trace already."""
+
+    def refused(self, request: Request, model: Model, error: ServingError) -> None:
+        """Record a request that was decoded, and refused before it was queued, if it is its turn."""
+
+
 class Kernel:
     """The interface of the kernel for front doors."""
 
@@ -108,10 +118,8 @@ class Kernel:
         self.traces = self.takes_times = False
         self.tracer.on_switch = self._switch_traces
         self.tracer.on_near = self._switch_times
-        #: Sees each checked request, while any can be traced or recorded: the tracer, or the recorder before it.
-        self._observe: Callable[[Request, Model], None] = self.tracer.begin
-        #: Sees each request that is refused after it was decoded, while requests are recorded.
-        self._observe_refusal: Callable[[Request, Model, ServingError], None] | None = None
+        #: Records requests; None for most servers.
+        self.recorder: RequestRecorder | None = None
         #: Both are set by the composition root, before any front door starts.
         self.repository: RepositoryControl
         self.helpers: FrontDoorHelpers = NoHelpers()
@@ -254,14 +262,16 @@ class Kernel:
                             validate(request, model.spec)
                     self._inputs.place_large(request, model, received_in)
                 except ServingError as error:
-                    if self._observe_refusal is not None:
-                        self._observe_refusal(request, model, error)
+                    if self.recorder is not None:
+                        self.recorder.refused(request, model, error)
                     raise
             if self.traces or request.explain:
                 if self.tracer.passing and request.parent is None and not request.explain:
                     self.tracer.passing -= 1
                 else:
-                    self._observe(request, model)
+                    self.tracer.begin(request, model)
+                    if self.recorder is not None:
+                        self.recorder.begin(request, model)
             (model.entrance or model).submit(request)
         except Exception as error:
             self._refuse(request, error)
@@ -276,20 +286,12 @@ class Kernel:
         request.refuse(error)
 
     def _switch_traces(self, on: bool) -> None:
-        self.traces = on or self._observe_refusal is not None
+        self.traces = on or self.recorder is not None
 
-    def start_recording(
-        self, begin: Callable[[Request, Model], None], refused: Callable[[Request, Model, ServingError], None]
-    ) -> None:
-        """Let a recorder see requests: `begin` in place of the tracer, to which it passes each one on."""
-        self.tracer.look_at_each(True)
-        self._observe, self._observe_refusal = begin, refused
-        self._switch_traces(self.tracer.on)
-
-    def stop_recording(self) -> None:
-        """Let the tracer see requests alone. A second call does nothing."""
-        self._observe, self._observe_refusal = self.tracer.begin, None
-        self.tracer.look_at_each(False)
+    def record_by(self, recorder: RequestRecorder | None) -> None:
+        """Let `recorder` see requests from now on; None ends that."""
+        self.recorder = recorder
+        self.tracer.look_at_each(recorder is not None)
         self._switch_traces(self.tracer.on)
 
     def _switch_times(self, on: bool) -> None:

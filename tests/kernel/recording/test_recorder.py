@@ -58,9 +58,7 @@ class Bench:
         self.arena = arena
         self.clock = FakeClock()
         self.output = Output()
-        self.recorder = Recorder(
-            settings, self.output, now_ns=self.clock.now_ns, memory=self._memory, trace=lambda request, model: None
-        )
+        self.recorder = Recorder(settings, self.output, now_ns=self.clock.now_ns, memory=self._memory)
         self.model = Model(model_spec("m", dims=(-1,)), ModelConfig(), 3, direct, self.clock)
 
     def _memory(self, byte_size: int) -> Block:

@@ -68,6 +68,16 @@ class LaterDoor(RecordingSink):
         return GRPC, 3, 4, self.waiting.append
 
 
+class RecordsNothing:
+    """A recorder that sees each request."""
+
+    def begin(self, request: Request, model: Model) -> None:
+        pass
+
+    def refused(self, request: Request, model: Model, error: errors.ServingError) -> None:
+        pass
+
+
 class Recorder:
     def __init__(self) -> None:
         self.records: list[TraceRecord] = []
@@ -436,7 +446,7 @@ def test_requests_that_have_passed_count_when_each_is_looked_at_again(change: st
     assert not any(bench.traced(*["m"] * 100))
     assert bench.kernel.tracer.passing
     if change == "a recorder":
-        bench.kernel.start_recording(bench.kernel.tracer.begin, lambda request, model, error: None)
+        bench.kernel.record_by(RecordsNothing())
     else:
         bench.settings.update({"trace_level": ["TIMESTAMPS"], "trace_rate": ["1000"]}, "n")
     assert not bench.kernel.tracer.passing
