@@ -201,3 +201,57 @@ def test_a_limited_number_of_heads_of_limited_length_is_remembered(
             assert len(heads._cache.entries) <= 2
 
     with_kernel(test)
+
+
+FORWARDING = make_request_rules(HttpOptions(header_forward_pattern="^x-"))
+
+
+@pytest.mark.parametrize("length", ["1", "9", "1048576", "1048577", "0", "07", "-1", "", "5 ", "9" * 18, "9" * 19])
+@pytest.mark.parametrize(
+    ("lines", "rules"),
+    [
+        ((), None),
+        (("X-A: 1", "Accept-Encoding: gzip"), None),
+        (("Inference-Header-Content-Length: 7",), None),
+        (("inference-header-content-length: 3",), None),
+        (("X-A: 1",), FORWARDING),
+        (("Content-Length: 8",), None),
+        (("Connection: close",), None),
+    ],
+)
+def test_a_head_with_another_length_says_the_same_as_if_it_were_the_first(
+    with_kernel: WithKernel, length: str, lines: tuple[str, ...], rules: RequestRules | None
+) -> None:
+    async def test(kernel: Kernel) -> None:
+        for name in ("Content-Length", "content-length"):
+            text = head("/v2/models/echo/infer", f"{name}: {length}", *lines)
+            heads = known_heads(kernel, rules)
+            heads.find(head("/v2/models/echo/infer", f"{name}: 7", *lines))
+            assert heads.find(text) == known_heads(kernel, rules).find(text)
+            assert heads.find(text) == heads.find(text)
+
+    with_kernel(test)
+
+
+def test_a_head_with_another_length_is_not_parsed_again(
+    with_kernel: WithKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+
+    def parse(text: bytes, max_input_size: int) -> object:
+        parsed.append(text)
+        return parse_head(text, max_input_size)
+
+    async def test(kernel: Kernel) -> None:
+        heads = known_heads(kernel)
+        for length in range(7, 1000):
+            known = heads.find(head("/v2/models/echo/infer", f"Content-Length: {length}"))
+            assert known.infer is not None
+            assert known.infer.body_byte_size == length
+        assert len(parsed) == 1
+        kernel.catalog.set_state("other", 1, ModelState.UNAVAILABLE, "")
+        heads.find(head("/v2/models/echo/infer", "Content-Length: 1000"))
+        assert len(parsed) == 2, "the models have changed"
+
+    monkeypatch.setattr(known_request_heads, "parse_head", parse)
+    with_kernel(test)
