@@ -24,7 +24,7 @@ SERVER_HEADER = {"Server": f"naiad/{__version__}"}
 #: The status of a request that lacks the header of a restricted API, as in Triton.
 RESTRICTED = 403
 
-#: Headers of a response to a request that found no memory, or whose client has used up its quota.
+#: Headers of a response to a request that found no memory or a full queue, or whose client has used up its quota.
 _RETRY_LATER = {"Retry-After": "1"}
 
 _encoder = msgspec.json.Encoder()

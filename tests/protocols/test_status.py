@@ -20,7 +20,7 @@ def test_errors_that_triton_does_not_have_say_whether_to_try_again() -> None:
         for error in (QueueFull(""), QuotaExceeded("", 1), ArenaFull(1), NoMemory("too large"))
     }
     assert found == {
-        QueueFull: (503, Status.UNAVAILABLE, False),
+        QueueFull: (503, Status.UNAVAILABLE, True),
         QuotaExceeded: (429, Status.RESOURCE_EXHAUSTED, True),
         ArenaFull: (503, Status.RESOURCE_EXHAUSTED, True),
         NoMemory: (503, Status.RESOURCE_EXHAUSTED, False),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
 from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
 from protocols.grpc.h2.headers import status_trailers
@@ -23,9 +23,10 @@ from protocols.grpc.messages.intake import MessageIntake
 from protocols.grpc.rpc import grpc_error
 from protocols.intake.intake import take
 from protocols.response_sinks import OnlyResponse
+from protocols.status import may_retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.serving.kernel import Kernel
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
+
+
+#: Trailers of a call that found no memory or a full queue, or whose client has used up its quota: when it may be made
+#: again, in milliseconds. Clients with a retry policy wait that long.
+RETRY_LATER = (("grpc-retry-pushback-ms", "1000"),)
 
 
 class Inference(MessageIntake):
@@ -262,11 +268,13 @@ class InferCall(msgspec.Struct, eq=False):
 
     def _fail_with(self, error: Exception) -> None:
         failure = grpc_error(error, "ModelInfer")
-        self._fail(failure.status, failure.message)
+        self._fail(
+            failure.status, failure.message, RETRY_LATER if isinstance(error, ServingError) and may_retry(error) else ()
+        )
 
-    def _fail(self, status: Status, text: str | None) -> None:
+    def _fail(self, status: Status, text: str | None, more: Sequence[tuple[str, str]] = ()) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         if self._stream.is_open:
-            self._connection.sending.send_trailers(self._stream, status_trailers(status.value, text))
+            self._connection.sending.send_trailers(self._stream, status_trailers(status.value, text, more))
             self._connection.schedule_write()
