@@ -27,8 +27,8 @@ class TritonPythonModel:
         return responses
 """
 
-#: The package of the model's module, which is called like its version, and the module that models import.
-_OF_MODEL = ("1", "triton_python_backend_utils")
+#: The package of the model's module, which is called like its version, and the modules that models import.
+_OF_MODEL = ("1", "triton_python_backend_utils", "c_python_backend_utils")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ It re-exports definitions of the modules in this folder. `install` makes it impo
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from backends.python.datatypes import (
@@ -19,7 +20,7 @@ from backends.python.datatypes import (
 from backends.python.failures import TritonModelException
 from backends.python.instance import get_model_dir
 from backends.python.logger import Logger
-from backends.python.metrics import Metric, MetricFamily
+from backends.python.metrics import Metric, MetricFamily, TritonMetricKind
 from backends.python.model_config import ModelConfig
 from backends.python.request_arguments import (
     TRITONSERVER_MEMORY_CPU,
@@ -90,8 +91,26 @@ for _class in (
 
 
 def install() -> None:
-    """Make this module importable as `triton_python_backend_utils`."""
+    """Make this module importable as `triton_python_backend_utils`, and what Triton has in C++ as its module for that.
+
+    Few models import the latter, for types in annotations or for `isinstance`.
+    """
     sys.modules["triton_python_backend_utils"] = sys.modules[__name__]
+    if "c_python_backend_utils" not in sys.modules:
+        sys.modules["c_python_backend_utils"] = _in_cpp()
+
+
+def _in_cpp() -> ModuleType:
+    """Return a module with the names that Triton's `c_python_backend_utils` has for models."""
+    module = ModuleType("c_python_backend_utils")
+    names = (
+        "InferenceRequest", "InferenceResponse", "InferenceTrace", "Logger", "Metric", "MetricFamily",
+        "PreferredMemory", "Tensor", "TritonError", "TritonModelException", "TRITONSERVER_MEMORY_CPU",
+        "TRITONSERVER_MEMORY_GPU", "is_model_ready", "load_model", "unload_model",
+    )  # fmt: skip
+    module.__dict__.update({name: globals()[name] for name in names})
+    module.__dict__.update(InferenceResponseSender=ResponseSender, MetricKind=TritonMetricKind)
+    return module
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:

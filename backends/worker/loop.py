@@ -26,6 +26,7 @@ from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
+from backends.worker.calls.forked_calls import ForkedChildren
 from backends.worker.calls.worker_calls import WorkerCalls
 from backends.worker.classification import labels_of
 from backends.worker.held_inputs import HeldInputs
@@ -109,6 +110,8 @@ class Worker:
         self._calls = WorkerCalls(
             self._send, lambda: self._reader, self._responder, self._outputs, self._regions, self._held
         )
+        #: What the model uses: `_calls`, but in a process that it has forked.
+        self._calls_of_model: ModelCalls = self._calls
         if turn is not None:
             self._calls.turn = (turn, self)
         self._region_io = RegionIo(self._regions, self._outputs.memory, self._send)
@@ -245,7 +248,16 @@ class Worker:
     @property
     def calls(self) -> ModelCalls:
         """See `backends.base.Host`."""
-        return self._calls
+        return self._calls_of_model
+
+    def take_calls_of_children(self) -> None:
+        """Make the calls of processes that the model forks from now on. Once, in the process of the worker."""
+        ForkedChildren(self._calls, self._become_child)
+
+    def _become_child(self, calls: ModelCalls) -> None:
+        """In a process that the model has forked: its calls go through the worker. Locks may have been held."""
+        self._calls_of_model = calls
+        self._send_lock = threading.Lock()
 
     @property
     def device(self) -> InstanceDevice | None:

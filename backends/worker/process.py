@@ -70,6 +70,8 @@ def run_worker(
     sock = socket.socket(fileno=fd)
     channel.connect(sock)
     leave_to_parent(channel, sock)
+    if not task_module:
+        worker.take_calls_of_children()
     try:
         worker.run()
     except Exception:

@@ -67,7 +67,7 @@ def documented() -> dict[str, str]:
     return {
         code_spans(name)[0]: kind
         for name, kind, _ in rows
-        if not re.match(r"`((nv|naiad)_gpu_|nv_energy_|nv_pinned_)", name)
+        if not re.match(r"`((nv|naiad)_gpu_|nv_energy_)", name)
     }
 
 

@@ -39,8 +39,10 @@ MODELS = {
         output [ { name: "OUT" data_type: TYPE_STRING dims: [1] } ]
         """,
         """
+import c_python_backend_utils as c_utils
 import numpy as np
 import triton_python_backend_utils as pb_utils
+assert c_utils.Tensor is pb_utils.Tensor and c_utils.MetricKind.GAUGE == pb_utils.MetricFamily.GAUGE
 class TritonPythonModel:
     def execute(self, requests):
         made = [np.array([request.parameters()], object) for request in requests]
@@ -131,6 +133,12 @@ def test_the_log_names_an_output_that_no_step_of_an_ensemble_has_made(server: Se
     status, answer = post(server, "/v2/models/ensemble/infer", body)
     assert (status, [each["name"] for each in answer["outputs"]]) == (200, ["OUT"])
     server.wait_for_log("Composing models did not output tensor LEFT_OUT")
+
+
+def test_a_server_without_a_gpu_has_no_pinned_memory_and_says_so(server: ServerProcess) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    assert {"nv_pinned_memory_pool_total_bytes 0", "nv_pinned_memory_pool_used_bytes 0"} <= set(lines)
 
 
 def test_a_model_with_a_cache_has_no_summary_of_request_durations(server: ServerProcess) -> None:

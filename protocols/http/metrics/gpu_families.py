@@ -36,20 +36,20 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def render_gpus(reader: GpuFigureReader) -> list[str]:
-    """Return the lines of all families; none if there is no GPU."""
-    if not reader.figures:
-        return []
+def render_gpus(reader: GpuFigureReader | None) -> list[str]:
+    """Return the lines of all families; of a server without a GPU those of pinned memory, which it has none of."""
     lines: list[str] = []
-    for family in FAMILIES:
+    figures = () if reader is None else reader.figures
+    pinned = (0, 0) if reader is None or not figures else (reader.pinned.byte_size, reader.pinned.used_byte_size)
+    for family in FAMILIES if figures else ():
         lines += _head(family.name, family.help, family.kind)
-        for gpu in reader.figures:
+        for gpu in figures:
             value = family.value(gpu)
             if value is not None:
                 lines.append(f'{family.name}{{gpu_uuid="{gpu.uuid}"}} {number(value)}')
     for name, what, byte_size in (
-        ("nv_pinned_memory_pool_total_bytes", "total", reader.pinned.byte_size),
-        ("nv_pinned_memory_pool_used_bytes", "used", reader.pinned.used_byte_size),
+        ("nv_pinned_memory_pool_total_bytes", "total", pinned[0]),
+        ("nv_pinned_memory_pool_used_bytes", "used", pinned[1]),
     ):
         lines += [*_head(name, f"Pinned memory pool {what} memory size, in bytes", "gauge"), f"{name} {byte_size}"]
     return lines

@@ -105,8 +105,7 @@ class MetricsServer:
         lines += render_memory(models, self._memory.byte_sizes)
         if self._kernel.cache_figures is not None:
             lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)
-        if self._shows_gpus and self._kernel.gpu_figures is not None:
-            lines += render_gpus(self._kernel.gpu_figures)
+        lines += render_gpus(self._kernel.gpu_figures if self._shows_gpus else None)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)
         for line in left_out:
