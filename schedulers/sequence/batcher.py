@@ -188,6 +188,11 @@ class SequenceBatcher:
         """Whether sequences wait for a slot."""
         return bool(self._backlog)
 
+    @property
+    def backlog_count(self) -> int:
+        """How many requests of sequences without a slot are queued."""
+        return sum(len(sequence.queue) for sequence in self._backlog)
+
     def expire(self, now_ns: int) -> list[Request]:
         """End sequences that are idle for too long or whose requests timed out in the backlog.
 

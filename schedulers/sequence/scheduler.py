@@ -16,7 +16,7 @@ from kernel.serving.events import (
 )
 from kernel.serving.sequences.sequence_instances import SequenceInstances
 from schedulers.sequence.batcher import SequenceBatcher
-from schedulers.start_hold import hold_until_count
+from schedulers.start_hold import SequenceHold
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -34,7 +34,7 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
     instances.check_scheduler = batcher.check
     # With `direct` the rows of the next batch are known only after the last one.
     one_batch = not spec.sequence_batching.oldest
-    hold_count = hold_until_count()
+    hold = SequenceHold()
     until_ns: int | None = None
     while True:
         event = await inbox.next(until_ns)
@@ -42,10 +42,9 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
         match event:
             case Submitted(request=request):
                 batcher.add(request)
-            case DeadlineReached() if instances.queued < hold_count:
+            case DeadlineReached() if hold.active and _is_held(hold, batcher, instances):
                 until_ns = None
             case DeadlineReached():
-                hold_count = 0
                 until_ns = _start(batcher, instances, clock.now_ns(), one_batch=one_batch)
             case RequestRescheduled(request=request):
                 if not batcher.reschedule(request, clock.now_ns()):
@@ -58,6 +57,12 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
                 _fail(batcher.lose(instance, returned), errors.SequenceLost(instance.name))
             case NoInstanceLeft(error=error):
                 _fail(batcher.end_all(), error)
+
+
+def _is_held(hold: SequenceHold, batcher: SequenceBatcher, instances: SequenceInstances) -> bool:
+    batcher.place(instances.serving)
+    backlog_count = batcher.backlog_count
+    return hold.holds(instances.queued - backlog_count, backlog_count)
 
 
 def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, *, one_batch: bool) -> int | None:

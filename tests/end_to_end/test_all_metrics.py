@@ -64,11 +64,7 @@ def documented() -> dict[str, str]:
     page = document("docs/metrics.md")
     titles = re.findall(r"^## (.*[Ff]amil.*)$", page, re.MULTILINE)
     rows = [row for title in titles for row in table(section(page, title))]
-    return {
-        code_spans(name)[0]: kind
-        for name, kind, _ in rows
-        if not re.match(r"`((nv|naiad)_gpu_|nv_energy_)", name)
-    }
+    return {code_spans(name)[0]: kind for name, kind, _ in rows if not re.match(r"`((nv|naiad)_gpu_|nv_energy_)", name)}
 
 
 def test_a_server_that_has_everything_shows_every_documented_family_and_no_other(

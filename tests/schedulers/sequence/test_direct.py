@@ -125,3 +125,27 @@ def test_the_first_batch_waits_for_as_many_requests_as_the_environment_says(monk
     finish(lab)
     lab.submit_to_sequence(1, id="1b")
     assert rows(lab) == ["1b"]
+
+
+def test_the_first_batch_waits_for_requests_without_a_slot_if_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITONSERVER_DELAY_SCHEDULER", "2")
+    monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "2")
+    lab = sequence_lab(slots=2)
+    for number in (1, 2, 3):
+        lab.submit_to_sequence(number, id=f"{number}a", start=True)
+        assert rows(lab) == []
+    lab.submit_to_sequence(1, id="1b")
+    assert rows(lab) == [], "it belongs to a sequence with a slot"
+    lab.submit_to_sequence(3, id="3b")
+    assert rows(lab) == ["1a", "2a"]
+    finish(lab)
+    lab.check()
+
+
+def test_without_the_other_variable_that_of_the_backlog_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "2")
+    lab = sequence_lab()
+    lab.submit_to_sequence(1, id="1a", start=True)
+    assert rows(lab) == ["1a"]
