@@ -42,7 +42,7 @@ class _Values(msgspec.Struct, array_like=True):
     data: bytes
 
 
-class _Call(msgspec.Struct, array_like=True, tag="call"):
+class _AskedCall(msgspec.Struct, array_like=True, tag="call"):
     """A `CallRequest` whose inputs have their bytes."""
 
     model_name: str
@@ -61,7 +61,7 @@ class _Call(msgspec.Struct, array_like=True, tag="call"):
     trace_parent: int
 
 
-class _Control(msgspec.Struct, array_like=True, tag="control"):
+class _AskedControl(msgspec.Struct, array_like=True, tag="control"):
     """An action with a model."""
 
     action: str
@@ -85,7 +85,7 @@ class _Answer(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_asked = msgspec.msgpack.Decoder(_Call | _Control).decode
+_decode_asked = msgspec.msgpack.Decoder(_AskedCall | _AskedControl).decode
 _decode_answer = msgspec.msgpack.Decoder(_Answer).decode
 
 
@@ -132,14 +132,14 @@ class ForkedChildren:
             try:
                 data = _receive(connection)
                 asked = None if data is None else _decode_asked(data)
-                if isinstance(asked, _Control):
+                if isinstance(asked, _AskedControl):
                     _send(connection, self._controlled(asked))
                 elif asked is not None:
                     self._relay(connection, asked)
             except OSError:  # the child has ended
                 return
 
-    def _controlled(self, asked: _Control) -> _Answer:
+    def _controlled(self, asked: _AskedControl) -> _Answer:
         try:
             ready = self._calls.control(
                 asked.action, asked.model_name, version=asked.version, config=asked.config, files=asked.files,
@@ -149,7 +149,7 @@ class ForkedChildren:
             return _Answer(error_code=error.code.value, error_text=error.message)
         return _Answer(ready=ready)
 
-    def _relay(self, connection: socket.socket, asked: _Call) -> None:
+    def _relay(self, connection: socket.socket, asked: _AskedCall) -> None:
         try:
             call = self._calls.start(_request_of(asked))
         except ServingError as error:
@@ -176,7 +176,7 @@ class ForkedCalls:
 
     def start(self, request: CallRequest) -> ModelCall:
         """See `ModelCalls`."""
-        asked = _Call(
+        asked = _AskedCall(
             request.model_name, [_values_of(each) for each in request.inputs], request.model_version,
             list(request.outputs), request.id, request.correlation_id, request.flags, request.priority,
             request.timeout_us, dict(request.parameters), request.streaming,
@@ -234,7 +234,7 @@ class ForkedCalls:
         unload_dependents: bool = False,
     ) -> bool:
         """See `ModelCalls`."""
-        asked = _Control(action, model_name, version, config, dict(files or {}), unload_dependents)
+        asked = _AskedControl(action, model_name, version, config, dict(files or {}), unload_dependents)
         with self._ask(asked) as connection:
             data = _receive(connection)
         if data is None:
@@ -244,7 +244,7 @@ class ForkedCalls:
             raise worker_error(ErrorCode(answer.error_code), answer.error_text)
         return answer.ready
 
-    def _ask(self, asked: _Call | _Control) -> socket.socket:
+    def _ask(self, asked: _AskedCall | _AskedControl) -> socket.socket:
         """Return a connection over which the worker answers. Raises `InternalError` if it has ended."""
         ours, theirs = socket.socketpair()
         try:
@@ -309,7 +309,7 @@ def _values_of(value: OutputValue | Tensor) -> _Values:
     return _Values(value.name, value.datatype, list(array.shape), bytes(to_bytes(array)))
 
 
-def _request_of(asked: _Call) -> CallRequest:
+def _request_of(asked: _AskedCall) -> CallRequest:
     """Return a call for the worker. Its results are on the host."""
     return CallRequest(
         asked.model_name, [_value_of(each) for each in asked.inputs], asked.model_version, asked.outputs, asked.id,
