@@ -25,6 +25,7 @@ from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import ExecutionTimes, ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
+from kernel.serving.front_doors.model_figures import figures_of
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.model import Model
 from kernel.serving.request import Request
@@ -110,7 +111,7 @@ def _recording(metrics: MetricsConfig) -> Callable[[], object]:
 def _scrape(count: int) -> Callable[[], object]:
     spec, config = model_spec(max_batch_size=8), MetricsConfig()
     models = [Model(spec, ModelConfig(), version, direct, FakeClock()) for version in range(count)]
-    return lambda: "\n".join(render_models(models, config, 0)).encode()
+    return lambda: "\n".join(render_models([figures_of(each) for each in models], config, 0)).encode()
 
 
 def _cache_hit(byte_size: int) -> Callable[[], object]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from kernel.errors import InvalidArgument, ServingError
 
 if TYPE_CHECKING:
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
 
 
-def check_traced_model(kernel: Kernel, name: str) -> None:
+def check_traced_model(kernel: KernelInterface, name: str) -> None:
     """Raise `InvalidArgument`, with Triton's text, unless a version of the model `name` is ready."""
     try:
         ready = kernel.model_ready(name)

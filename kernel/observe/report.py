@@ -13,7 +13,7 @@ from kernel.observe.statistics import Duration, ResponseStatistics
 
 if TYPE_CHECKING:
     from kernel.observe.reporting.instance_memory import MemoryUsage
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelFigures
 
 
 class InferStatistics(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
     instance_memory: dict[str, tuple[MemoryUsage, ...]] = {}
 
 
-def model_report(model: Model) -> ModelReport:
-    """Return the current statistics of `model`."""
+def model_report(model: ModelFigures) -> ModelReport:
+    """Return the current statistics of a model version."""
     counted = model.statistics
     succeeded = counted.success.count
     executed = succeeded - counted.cache_hit.count

@@ -13,24 +13,28 @@ import msgspec
 from kernel.errors import (
     ClientSharedMemoryDisabled,
     DecoupledOverUnary,
+    InvalidArgument,
     ModelNotReady,
     NoAvailableVersion,
     ServerStopping,
     ServingError,
     Unavailable,
 )
+from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.loop.cancellations import Cancellations
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.observe.reporting.repository_health import RepositoryHealth
 from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
+from kernel.serving.front_doors.model_figures import figures_of, instance_figures
+from kernel.serving.front_doors.route import route_to
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.validation import validate
 from kernel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kernel.loop.clock import Clock
     from kernel.memory.client_regions import RegionRegistry
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
     from kernel.observe.recent.recent import Recent
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
+    from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.model import Model
     from kernel.serving.prepared import PreparedRequest
@@ -101,7 +107,7 @@ class RequestRecorder(Protocol):
 
 
 class Kernel:
-    """The interface of the kernel for front doors."""
+    """Decides what happens to requests. Front doors see it as `KernelInterface` (`front_doors/interface.py`)."""
 
     def __init__(
         self, catalog: Catalog, regions: RegionRegistry, inputs: InputPlacer, clock: Clock, settings: KernelSettings,
@@ -178,6 +184,14 @@ class Kernel:
             parse_version(version)
         return self.catalog.can_execute(self.catalog.resolve(name, version))
 
+    async def server_is_ready(self) -> bool:
+        """As `ready`; with strict readiness, models say as well whether they are ready."""
+        return await server_is_ready(self)
+
+    async def model_is_ready(self, name: str, version: str = "") -> bool:
+        """As `model_ready`; the model itself, or the models of an ensemble's steps, may be asked."""
+        return await model_is_ready(self, name, version)
+
     def _check_running(self) -> None:
         if self.stopping:
             raise Unavailable("Server exiting")
@@ -206,25 +220,26 @@ class Kernel:
                 raise
             return finishing
 
-    def resolve_unary(self, name: str, version: str, entry_point: str) -> Model:
-        """Return the model version for a unary call.
+    def route(self, name: str, version: str = "") -> ModelRoute:
+        """Return the route of a call that takes any number of responses. Raises `ServingError`."""
+        return route_to(self.resolve(name, version))
+
+    def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
+        """Return the route of a unary call.
 
         `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
         """
-        try:
-            model = self.catalog.resolve(name, version)
-        except ServingError:
-            model = self.resolve(name, version)  # perhaps an unloaded one that finishes its sequences
-        if model.spec.decoupled:
+        route = route_to(self.resolve(name, version))
+        if route.spec.decoupled:
             raise DecoupledOverUnary(entry_point)
-        return model
+        return route
 
     def submit(
         self,
         request: Request,
         prepared: PreparedRequest | None = None,
         received_in: ReceiveBuffer | None = None,
-        fits: Model | None = None,
+        route: ModelRoute | None = None,
         *,
         admitted: bool = False,
         pinned: Model | None = None,
@@ -238,7 +253,7 @@ class Kernel:
         Args:
             prepared: what `request` was made from, at the same `catalog.generation`: only client regions are checked.
             received_in: the buffer with the request's large tensors. The caller releases it.
-            fits: the model against whose specification the request was checked, at the same `catalog.generation`.
+            route: the route whose signature the request fits, at the same `catalog.generation`.
             admitted: whether `begin_preparing` has admitted the request: then it is accepted while the server drains.
             pinned: the version to execute it, which its parent has pinned (`Model.pin`). The parent has paid for it.
             checked: whether a request with equal shapes and datatypes was checked before by the same version. The
@@ -246,9 +261,12 @@ class Kernel:
         """
         budget = self._budget
         try:
-            model = prepared.model if prepared is not None else fits or pinned or self._resolve_for(request)
-            if model.former:
-                model = model.owner_of(request)
+            way = prepared.route if prepared is not None else route or pinned or self._route_for(request)
+            model = pinned or way.model  # type: ignore[union-attr]  # it is no `Model` here
+            if way.rule is not None:
+                model = way.rule.choose(request)
+                if model.spec is not way.spec:  # it may have another signature
+                    prepared, route, checked = None, None, False
             if self.stopping and not admitted and pinned is None and not model.continues(request):
                 raise ServerStopping(request.id)
             if budget.used_byte_size > budget.limit_byte_size and pinned is None:
@@ -258,7 +276,7 @@ class Kernel:
                 try:
                     if not checked:
                         self._inputs.lease(request)  # before the check: Triton looks up regions while it decodes
-                        if prepared is None and fits is None:
+                        if prepared is None and route is None:
                             validate(request, model.spec)
                     self._inputs.place_large(request, model, received_in)
                 except ServingError as error:
@@ -297,11 +315,11 @@ class Kernel:
     def _switch_times(self, on: bool) -> None:
         self.takes_times = on
 
-    def _resolve_for(self, request: Request) -> Model:
-        """Return the model of a request that is not prepared. Raises `ServingError`."""
+    def _route_for(self, request: Request) -> ModelRoute:
+        """Return the route of a request that no front door has checked. Raises `ServingError`."""
         if request.streaming:
-            return self.resolve(request.model_name, request.model_version)
-        return self.resolve_unary(request.model_name, request.model_version, request.entry_point)
+            return self.route(request.model_name, request.model_version)
+        return self.unary_route(request.model_name, request.model_version, request.entry_point)
 
     def begin_preparing(self, request: Request, byte_size: int) -> None:
         """Admit `request`, which cannot be submitted before it was decoded. Raises `ServerStopping` or `MemoryFull`.
@@ -323,13 +341,13 @@ class Kernel:
         if not self._preparing:
             self._all_prepared.set()
 
-    def check_shapes(self, request: Request, model: Model) -> None:
+    def check_shapes(self, request: Request, route: ModelRoute) -> None:
         """Check a request whose tensors have a place, but perhaps no bytes yet. Raises `ServingError`."""
-        validate(request, model.spec)
+        validate(request, route.spec)
 
-    def memory_for(self, model: Model, byte_size: int) -> Block:
-        """Return a block that workers of `model` can read; the caller releases it. Raises `ArenaFull`."""
-        return self._inputs.take(model, byte_size)
+    def memory_for(self, route: ModelRoute, byte_size: int) -> Block:
+        """Return a block that workers of `route` can read; the caller releases it. Raises `ArenaFull`."""
+        return self._inputs.take(route.model, byte_size)
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
         """Return a buffer in which to receive a message that a helper decodes. Raises `ArenaFull`."""
@@ -339,9 +357,19 @@ class Kernel:
         """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take_for_helper(byte_size)
 
-    def receive_buffer(self, model: Model, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        """Return a buffer in which to receive a request for `model`; see `InputPlacer.receive_buffer`."""
-        return self._inputs.receive_buffer(model, byte_size, first_tensor)
+    def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
+        """Return a buffer in which to receive a request for `route`; see `InputPlacer.receive_buffer`."""
+        return self._inputs.receive_buffer(route.model, byte_size, first_tensor)
+
+    def clear_poison(self, name: str, version: str = "") -> int:
+        """Forget the requests that are refused because equal ones have ended workers; returns how many these were.
+
+        Raises `ServingError`, also for a model that remembers none.
+        """
+        model = self.served(name, version)
+        if model.poison is None:
+            raise InvalidArgument(f"model '{model.name}' remembers no requests (parameter naiad.isolate_poison)")
+        return model.poison.clear()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
         """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""
@@ -354,6 +382,35 @@ class Kernel:
         for model in self.catalog.ready_models():
             model.check()
         self.calls.check()
+
+    # ---- figures -----------------------------------------------------------------------------
+
+    def figures(self, name: str = "") -> list[ModelFigures]:
+        """Return the figures of the READY versions of all models, or of those called `name`, in order."""
+        return [figures_of(model) for model in self.catalog.ready_models(name)]
+
+    def counters(self) -> Sequence[ModelCounters]:
+        """Return the counters of all versions that can have requests."""
+        return self.catalog.executing_models()
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait for an execution."""
+        return sum(model.live.queued + model.instances.waiting for model in self.catalog.executing_models())
+
+    def served_figures(self, name: str, version: str = "") -> ModelFigures:
+        """Return the figures of a version that serves. Raises `ServingError`."""
+        return figures_of(self.served(name, version))
+
+    def loaded_figures(self, identifier: str, version: int) -> ModelFigures | None:
+        """Return the figures of a version by its model's identifier; None if it is not loaded."""
+        entry = self.catalog.entry(identifier, version)
+        return None if entry is None or entry.model is None else figures_of(entry.model)
+
+    def instance_figures(self, identifier: str, version: int) -> list[InstanceFigures]:
+        """Return the figures of the instances of a version; none if it is not loaded."""
+        entry = self.catalog.entry(identifier, version)
+        return [] if entry is None or entry.model is None else instance_figures(entry.model)
 
     # ---- stopping ----------------------------------------------------------------------------
 

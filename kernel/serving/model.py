@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.serving.batch import BegunBatch
     from kernel.serving.events import Event
+    from kernel.serving.front_doors.route import RouteRule
     from kernel.serving.response import Response
     from shm.arena import Arena
 
@@ -110,8 +111,8 @@ class Model:
         self.reload_error = ""
         self._schedule = schedule
         self._clock = clock
-        #: Versions that were replaced by this one and have sequences that live.
-        self.former: Sequence[Model] = ()
+        #: Chooses a version that this one has replaced, for requests of its sequences; None while there is none.
+        self.rule: RouteRule | None = None
         #: The error of new requests, because no scheduler runs: it failed and the next one failed at its start, or the
         #: version was closed. Or because no instance lives, see `refuse`.
         self._failure: ServingError | None = None
@@ -148,10 +149,6 @@ class Model:
 
     def follows(self, former: Model) -> None:
         """This version gets the requests that `former` has got until now."""
-
-    def owner_of(self, request: Request) -> Model:
-        """Return the version for `request`: this one, or one of `former` if that has the request's sequence."""
-        return self
 
     def continues(self, request: Request) -> bool:
         """Whether `request` belongs to a sequence that lives."""

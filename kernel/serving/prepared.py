@@ -15,7 +15,7 @@ from shm.arena import INLINE_LIMIT
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
 
@@ -25,8 +25,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     #: The request that is copied. It is never submitted; its inputs have no data and no leases.
     request: Request
-    #: The model that the request was checked for.
-    model: Model
+    #: The route whose signature the request fits.
+    route: ModelRoute
     #: Whether a tensor is in a client's region. Then each request needs requested outputs of its own, for leases.
     uses_client_regions: bool
     #: Whether all inputs are small enough for a message, and no tensor is in a client's region.
@@ -43,8 +43,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         return request
 
 
-def prepare(request: Request, model: Model) -> PreparedRequest:
-    """Return a prepared request made from one that was checked for `model` and whose tensors are not placed yet."""
+def prepare(request: Request, route: ModelRoute) -> PreparedRequest:
+    """Return a prepared request made from one that fits `route` and whose tensors are not placed yet."""
     # The kernel has replaced client spans by leased spans, so their names come from the spans.
     inputs = [Tensor(t.name, t.datatype, t.shape, None, None, t.region_of_client) for t in request.inputs]
     outputs = [RequestedOutput(o.name, o.classification, None, o.region_of_client) for o in request.outputs]
@@ -56,4 +56,4 @@ def prepare(request: Request, model: Model) -> PreparedRequest:
     common.parameters = dict(request.parameters)
     small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
     common.byte_size = REQUEST_BYTE_SIZE + sum(tensor.byte_size for tensor in request.inputs) if small else 0
-    return PreparedRequest(common, model, uses_client_regions, small)
+    return PreparedRequest(common, route, uses_client_regions, small)

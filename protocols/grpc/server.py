@@ -24,7 +24,7 @@ from protocols.listening import listening_address
 if TYPE_CHECKING:
     import socket
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.access.restricted import Restrictions
     from protocols.tls.certificates import Certificates
 
@@ -39,7 +39,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         sock: socket.socket,
         options: GrpcOptions = _DEFAULTS,
         *,

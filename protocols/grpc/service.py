@@ -19,7 +19,7 @@ from protocols.grpc.rpcs.stream import StreamCall
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.access.restricted import AdminAccess
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
@@ -38,7 +38,7 @@ class InferenceService:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         calls: OpenCalls,
         admin: AdminAccess,
         forwarder: MetadataForwarder | None = None,
@@ -151,7 +151,7 @@ class InferenceService:
 class HealthService:
     """`grpc.health.v1.Health`."""
 
-    def __init__(self, kernel: Kernel, calls: OpenCalls) -> None:
+    def __init__(self, kernel: KernelInterface, calls: OpenCalls) -> None:
         self._kernel = kernel
         self._calls = calls
 

@@ -10,7 +10,7 @@ from kernel.errors import InternalError, RequestCancelled, ServingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from shm.arena import Block
     from shm.tensor import Span, Tensor
 
@@ -23,7 +23,7 @@ class AwaitedTask:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         name: str,
         arguments: bytes,
         sources: list[Tensor],

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
     from shm.arena import Block
     from shm.tensor import Buffer
@@ -31,8 +31,8 @@ _INLINE_BYTE_SIZE = 64 << 10
 class Preparing(Protocol):
     """Waits for a request that is being decoded. All methods are called once at most, and never raise."""
 
-    def prepared(self, response_options: bytes, model: Model) -> None:
-        """The request, which is for `model`, is decoded: submit it, with `Kernel.submit` and `admitted`."""
+    def prepared(self, response_options: bytes, route: ModelRoute) -> None:
+        """The request, which is for `route`, is decoded: submit it, with `Kernel.submit` and `admitted`."""
 
     def refused(self, error: ServingError) -> None:
         """The request is refused."""
@@ -43,8 +43,8 @@ class RequestTask:
 
     def __init__(
         self,
-        kernel: Kernel,
-        model: Model | None,
+        kernel: KernelInterface,
+        route: ModelRoute | None,
         request: Request,
         caller: Preparing,
         name: str,
@@ -53,14 +53,14 @@ class RequestTask:
     ) -> None:
         """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs.
 
-        Without `model` the helper finds out its name and version.
+        Without `route` the helper finds out its name and version.
         """
         self.peer = peer_of_sink(request.sink)
         self.name = name
         self.arguments = arguments
         self.sources = sources
         self._kernel = kernel
-        self._model = model
+        self._route = route
         self._request = request
         #: None once the request is not wanted any more.
         self._caller: Preparing | None = caller
@@ -94,26 +94,26 @@ class RequestTask:
         request = self._request
         described.fill(request)
         self._response_options = described.response_options
-        if self._model is None:
+        if self._route is None:
             request.model_name, request.model_version = described.model_name, described.model_version
-            self._model = self._resolve(request)
+            self._route = self._find_route(request)
         # Long names and parameters live as long as the request. The block counts for them too, though they are not in
         # it: pages that nobody writes to take no memory.
         beside = len(message) if len(message) > LOOP_BYTE_SIZE else 0
-        block = self._block = self._kernel.memory_for(self._model, max(1, described.byte_size) + beside)
+        block = self._block = self._kernel.memory_for(self._route, max(1, described.byte_size) + beside)
         position = block.offset
         for tensor, byte_size in zip(request.inputs, described.byte_sizes, strict=True):
             if tensor.client_span is None:
                 tensor.span = Span(block.lease.share(), position, byte_size)
                 request.leased = True
                 position += aligned(byte_size)
-        self._kernel.check_shapes(request, self._model)
+        self._kernel.check_shapes(request, self._route)
         return Span(block.lease, block.offset, block.byte_size)
 
-    def _resolve(self, request: Request) -> Model:
+    def _find_route(self, request: Request) -> ModelRoute:
         if request.streaming:
-            return self._kernel.resolve(request.model_name, request.model_version)
-        return self._kernel.resolve_unary(request.model_name, request.model_version, request.entry_point)
+            return self._kernel.route(request.model_name, request.model_version)
+        return self._kernel.unary_route(request.model_name, request.model_version, request.entry_point)
 
     def done(self, result: bytes, output: Tensor | None) -> None:
         """Cut the tensors of which only the largest size was known, and let the caller submit the request."""
@@ -128,8 +128,8 @@ class RequestTask:
         if caller is None:
             self._request.release_leases()
         else:
-            assert self._model is not None, "a request was decoded without its model"
-            caller.prepared(self._response_options, self._model)
+            assert self._route is not None, "a request was decoded without its route"
+            caller.prepared(self._response_options, self._route)
         self._kernel.end_preparing(self._byte_size)
 
     def failed(self, error: ServingError) -> None:
@@ -148,7 +148,7 @@ class RequestTask:
             source.release()
 
 
-def sources_of(kernel: Kernel, body: Buffer, received_in: ReceiveBuffer | None) -> list[Tensor]:
+def sources_of(kernel: KernelInterface, body: Buffer, received_in: ReceiveBuffer | None) -> list[Tensor]:
     """Return `body` as the source of a task, with a lease of its own. Raises `ArenaFull`."""
     if received_in is not None:
         span = received_in.span(memoryview(body))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Collection
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.access.keys import KeyReader
     from protocols.access.restricted import Restrictions
     from protocols.tls.certificates import Certificates
@@ -46,7 +46,7 @@ class HttpServer:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         sock: socket.socket,
         options: HttpOptions = _DEFAULTS,
         *,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.forwarding import ForwardedHeaders
@@ -69,8 +69,8 @@ class Decoded(msgspec.Struct):
     """A request that was decoded in the event loop."""
 
     request: Request
-    #: The model that the request names; None if the request does not fit the model.
-    model: Model | None
+    #: The route of the request; None if the request does not fit its signature.
+    route: ModelRoute | None
     #: What the response needs to know.
     options: Any = None
 
@@ -83,8 +83,8 @@ class HelperJob(msgspec.Struct):
     arguments: bytes
     #: The message. The job owns the leases.
     sources: list[Tensor]
-    #: The model that the message names; None if only the helper finds that out.
-    model: Model | None = None
+    #: The route of the request; None if only the helper finds that out.
+    route: ModelRoute | None = None
 
 
 class Intake(ABC):
@@ -94,7 +94,9 @@ class Intake(ABC):
     #: Its arguments: `IntakeCall.head`, the message, the generation of the catalog, the call.
     match: Callable[[Any, Any, int, Any], tuple[Request, Any] | None]
 
-    def __init__(self, kernel: Kernel, forwarded: Callable[[Any], ForwardedHeaders | None] | None = None) -> None:
+    def __init__(
+        self, kernel: KernelInterface, forwarded: Callable[[Any], ForwardedHeaders | None] | None = None
+    ) -> None:
         """`forwarded` returns the headers of a call that become parameters, None for none, or raises `ServingError`.
 
         It is None where no headers of any call do.
@@ -120,21 +122,21 @@ class Intake(ABC):
         """Return an empty request, and how a helper decodes `message` into it. Raises `ServingError`."""
 
     @abstractmethod
-    def read_options(self, octets: bytes, model: Model) -> Any:
-        """Return what the response needs to know, as the helper has found it. The request is for `model`."""
+    def read_options(self, octets: bytes, route: ModelRoute) -> Any:
+        """Return what the response needs to know, as the helper has found it. The request is for `route`."""
 
     def decode_and_check(self, call: IntakeCall, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
         """As `decode`; a request that fits its model is remembered."""
         decoded = self.decode(call, message, received_in)
         if decoded is None:
             return None
-        request, model = decoded.request, decoded.model
-        assert model is not None, "a message was decoded without its model"
+        request, route = decoded.request, decoded.route
+        assert route is not None, "a message was decoded without its route"
         request.explain = call.explain or take_explain(request)
         try:
-            validate(request, model.spec)
+            validate(request, route.spec)
         except InvalidRequest:
-            decoded.model = None  # the kernel says so, unless it finds something that Triton says before
+            decoded.route = None  # the kernel says so, unless it finds something that Triton says before
         else:
             self.keep(call, message, decoded)
         return decoded
@@ -144,7 +146,7 @@ class Intake(ABC):
     ) -> None:
         """Submit `request` when a helper has decoded it. Raises `ServingError`; then the leases of `job` have ended."""
         task = RequestTask(
-            self.kernel, job.model, request, _Decoding(call, forwarded), job.name, job.arguments, job.sources
+            self.kernel, job.route, request, _Decoding(call, forwarded), job.name, job.arguments, job.sources
         )
         call.request, call.decoding = request, task
         try:
@@ -169,20 +171,20 @@ def take(call: IntakeCall, message: Any, received_in: ReceiveBuffer | None = Non
         found = intake.match(call.head, message, kernel.catalog.generation, call)
         if found is not None and (received_in is None or received_in.of_model):
             request, decoded = found
-            prepared, model = decoded.common, None
+            prepared, route = decoded.common, None
         else:
             new = intake.decode_and_check(call, message, received_in)
             if new is None:
                 intake.decode_in_helper(call, *intake.helper_job(call, message, received_in), forwarded)
                 return
-            request, decoded, prepared, model = new.request, new.options, None, new.model
+            request, decoded, prepared, route = new.request, new.options, None, new.route
         call.request, call.decoded, call.request_id = request, decoded, request.id
         if forwarded is not None:
             request.parameters = forwarded.added_to(request.parameters)
     except Exception as error:
         call.refused(error)
         return
-    kernel.submit(request, prepared, received_in, model)
+    kernel.submit(request, prepared, received_in, route)
 
 
 class _Decoding(msgspec.Struct, eq=False):
@@ -191,14 +193,14 @@ class _Decoding(msgspec.Struct, eq=False):
     call: IntakeCall
     forwarded: ForwardedHeaders | None
 
-    def prepared(self, response_options: bytes, model: Model) -> None:
+    def prepared(self, response_options: bytes, route: ModelRoute) -> None:
         """See `Preparing`."""
         call = self.call
         request, call.decoding = call.request, None
         assert request is not None, "the request was cancelled"
         intake: Intake = call.intake
         try:
-            call.decoded, call.request_id = intake.read_options(response_options, model), request.id
+            call.decoded, call.request_id = intake.read_options(response_options, route), request.id
             request.explain = call.explain or take_explain(request)
             if self.forwarded is not None:
                 request.parameters = self.forwarded.added_to(request.parameters)

@@ -251,6 +251,13 @@ def circle(files: Sequence[SourceFile]) -> list[str]:
     return []
 
 
+def test_front_doors_see_an_interface_and_neither_the_kernel_object_nor_a_model() -> None:
+    """Imports for types count as well. The doubles for tests of front doors are a kernel with models."""
+    hidden = {"kernel.serving.kernel", "kernel.serving.model"}
+    importers = {file.path for file in source_files("protocols") if hidden & ours(file).keys()}
+    assert importers <= {"protocols/testing.py"}
+
+
 def test_no_module_imports_itself_through_others_at_run_time() -> None:
     """Imports inside functions count, imports for types do not, nor does a package's `__init__` that re-exports."""
     assert circle(source_files(*PACKAGES, "bench")) == []

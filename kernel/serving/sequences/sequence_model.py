@@ -34,7 +34,6 @@ class SequenceModel(Model):
     """A loaded model version with sequences."""
 
     instances: SequenceInstances
-    former: list[SequenceModel]
 
     def __init__(
         self, spec: ModelSpec, config: ModelConfig, version: int, schedule: SchedulerFactory, clock: Clock
@@ -70,6 +69,7 @@ class SequenceModel(Model):
         if isinstance(former, SequenceModel) and former is not self:
             self.former = [each for each in (former, *former.former) if each is not self and each.sequences]
             former._next = self
+            self.rule = self if self.former else None
 
     def continues(self, request: Request) -> bool:
         """Whether `request` belongs to a sequence that lives."""
@@ -85,6 +85,10 @@ class SequenceModel(Model):
         if self._failure is None:
             self._admit(request)
         super().submit(request)
+
+    def choose(self, request: Request) -> SequenceModel:
+        """See `kernel.serving.front_doors.route.RouteRule`."""
+        return self.owner_of(request)
 
     def owner_of(self, request: Request) -> SequenceModel:
         """Return the version for `request`: this one, or an earlier one if that has the request's sequence."""

@@ -20,8 +20,8 @@ from protocols.intake.intake import Decoded, HelperJob, Intake
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.route import ModelRoute
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
@@ -44,7 +44,7 @@ class MessageOptions(msgspec.Struct, frozen=True):
 class MessageIntake(Intake):
     """The intake of one of the two RPCs."""
 
-    def __init__(self, kernel: Kernel, forwarder: MetadataForwarder | None = None, *, streaming: bool) -> None:
+    def __init__(self, kernel: KernelInterface, forwarder: MetadataForwarder | None = None, *, streaming: bool) -> None:
         """Without `forwarder` no metadata becomes parameters."""
         super().__init__(kernel, None if forwarder is None else self._forwarded)
         self._forwarder = forwarder
@@ -64,14 +64,14 @@ class MessageIntake(Intake):
         if matched is not None:
             buffer = kernel.receive_buffer(matched[0], byte_size, matched[1])
         elif (target := model_of(message_start)) is not None:
-            buffer = kernel.receive_buffer(self._model(*target), byte_size, first_raw_content(message_start))
+            buffer = kernel.receive_buffer(self._route(*target), byte_size, first_raw_content(message_start))
         return buffer or kernel.message_buffer(byte_size)
 
-    def _model(self, name: str, version: str) -> Model:
-        """Return the model that a message names. Raises `ServingError`."""
+    def _route(self, name: str, version: str) -> ModelRoute:
+        """Return the route of what a message names. Raises `ServingError`."""
         if self._streaming:
-            return self.kernel.resolve(name, version)
-        return self.kernel.resolve_unary(name, version, ENTRY_POINT)
+            return self.kernel.route(name, version)
+        return self.kernel.unary_route(name, version, ENTRY_POINT)
 
     def _forwarded(self, call: Any) -> ForwardedHeaders | None:
         assert self._forwarder is not None, "nothing is forwarded"
@@ -95,17 +95,17 @@ class MessageIntake(Intake):
         parsed, raw_contents = found
         request = start_request(parsed, call, streaming=self._streaming)
         call.request = request  # its names are known where the rest is wrong
-        model = self._model(request.model_name, request.model_version)  # before its tensors are decoded, as in Triton
+        route = self._route(request.model_name, request.model_version)  # before its tensors are decoded, as in Triton
         if not self._streaming:
             request.entry_point = ENTRY_POINT
-        call.decoded = MessageOptions(False, model.spec.decoupled)
+        call.decoded = MessageOptions(False, route.spec.decoupled)
         wants_empty_final = decode_request(parsed, request, raw_contents)
-        return Decoded(request, model, MessageOptions(wants_empty_final, model.spec.decoupled))
+        return Decoded(request, route, MessageOptions(wants_empty_final, route.spec.decoupled))
 
     def keep(self, call: Any, message: Buffer, decoded: Decoded) -> None:
         """See `Intake`."""
-        assert decoded.model is not None, "a message is kept without its model"
-        self.prepared.add(message, decoded.request, decoded.model, wants_empty_final=decoded.options.wants_empty_final)
+        assert decoded.route is not None, "a message is kept without its model"
+        self.prepared.add(message, decoded.request, decoded.route, wants_empty_final=decoded.options.wants_empty_final)
 
     def helper_job(
         self, call: Any, message: ReceivedMessage, received_in: ReceiveBuffer | None
@@ -119,7 +119,7 @@ class MessageIntake(Intake):
             request.model_name, request.model_version, request.id = names_at_start(message.start)
             raise message.error
         encoding = ""
-        model: Model | None = None
+        route: ModelRoute | None = None
         content: Buffer
         if isinstance(message, CompressedMessage):
             content, encoding = message.content, message.encoding
@@ -128,12 +128,12 @@ class MessageIntake(Intake):
             target = model_of(bytes(message[:_START_BYTE_SIZE]))
             if target is not None:
                 request.model_name, request.model_version = target
-                model = self._model(*target)
+                route = self._route(*target)
         arguments = msgspec.msgpack.encode(
             DecodeMessageArguments(self._streaming, encoding, kernel.settings.max_decompression_ratio)
         )
-        return request, HelperJob(DECODE_MESSAGE, arguments, sources_of(kernel, content, received_in), model)
+        return request, HelperJob(DECODE_MESSAGE, arguments, sources_of(kernel, content, received_in), route)
 
-    def read_options(self, octets: bytes, model: Model) -> MessageOptions:
+    def read_options(self, octets: bytes, route: ModelRoute) -> MessageOptions:
         """See `Intake`."""
-        return MessageOptions(bool(octets), model.spec.decoupled)
+        return MessageOptions(bool(octets), route.spec.decoupled)

@@ -19,7 +19,7 @@ from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
     from protocols.grpc.special_messages import ReceivedMessage
@@ -105,8 +105,8 @@ class PreparedMessages:
                     return known.common.with_inputs(inputs, id, sink), known
         return None
 
-    def match_start(self, message_start: bytes, byte_size: int, generation: int) -> tuple[Model, int] | None:
-        """Return the model of a message of which only the start has arrived, and where in it the first contents begin.
+    def match_start(self, message_start: bytes, byte_size: int, generation: int) -> tuple[ModelRoute, int] | None:
+        """Return the route of a message of which only the start has arrived, and where in it the first contents begin.
 
         `byte_size` is that of the whole message. None if no earlier message began like it.
         """
@@ -120,11 +120,11 @@ class PreparedMessages:
             start = position + len(known.repeated)
             if byte_size - position == known.byte_size and message_start[position:start] == known.repeated:
                 first_field = next((field_start for field_start, _ in known.contents if field_start), b"")
-                return known.common.model, start + len(first_field)
+                return known.common.route, start + len(first_field)
         return None
 
-    def add(self, message: Buffer, request: Request, model: Model, *, wants_empty_final: bool = False) -> None:
-        """Keep a request that was parsed from `message` and checked for `model`, if it can be used again.
+    def add(self, message: Buffer, request: Request, route: ModelRoute, *, wants_empty_final: bool = False) -> None:
+        """Keep a request that was parsed from `message` and fits `route`, if it can be used again.
 
         The catalog is as `match` has last seen it.
         """
@@ -147,8 +147,8 @@ class PreparedMessages:
         repeated = bytes(message[position:end])
         if not 0 < len(repeated) <= _MAX_REPEATED_BYTE_SIZE or not _has_only_tensors(repeated):
             return
-        common, total = prepare(request, model), len(repeated) + byte_size
-        added = PreparedMessage(common, repeated, contents, total, wants_empty_final, model.spec.decoupled)
+        common, total = prepare(request, route), len(repeated) + byte_size
+        added = PreparedMessage(common, repeated, contents, total, wants_empty_final, route.spec.decoupled)
         if added.inputs_in(memoryview(message), end) is None:
             return  # typed contents, or in another order
         others = self._cache.entries.get(key, [])

@@ -10,7 +10,6 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
-from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
 from kernel.server_paths import SERVER_PATHS
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport
     from kernel.observe.statistics import ResponseStatistics
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.model_figures import ModelFigures
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.rpc import Caller
 
@@ -41,14 +40,14 @@ _NO_FILES: Mapping[str, memoryview] = MappingProxyType({})
 class ServerRpcs:
     """Health and metadata of the server."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelInterface) -> None:
         self._kernel = kernel
 
     async def live(self, message: pb.ServerLiveRequest, caller: Caller) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=self._kernel.live())
 
     async def ready(self, message: pb.ServerReadyRequest, caller: Caller) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=await server_is_ready(self._kernel))
+        return pb.ServerReadyResponse(ready=await self._kernel.server_is_ready())
 
     async def metadata(self, message: pb.ServerMetadataRequest, caller: Caller) -> pb.ServerMetadataResponse:
         identity = self._kernel.identity
@@ -58,22 +57,22 @@ class ServerRpcs:
 class ModelRpcs:
     """State, metadata, configuration and statistics of models."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelInterface) -> None:
         self._kernel = kernel
 
     async def ready(self, message: pb.ModelReadyRequest, caller: Caller) -> pb.ModelReadyResponse:
         """Return whether a version is ready; one that does not exist is not (Triton)."""
         try:
-            ready = await model_is_ready(self._kernel, message.name, message.version)
+            ready = await self._kernel.model_is_ready(message.name, message.version)
         except (ModelNotFound, NoAvailableVersion, ModelNotReady):
             ready = False
         return pb.ModelReadyResponse(ready=ready)
 
     async def metadata(self, message: pb.ModelMetadataRequest, caller: Caller) -> pb.ModelMetadataResponse:
-        model = self._kernel.served(message.name, message.version)
+        model = self._kernel.served_figures(message.name, message.version)
         versions = [model.version]
         if not message.version:
-            versions = [ready.version for ready in self._kernel.catalog.ready_models(message.name)]
+            versions = [ready.version for ready in self._kernel.figures(message.name)]
         metadata = model_metadata(model.spec, versions)
         response = pb.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
         for tensor in metadata.inputs:
@@ -83,7 +82,7 @@ class ModelRpcs:
         return response
 
     async def config(self, message: pb.ModelConfigRequest, caller: Caller) -> pb.ModelConfigResponse:
-        model = self._kernel.served(message.name, message.version)
+        model = self._kernel.served_figures(message.name, message.version)
         return pb.ModelConfigResponse(config=model.config)
 
     async def statistics(self, message: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
@@ -93,9 +92,9 @@ class ModelRpcs:
             _encode_statistics(model_report(model), response.model_stats.add())
         return response
 
-    def _with_statistics(self, name: str, version: str) -> list[Model]:
+    def _with_statistics(self, name: str, version: str) -> list[ModelFigures]:
         number = parse_version(version) if version else None
-        models = self._kernel.catalog.ready_models(name)
+        models = self._kernel.figures(name)
         if not name:
             return models
         if not models:
@@ -111,7 +110,7 @@ class ModelRpcs:
 class RepositoryRpcs:
     """The model repository: list, load, unload."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelInterface) -> None:
         self._kernel = kernel
 
     async def index(self, message: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:

@@ -10,14 +10,13 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
-from kernel.health.model_health import server_is_ready
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.rpc import receive
 
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.grpc.rpc import Caller
 
 #: How often a watched status is checked: there is no event for a change, and orchestrators ask as often.
@@ -30,12 +29,12 @@ WATCHED_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health
 class Health:
     """The health service; the service's name in a request is ignored."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelInterface) -> None:
         self._kernel = kernel
 
     async def check(self, message: HealthCheckRequest, caller: Caller) -> HealthCheckResponse:
         """Return whether the server is ready. Raises `Unavailable` while it stops."""
-        return HealthCheckResponse(status=_status(await server_is_ready(self._kernel)))
+        return HealthCheckResponse(status=_status(await self._kernel.server_is_ready()))
 
 
 class WatchCall:
@@ -43,7 +42,7 @@ class WatchCall:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         stream: Stream[HealthCheckRequest, HealthCheckResponse],
         interval_s: float = WATCH_INTERVAL_S,
     ) -> None:
@@ -75,7 +74,7 @@ class WatchCall:
 
     async def _ready(self) -> bool:
         try:
-            return await server_is_ready(self._kernel)
+            return await self._kernel.server_is_ready()
         except ServingError:  # the server exits
             return False
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.compression import ResponseCompression
@@ -55,7 +55,7 @@ class Inference(MessageIntake):
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         calls: OpenCalls,
         forwarder: MetadataForwarder | None = None,
         compression: ResponseCompression | None = None,

@@ -15,7 +15,7 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.traced_models import check_traced_model
 
 if TYPE_CHECKING:
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from kernel.settings import TraceChange
     from protocols.access.restricted import AdminAccess
     from protocols.grpc.rpc import Caller
@@ -39,7 +39,7 @@ class SettingsRpcs:
     Those who may not administer the server may read, but not change them.
     """
 
-    def __init__(self, kernel: Kernel, admin: AdminAccess) -> None:
+    def __init__(self, kernel: KernelInterface, admin: AdminAccess) -> None:
         self._kernel = kernel
         self._admin = admin
 

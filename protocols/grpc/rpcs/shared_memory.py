@@ -8,14 +8,14 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from shm.region import RegionKind
 
 if TYPE_CHECKING:
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.grpc.rpc import Caller
 
 
 class SharedMemoryRpcs:
     """System and CUDA regions. Whether a caller may change them is the kernel's setting; so is which it may list."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelInterface) -> None:
         self._kernel = kernel
 
     async def system_status(

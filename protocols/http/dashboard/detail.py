@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kernel.observe.recent.recent_requests import RecentOfModel, RecentRequest
-    from kernel.serving.model import Model
+    from kernel.observe.reporting.instance_memory import InstanceMemory
+    from kernel.serving.front_doors.model_figures import InstanceFigures, ModelFigures
     from protocols.http.dashboard.windows import Window
 
 _MAX_TEXT = 512
@@ -84,8 +85,13 @@ class ModelDetail(msgspec.Struct, frozen=True):
     load_ms: int
 
 
-def model_detail(model: Model, window: Window, loads: Mapping[int, tuple[float | None, int]]) -> ModelDetail:
-    """Return the detail of a loaded version; `loads` are those of `ProcessLoads.found`."""
+def model_detail(
+    model: ModelFigures,
+    instances: Iterable[InstanceFigures],
+    window: Window,
+    loads: Mapping[int, tuple[float | None, int]],
+) -> ModelDetail:
+    """Return the detail of a loaded version with its instances; `loads` are those of `ProcessLoads.found`."""
     spec, statistics = model.spec, model.statistics
     return ModelDetail(
         spec.name,
@@ -98,38 +104,29 @@ def model_detail(model: Model, window: Window, loads: Mapping[int, tuple[float |
         statistics.refused,
         window.stages_ms(),
         window.batches(),
-        list(_instances(model, loads)),
+        [_instance(each, statistics.memory, loads) for each in instances],
         statistics.slow_ns / 1e6 if statistics.recent is not None else None,
         statistics.load_ns // 1_000_000,
     )
 
 
-def _instances(model: Model, loads: Mapping[int, tuple[float | None, int]]) -> Iterable[InstanceRow]:
-    memory, instances = model.statistics.memory, model.instances
-    serving, conditions = instances.serving, instances.by_instance
-    for instance in (*instances.everywhere, *(each for each, found in conditions.items() if found.lost)):
-        name = instance.name
-        pid = memory.pids.get(name, 0)
-        cpu, byte_size = loads.get(pid, (None, 0))
-        condition = conditions.get(instance)
-        batches = len(instance.record.batches)
-        if condition is not None:
-            state = "lost" if condition.lost else "stopped" if condition.stopped else "slow"
-        elif instance not in serving:
-            state = "apart"
-        else:
-            state = "busy" if batches else "idle"
-        yield InstanceRow(
-            shown_text(name, _MAX_TEXT),
-            state,
-            "" if condition is None else shown_text(SERVER_PATHS.hidden_in(condition.text), _MAX_TEXT),
-            batches,
-            pid,
-            cpu,
-            byte_size,
-            max(memory.starts.get(name, 1) - 1, 0),
-            sum(use.byte_size for use in memory.by_instance.get(name, ()) if use.type != "CPU"),
-        )
+def _instance(
+    instance: InstanceFigures, memory: InstanceMemory, loads: Mapping[int, tuple[float | None, int]]
+) -> InstanceRow:
+    name = instance.name
+    pid = memory.pids.get(name, 0)
+    cpu, byte_size = loads.get(pid, (None, 0))
+    return InstanceRow(
+        shown_text(name, _MAX_TEXT),
+        instance.state,
+        shown_text(SERVER_PATHS.hidden_in(instance.trouble), _MAX_TEXT),
+        instance.batches,
+        pid,
+        cpu,
+        byte_size,
+        max(memory.starts.get(name, 1) - 1, 0),
+        sum(use.byte_size for use in memory.by_instance.get(name, ()) if use.type != "CPU"),
+    )
 
 
 def recent_part(recent: RecentOfModel, now_ns: int) -> RecentPart:

@@ -16,6 +16,7 @@ import msgspec
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import ModelState
 from kernel.texts import shown_text
+from protocols.http.dashboard.detail import model_detail
 from protocols.http.dashboard.processes import ProcessLoads
 from protocols.http.dashboard.rows import MAX_REASON, idle_row, model_row, take_reading, unchanged
 from protocols.http.dashboard.server_figures import ServerFigures, region_rows, server_figures
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kernel.serving.catalog import IndexItem
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.model_figures import ModelFigures
+    from protocols.http.dashboard.detail import ModelDetail
     from protocols.http.dashboard.rows import ModelRow
 
 #: Seconds between two snapshots, at least and at most. Between these, making them takes `_MOST_SHARE` of a processor.
@@ -63,6 +65,14 @@ class SentRow:
         self.changed = 0
 
 
+class WatchedModel(msgspec.Struct):
+    """A loaded version: its newest figures, and what happened to it lately."""
+
+    model: ModelFigures
+    window: Window
+    identifier: str = ""
+
+
 class Snapshot(msgspec.Struct):
     """The server at one time. The feed owns it and changes it with the next snapshot."""
 
@@ -83,7 +93,7 @@ class Feed:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         now_ns: Callable[[], int] = time.monotonic_ns,
         interval_s: float = INTERVAL_S,
     ) -> None:
@@ -93,7 +103,7 @@ class Feed:
         self._next_s = 0.0
         self._being_made = asyncio.Lock()
         self.snapshot = Snapshot(rows={}, gone={})
-        self._windows: dict[Key, tuple[Model, Window]] = {}
+        self._windows: dict[Key, WatchedModel] = {}
         #: Models that viewers have chosen, with the number of viewers: the processes of their instances are checked.
         self.chosen: dict[Key, int] = {}
         self.loads = ProcessLoads()
@@ -110,9 +120,13 @@ class Feed:
                 await self._make()
             return self.snapshot
 
-    def model(self, key: Key) -> tuple[Model, Window] | None:
-        """Return a loaded version and what happened to it lately."""
-        return self._windows.get(key)
+    def detail(self, key: Key) -> ModelDetail | None:
+        """Return the detail of a version; None if it is not loaded."""
+        found = self._windows.get(key)
+        if found is None:
+            return None
+        instances = self._kernel.instance_figures(found.identifier, found.model.version)
+        return model_detail(found.model, instances, found.window, self.loads.found)
 
     async def _make(self) -> None:
         begin_s = self._next_s = time.monotonic()
@@ -120,7 +134,7 @@ class Feed:
         pids = {os.getpid()}
         for key in self.chosen:
             if (found := self._windows.get(key)) is not None:
-                pids.update(found[0].statistics.memory.pids.values())
+                pids.update(found.model.statistics.memory.pids.values())
         await asyncio.to_thread(self.loads.look, pids)
         figures = await self._make_rows()
         snapshot = self.snapshot
@@ -140,7 +154,7 @@ class Feed:
         figures = ServerFigures()
         number = snapshot.number + 1
         rows: dict[Key, SentRow] = {}
-        windows: dict[Key, tuple[Model, Window]] = {}
+        windows: dict[Key, WatchedModel] = {}
         snapshot.now_ns = self._now_ns()
         begin_s = time.perf_counter()
         for place, identifier in enumerate(kernel.catalog.identifiers()):
@@ -152,9 +166,10 @@ class Feed:
                 key = (item.name, item.version)
                 while key in rows:  # models of several namespaces with one name
                     key = (key[0], f"{key[1]}'")
-                entry = kernel.catalog.entry(identifier, int(item.version)) if item.version else None
-                model = None if entry is None else entry.model
+                model = kernel.loaded_figures(identifier, int(item.version)) if item.version else None
                 row = rows[key] = self._row(key, item, model, windows, number)
+                if key in windows:
+                    windows[key].identifier = identifier
                 figures.add(item.state, row.shown)
         for key in snapshot.rows.keys() - rows.keys():
             snapshot.gone[key] = number
@@ -165,7 +180,7 @@ class Feed:
         return figures
 
     def _row(
-        self, key: Key, item: IndexItem, model: Model | None, windows: dict[Key, tuple[Model, Window]], number: int
+        self, key: Key, item: IndexItem, model: ModelFigures | None, windows: dict[Key, WatchedModel], number: int
     ) -> SentRow:
         row = self.snapshot.rows.get(key) or SentRow()
         shown, same = row.shown, row.item == item
@@ -183,27 +198,27 @@ class Feed:
         return row
 
     def _loaded(
-        self, key: Key, item: IndexItem, model: Model, windows: dict[Key, tuple[Model, Window]], row: SentRow
+        self, key: Key, item: IndexItem, model: ModelFigures, windows: dict[Key, WatchedModel], row: SentRow
     ) -> ModelRow:
         """Return what is shown of a loaded version, which is the same object as before if nothing has happened."""
         now_ns = self.snapshot.now_ns
-        before, window = self._windows.get(key, (None, None))
-        statistics, instances = model.statistics, model.instances
-        static = (instances.count, len(instances.conditions), statistics.workers_lost, statistics.workers_restarted)
+        statistics = model.statistics
+        static = (model.instance_count, model.condition_count, statistics.workers_lost, statistics.workers_restarted)
         same = row.static == static and row.item == item
         row.static = static
-        if before is not model or window is None:
-            window = Window(take_reading(model, now_ns))
-        elif unchanged(model, window):
-            same = same and window.resting
-            window.rest(now_ns)
+        watched = self._windows.get(key)
+        if watched is None or watched.model.statistics is not statistics:  # another load has counters of its own
+            watched = WatchedModel(model, Window(take_reading(model, now_ns)))
+        elif unchanged(model, watched.window):
+            same = same and watched.window.resting
+            watched.window.rest(now_ns)
             if same and row.shown is not None:
-                windows[key] = (model, window)
+                watched.model, windows[key] = model, watched
                 return row.shown
         else:
-            window.add(take_reading(model, now_ns))
-        windows[key] = (model, window)
-        return model_row(item, model, window, now_ns)
+            watched.window.add(take_reading(model, now_ns))
+        watched.model, windows[key] = model, watched
+        return model_row(item, model, watched.window, now_ns)
 
 
 def rows_for(snapshot: Snapshot, seen: int, *, all_states: bool) -> Iterable[bytes]:

@@ -15,7 +15,7 @@ import msgspec
 from protocols.http.dashboard.windows import quantile
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelCounters
 
 #: How many samples are kept, and how long after one the next is due.
 SAMPLES = 60
@@ -54,7 +54,7 @@ class ModelHistory:
 
     __slots__ = ("durations", "failed", "last_active", "samples", "success")
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelCounters) -> None:
         statistics = model.statistics
         self.success = statistics.success.count
         self.failed = statistics.fail.count + statistics.refused
@@ -90,7 +90,7 @@ class History:
         self._rate = self._failure_rate = 0.0
         self._seen = {}
 
-    def add(self, model: Model) -> None:
+    def add(self, model: ModelCounters) -> None:
         """Add a loaded model version to the sample. Those without requests cost half a microsecond."""
         key = (model.spec.name, model.version_text)
         statistics = model.statistics
@@ -105,7 +105,7 @@ class History:
             return
         self._add_active(found, model, success, failed)
 
-    def _add_active(self, found: ModelHistory, model: Model, success: int, failed: int) -> None:
+    def _add_active(self, found: ModelHistory, model: ModelCounters, success: int, failed: int) -> None:
         succeeded, lost = success - found.success, failed - found.failed
         if succeeded or lost:
             found.last_active = self.number

@@ -11,7 +11,7 @@ from protocols.http.dashboard.windows import Reading, Window
 
 if TYPE_CHECKING:
     from kernel.serving.catalog import IndexItem
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelFigures
 
 _MAX_NAME = 256
 MAX_REASON = 2048
@@ -50,7 +50,7 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     last_s: int | None = None
 
 
-def take_reading(model: Model, now_ns: int) -> Reading:
+def take_reading(model: ModelFigures, now_ns: int) -> Reading:
     """Return the counters of a model version now."""
     statistics = model.statistics
     return Reading(
@@ -66,7 +66,7 @@ def take_reading(model: Model, now_ns: int) -> Reading:
     )
 
 
-def unchanged(model: Model, window: Window) -> bool:
+def unchanged(model: ModelFigures, window: Window) -> bool:
     """Whether nothing was counted since the newest reading of a quiet window, and nothing is in flight."""
     statistics, newest = model.statistics, window.newest
     return (
@@ -75,7 +75,7 @@ def unchanged(model: Model, window: Window) -> bool:
         and statistics.execution_count == newest.executions
         and statistics.fail.count == newest.fail
         and statistics.refused == newest.refused
-        and not model.live
+        and not model.in_flight
     )
 
 
@@ -84,9 +84,9 @@ def idle_row(item: IndexItem) -> ModelRow:
     return ModelRow(shown_text(item.name, _MAX_NAME), item.version, item.state)
 
 
-def model_row(item: IndexItem, model: Model, window: Window, now_ns: int) -> ModelRow:
+def model_row(item: IndexItem, model: ModelFigures, window: Window, now_ns: int) -> ModelRow:
     """Return the row of a loaded version, whose `window` was read at `now_ns`."""
-    statistics, instances = model.statistics, model.instances
+    statistics = model.statistics
     executions = window.count("executions")
     bounds = statistics.durations.bounds
     last_ns = statistics.last_inference_ns
@@ -98,12 +98,12 @@ def model_row(item: IndexItem, model: Model, window: Window, now_ns: int) -> Mod
         failure_rate=round(window.rate("fail") + window.rate("refused"), 2),
         p50_ms=_ms(window.quantile_s(bounds, 0.5)),
         p99_ms=_ms(window.quantile_s(bounds, 0.99)),
-        queue=model.live.queued + instances.waiting,
+        queue=model.queued + model.waiting,
         in_flight=model.in_flight,
         oldest_ms=_oldest_ms(model, now_ns),
         batch=round(window.count("rows") / executions, 2) if executions else None,
-        serving=instances.count,
-        instances=sum(1 for _ in instances.everywhere) + sum(each.lost for each in instances.conditions),
+        serving=model.instance_count,
+        instances=model.instance_total,
         requests=statistics.success.count,
         failures=statistics.fail.count,
         refused=statistics.refused,
@@ -117,7 +117,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def _oldest_ms(model: Model, now_ns: int) -> int:
-    """Return the age of the oldest request; requests are in the order in which they came."""
-    oldest = next(iter(model.live.instance_of), None)
-    return 0 if oldest is None else max(now_ns - oldest.received_ns, 0) // 1_000_000
+def _oldest_ms(model: ModelFigures, now_ns: int) -> int:
+    """Return the age of the oldest request."""
+    return max(now_ns - model.oldest_ns, 0) // 1_000_000 if model.oldest_ns else 0

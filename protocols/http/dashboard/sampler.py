@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.model_figures import ModelCounters
     from protocols.http.dashboard.history import History
 
 #: Seconds between two samples, at least and at most. Between these, samples take `_MOST_SHARE` of a processor.
@@ -26,11 +26,11 @@ _PORTION = 50
 class HistorySampler:
     """Samples one server. The modules that it needs are imported with the first sample: a start does not wait."""
 
-    def __init__(self, kernel: Kernel, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, kernel: KernelInterface, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._kernel = kernel
         self._now_ns = now_ns
         self._timer: asyncio.Handle | None = None
-        self._models: Iterator[Model] = iter(())
+        self._models: Iterator[ModelCounters] = iter(())
         self._spent_s = 0.0
         #: None until the first sample.
         self.history: History | None = None
@@ -51,7 +51,7 @@ class HistorySampler:
 
             self.history = History()
         self._spent_s = 0.0
-        self._models = iter(self._kernel.catalog.executing_models())
+        self._models = iter(self._kernel.counters())
         self.history.begin(self._now_ns())
         self._portion(self.history)
 
@@ -73,5 +73,4 @@ class HistorySampler:
         from protocols.http.dashboard.history import ServerSample  # as in `sample`
 
         kernel = self._kernel
-        queue = sum(model.live.queued + model.instances.waiting for model in kernel.catalog.executing_models())
-        history.end(ServerSample(queue, kernel.budget.used_byte_size, time.process_time()))
+        history.end(ServerSample(kernel.queued, kernel.budget.used_byte_size, time.process_time()))

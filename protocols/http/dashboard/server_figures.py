@@ -13,7 +13,7 @@ from kernel.texts import shown_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.http.dashboard.rows import ModelRow
     from shm.region import Region
 
@@ -84,7 +84,7 @@ class ServerFigures:
             self.restarts += row.restarts
 
 
-def server_figures(kernel: Kernel, sums: ServerFigures, cpu: float | None, byte_size: int) -> ServerRow:
+def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | None, byte_size: int) -> ServerRow:
     """Return the figures now; `cpu` and `byte_size` are those of this process."""
     regions = kernel.regions.all()
     return ServerRow(
@@ -125,7 +125,7 @@ def region_rows(regions: Iterable[Region]) -> list[RegionRow]:
     return sorted(rows, key=lambda row: row.name)
 
 
-def _state(kernel: Kernel) -> str:
+def _state(kernel: KernelInterface) -> str:
     if kernel.stopping:
         return "stopping"
     if kernel.start_failed:

@@ -17,7 +17,7 @@ import msgspec
 from kernel.errors import Unavailable
 from kernel.observe.recent.recent_lines import SERVER
 from protocols.http import web
-from protocols.http.dashboard.detail import model_detail, recent_part
+from protocols.http.dashboard.detail import recent_part
 from protocols.http.dashboard.feed import Feed, rows_for
 from protocols.http.dashboard.viewer import find_viewer
 from protocols.http.responses import SERVER_HEADER
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.observe.recent.recent_lines import RecentLine
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.feed import Key, Snapshot
     from protocols.http.dashboard.history import History
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 class EventStreams:
     """All streams of a server, and the feed that they share while there are any."""
 
-    def __init__(self, kernel: Kernel, sampler: HistorySampler) -> None:
+    def __init__(self, kernel: KernelInterface, sampler: HistorySampler) -> None:
         self._kernel = kernel
         self.sampler = sampler
         #: None while nobody looks.
@@ -105,7 +105,7 @@ class Greeting(msgspec.Struct, frozen=True):
 class EventWriter:
     """Makes the events of one stream. Remembers what its client has."""
 
-    def __init__(self, kernel: Kernel, feed: Feed, viewer: Viewer, chosen: Key | None) -> None:
+    def __init__(self, kernel: KernelInterface, feed: Feed, viewer: Viewer, chosen: Key | None) -> None:
         """`chosen` is the model version whose details the client wants to see."""
         self._kernel = kernel
         self._feed = feed
@@ -143,9 +143,9 @@ class EventWriter:
         model_name = SERVER if self._chosen is None else self._chosen[0]
         recent = self._kernel.settings.recent
         if self._chosen is not None:
-            found = self._feed.model(self._chosen)
-            if found is not None:
-                yield _event("detail", _encode(model_detail(*found, self._feed.loads.found)))
+            detail = self._feed.detail(self._chosen)
+            if detail is not None:
+                yield _event("detail", _encode(detail))
             requests = recent.requests.of(model_name) if recent is not None else None
             if requests is not None and requests.change != self._recent_change:
                 self._recent_change = requests.change

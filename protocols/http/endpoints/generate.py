@@ -110,7 +110,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
     if call.http.headers.get("Content-Encoding", IDENTITY) != IDENTITY:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
     name, version = call.names["model"], call.names["version"]
-    head = GenerateHead(call.kernel.resolve(name, version), name, version, call.http.raw_headers)
+    head = GenerateHead(call.kernel.route(name, version), name, version, call.http.raw_headers)
     generated = GenerateCall(call.generation, head, lambda: call.peer)
     if call.kernel.takes_times:
         generated.begin_ns = monotonic_ns()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
-from kernel.health.model_health import model_is_ready, server_is_ready
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:
@@ -18,13 +17,13 @@ async def live(call: HttpCall) -> web.Response:
 
 
 async def ready(call: HttpCall) -> web.Response:
-    return empty_response(plain=True, status=200 if await server_is_ready(call.kernel) else 400)
+    return empty_response(plain=True, status=200 if await call.kernel.server_is_ready() else 400)
 
 
 async def model_ready(call: HttpCall) -> web.Response:
     """Respond whether a version is ready; one that does not exist is not ready (Triton)."""
     try:
-        found = await model_is_ready(call.kernel, call.names["model"], call.names["version"])
+        found = await call.kernel.model_is_ready(call.names["model"], call.names["version"])
     except (ModelNotFound, NoAvailableVersion, ModelNotReady):
         found = False
     if not found:

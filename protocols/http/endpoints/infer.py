@@ -49,16 +49,16 @@ async def infer(call: HttpCall) -> web.StreamResponse:
     http = call.http
     name, version = call.names["model"], call.names["version"]
     begin_ns = monotonic_ns() if call.kernel.takes_times else 0
-    model = call.kernel.resolve_unary(name, version, ENTRY_POINT)
+    route = call.kernel.unary_route(name, version, ENTRY_POINT)
     announced = _announced_header_length(call)
     encoding = _content_encoding(call)
-    collector = BodyCollector(functools.partial(call.kernel.memory_for, model), http.content_length)
+    collector = BodyCollector(functools.partial(call.kernel.memory_for, route), http.content_length)
     try:
         await _receive(call, announced, encoding, collector)
         body = _small_body(collector, encoding)
         offers = http.headers.getall("Accept-Encoding", ())
         head = InferRequestHead(
-            model=model,
+            route=route,
             model_name=name,
             model_version=version,
             target=http.raw_path,

@@ -12,7 +12,7 @@ from kernel.serving.model_metadata import model_metadata
 from protocols.http.responses import json_response, json_text_response
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelFigures
     from protocols.http import web
     from protocols.http.call import HttpCall
 
@@ -29,23 +29,21 @@ async def openapi(call: HttpCall) -> web.Response:
 async def metadata(call: HttpCall) -> web.Response:
     """Return the metadata of a model with the requested version, or with all that are ready."""
     name, version = call.names["model"], call.names["version"]
-    model = call.kernel.served(name, version)
+    model = call.kernel.served_figures(name, version)
     versions = [model.version]
     if not version:
-        versions = [ready.version for ready in call.kernel.catalog.ready_models(name)]
+        versions = [ready.version for ready in call.kernel.figures(name)]
     return json_response(model_metadata(model.spec, versions))
 
 
 async def config(call: HttpCall) -> web.Response:
-    return json_text_response(to_json(call.kernel.served(call.names["model"], call.names["version"]).config).encode())
+    served = call.kernel.served_figures(call.names["model"], call.names["version"])
+    return json_text_response(to_json(served.config).encode())
 
 
 async def clear_poison(call: HttpCall) -> web.Response:
     """Forget the requests that are refused because equal ones have ended workers; returns how many these were."""
-    model = call.kernel.served(call.names["model"], call.names["version"])
-    if model.poison is None:
-        raise InvalidArgument(f"model '{model.name}' remembers no requests (parameter naiad.isolate_poison)")
-    return json_response({"cleared": model.poison.clear()})
+    return json_response({"cleared": call.kernel.clear_poison(call.names["model"], call.names["version"])})
 
 
 async def statistics(call: HttpCall) -> web.Response:
@@ -53,9 +51,9 @@ async def statistics(call: HttpCall) -> web.Response:
     return json_response({"model_stats": [model_report(model) for model in _with_statistics(call)]})
 
 
-def _with_statistics(call: HttpCall) -> list[Model]:
+def _with_statistics(call: HttpCall) -> list[ModelFigures]:
     name, version = call.names.get("model", ""), call.names.get("version", "")
-    models = call.kernel.catalog.ready_models(name)
+    models = call.kernel.figures(name)
     if name and not models:
         raise InvalidArgument(f"requested model '{name}' is not available")
     if version:

@@ -99,7 +99,7 @@ def incoming_body(call: FastCall) -> IncomingBody:
     incoming = IncomingBody(call, head.body_byte_size)
     if head.body_byte_size >= RECEIVE_BUFFER_BYTE_SIZE:
         try:
-            buffer = kernel.receive_buffer(head.model, head.body_byte_size, head.header_length)
+            buffer = kernel.receive_buffer(head.route, head.body_byte_size, head.header_length)
             incoming.receive_buffer = buffer or kernel.message_buffer(head.body_byte_size)
         except ServingError as error:
             incoming.refusal = error

@@ -126,11 +126,11 @@ class KnownRequestHeads:
         if refusal is not None:
             return http_error(RESTRICTED, refusal, plain=True)
         try:
-            model = self._inference.kernel.resolve_unary(fields.model_name, fields.model_version, ENTRY_POINT)
+            route = self._inference.kernel.unary_route(fields.model_name, fields.model_version, ENTRY_POINT)
         except ServingError as error:
             return http_error(HTTP_STATUS[error.code], error.text, plain=True)
         return InferRequestHead(
-            model,
+            route,
             fields.model_name,
             fields.model_version,
             head.target,

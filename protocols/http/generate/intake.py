@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.response import Response
     from protocols.helpers.request_task import RequestTask
     from protocols.http.generate.prepared import PreparedGenerateBody
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class GenerateHead(msgspec.Struct, frozen=True):
     """What the head of a request says."""
 
-    model: Model
+    route: ModelRoute
     #: Name and version as the client gave them.
     model_name: str
     model_version: str
@@ -42,7 +42,7 @@ class GenerateHead(msgspec.Struct, frozen=True):
 class GenerateIntake(Intake):
     """What all requests to /generate of one HTTP server share. No headers are forwarded (Triton)."""
 
-    def __init__(self, kernel: Kernel, max_input_size: int) -> None:
+    def __init__(self, kernel: KernelInterface, max_input_size: int) -> None:
         """`max_input_size` is how many bytes an input may have."""
         super().__init__(kernel)
         self._max_input_size = max_input_size
@@ -59,14 +59,14 @@ class GenerateIntake(Intake):
     def decode(self, call: GenerateCall, body: bytes, received_in: ReceiveBuffer | None) -> Decoded:
         """See `Intake`."""
         request, head = _new_request(call), call.head
-        decode_generate(body, request, head.model.spec, self._max_input_size)
+        decode_generate(body, request, head.route.spec, self._max_input_size)
         # The models may have changed since the head was read.
-        return Decoded(request, self.kernel.resolve(head.model_name, head.model_version))
+        return Decoded(request, self.kernel.route(head.model_name, head.model_version))
 
     def keep(self, call: GenerateCall, body: bytes, decoded: Decoded) -> None:
         """See `Intake`."""
-        assert decoded.model is not None, "a body is kept without its model"
-        self._bodies.add(body, decoded.request, decoded.model)
+        assert decoded.route is not None, "a body is kept without its route"
+        self._bodies.add(body, decoded.request, decoded.route)
 
     def helper_job(
         self, call: GenerateCall, body: bytes, received_in: ReceiveBuffer | None
@@ -76,11 +76,11 @@ class GenerateIntake(Intake):
 
     def job_for_sources(self, call: GenerateCall, sources: list[Tensor]) -> tuple[Request, HelperJob]:
         """Return an empty request, and how a helper decodes a body of which `sources` are the parts."""
-        model = call.head.model
-        arguments = msgspec.msgpack.encode(DecodeGenerateArguments(model.spec, self._max_input_size))
-        return _new_request(call), HelperJob(DECODE_GENERATE, arguments, sources, model)
+        route = call.head.route
+        arguments = msgspec.msgpack.encode(DecodeGenerateArguments(route.spec, self._max_input_size))
+        return _new_request(call), HelperJob(DECODE_GENERATE, arguments, sources, route)
 
-    def read_options(self, octets: bytes, model: Model) -> None:
+    def read_options(self, octets: bytes, route: ModelRoute) -> None:
         """See `Intake`: the response needs to know nothing."""
 
 

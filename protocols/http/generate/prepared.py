@@ -29,7 +29,7 @@ from shm.datatypes import element_count
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
 
 #: How many models have prepared bodies, and how many each has.
@@ -116,8 +116,8 @@ class PreparedGenerateBodies:
                     return body
         return None
 
-    def add(self, text: bytes, request: Request, model: Model) -> None:
-        """Keep a request that was parsed from `text` and checked for `model`, if others like it can be recognised.
+    def add(self, text: bytes, request: Request, route: ModelRoute) -> None:
+        """Keep a request that was parsed from `text` and fits `route`, if others like it can be recognised.
 
         The catalog is as `fill` has last seen it.
         """
@@ -138,7 +138,7 @@ class PreparedGenerateBodies:
         )
         if skeleton is None:
             return
-        common = prepare(request, model)
+        common = prepare(request, route)
         places = [name for name in names if name != _ID]
         common.request.inputs.sort(key=lambda tensor: places.index(tensor.name))
         limit = min(self._max_input_size, INLINE_LIMIT) if common.small else self._max_input_size

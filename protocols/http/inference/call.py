@@ -37,8 +37,8 @@ from protocols.status import http_status
 
 if TYPE_CHECKING:
     from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.response import Response
     from protocols.access.peer_identity import Peer
     from protocols.helpers.request_task import RequestTask
@@ -70,7 +70,7 @@ class DecodedBody(msgspec.Struct, frozen=True):
 class HttpInference(Intake):
     """What all inference requests of one HTTP server share."""
 
-    def __init__(self, kernel: Kernel, max_input_size: int, *, forwards: bool = True) -> None:
+    def __init__(self, kernel: KernelInterface, max_input_size: int, *, forwards: bool = True) -> None:
         """`max_input_size` is how many bytes JSON, raw input and inflated bodies may have.
 
         Without `forwards` no head has headers to forward.
@@ -110,8 +110,8 @@ class HttpInference(Intake):
         if outputs is None:
             return None
         # The models may have changed since the head was read.
-        model = self.kernel.resolve_unary(head.model_name, head.model_version, ENTRY_POINT)
-        return Decoded(request, model, DecodedBody(outputs))
+        route = self.kernel.unary_route(head.model_name, head.model_version, ENTRY_POINT)
+        return Decoded(request, route, DecodedBody(outputs))
 
     def _decode_into(
         self, request: Request, head: InferRequestHead, body: RequestBody, received_in: ReceiveBuffer | None
@@ -121,12 +121,12 @@ class HttpInference(Intake):
         if received_in is not None and not received_in.of_model and length < len(body):
             return None  # the tensors behind the header are not where the model can read them
         if length <= _CAREFUL_BYTE_SIZE:
-            return decode_body(body, length, request, head.model, self.max_input_size)
+            return decode_body(body, length, request, head.route, self.max_input_size)
         if length > _MEDIUM_BYTE_SIZE:
             return None
         view = memoryview(body)
         header = bytes(view[:length])
-        if not self.takes(decode_cost_us(header), others_wait=head.model.in_flight > 0):
+        if not self.takes(decode_cost_us(header), others_wait=head.route.in_flight > 0):
             return None
         try:
             return decode_typed(header, view[length:], request, self.max_input_size)
@@ -135,8 +135,8 @@ class HttpInference(Intake):
 
     def keep(self, call: HttpInferCall, body: RequestBody, decoded: Decoded) -> None:
         """See `Intake`."""
-        assert decoded.model is not None, "a body is kept without its model"
-        self.prepared_bodies.add(call.head, body, decoded.options.outputs, decoded.request, decoded.model)
+        assert decoded.route is not None, "a body is kept without its route"
+        self.prepared_bodies.add(call.head, body, decoded.options.outputs, decoded.request, decoded.route)
 
     def helper_job(
         self, call: HttpInferCall, body: RequestBody, received_in: ReceiveBuffer | None
@@ -151,16 +151,16 @@ class HttpInference(Intake):
         """Return what `helper_job` does for a body of which `sources` are the parts, as it was sent."""
         head = call.head
         arguments = DecodeArguments(
-            head.model.spec,
+            head.route.spec,
             head.model_name,
             announced,
             content_encoding,
             self.max_input_size,
             self.kernel.settings.max_decompression_ratio,
         )
-        return _new_request(call), HelperJob(DECODE_INFER, msgspec.msgpack.encode(arguments), sources, head.model)
+        return _new_request(call), HelperJob(DECODE_INFER, msgspec.msgpack.encode(arguments), sources, head.route)
 
-    def read_options(self, octets: bytes, model: Model) -> DecodedBody:
+    def read_options(self, octets: bytes, route: ModelRoute) -> DecodedBody:
         """See `Intake`."""
         return DecodedBody(read_output_format(octets))
 
@@ -315,7 +315,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         assert self.decoded is not None, "the request was not decoded"
         encoding, outputs = self.head.encoding, self.decoded.outputs
         cost_us = response_cost_us(response, outputs, encoding)
-        if not self.intake.takes(cost_us, others_wait=self.head.model.in_flight > 1):
+        if not self.intake.takes(cost_us, others_wait=self.head.route.in_flight > 1):
             self._encode_in_helper(response, outputs)
             return None
         try:
@@ -343,7 +343,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
 
 
 def decode_body(
-    body: RequestBody, header_length: int, request: Request, model: Model, max_input_size: int
+    body: RequestBody, header_length: int, request: Request, route: ModelRoute, max_input_size: int
 ) -> OutputFormat:
     """Fill `request` from a body whose first `header_length` bytes are JSON; 0 stands for a raw request.
 
@@ -352,7 +352,7 @@ def decode_body(
     if header_length:
         view = memoryview(body)
         return decode_infer(bytes(view[:header_length]), view[header_length:], request, max_input_size)
-    request.inputs.append(decode_raw(body, model.spec))
+    request.inputs.append(decode_raw(body, route.spec))
     return OutputFormat(binary=True)
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from protocols.forwarding import ForwardedHeaders
 
 
 class InferRequestHead(msgspec.Struct, frozen=True):
-    """The facts of a head that the request behind it needs. `model` holds until the catalog of models changes."""
+    """The facts of a head that the request behind it needs. `route` holds until the catalog of models changes."""
 
-    model: Model
+    route: ModelRoute
     #: Name and version as the client gave them, and the request target as it was sent.
     model_name: str
     model_version: str

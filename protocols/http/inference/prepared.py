@@ -20,7 +20,7 @@ from protocols.prepared_cache import PreparedCache
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
     from protocols.http.inference.codec import OutputFormat
@@ -103,9 +103,9 @@ class PreparedBodies:
         return prepared.common.with_inputs(inputs, "" if id is None else id[1].decode(), sink), prepared
 
     def add(
-        self, head: InferRequestHead, body: RequestBody, outputs: OutputFormat, request: Request, model: Model
+        self, head: InferRequestHead, body: RequestBody, outputs: OutputFormat, request: Request, route: ModelRoute
     ) -> None:
-        """Keep a request that was parsed from `body` and checked for `model`, if it can be recognised.
+        """Keep a request that was parsed from `body` and fits `route`, if it can be recognised.
 
         The catalog is as `match` has last seen it.
         """
@@ -118,7 +118,7 @@ class PreparedBodies:
         sizes = [-1 if tensor.data is None else len(tensor.data) for tensor in request.inputs]
         if any(tensor.data is not None and type(tensor.data) is not memoryview for tensor in request.inputs):
             if length == len(body):  # all data is in JSON
-                common = prepare(request, model)
+                common = prepare(request, route)
                 template = _template(head, outputs.any_binary)
                 self._json.add(head.prepared_key, bytes(body), id, common, request, outputs, template)
             return
@@ -127,7 +127,7 @@ class PreparedBodies:
             return
         if id is not None and (b'"id"' in rest or b"\\" in rest):
             return  # a second id, which would count, may hide behind an escape
-        common = prepare(request, model)
+        common = prepare(request, route)
         template = _template(head, outputs.any_binary or common.uses_client_regions)
         total = sum(size for size in sizes if size > 0)
         self._cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))

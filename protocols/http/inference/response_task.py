@@ -17,7 +17,7 @@ from shm.datatypes import element_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from kernel.serving.response import Response
     from protocols.http.inference.codec import OutputFormat
     from shm.tensor import Span, Tensor
@@ -52,7 +52,7 @@ class ResponseTask:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         response: Response,
         output_format: OutputFormat,
         encoding: str,

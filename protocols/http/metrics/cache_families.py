@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kernel.observe.cache_figures import CacheFigures
     from kernel.observe.metrics_config import MetricsConfig
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelFigures
 
 COUNTERS = (
     Value(
@@ -114,7 +114,9 @@ FIGURES = (
 )
 
 
-def render_cache(models: Iterable[Model], figures: CacheFigures, config: MetricsConfig, now_ns: int) -> list[str]:
+def render_cache(
+    models: Iterable[ModelFigures], figures: CacheFigures, config: MetricsConfig, now_ns: int
+) -> list[str]:
     """Return the lines of all families."""
     series = labelled(model for model in models if model.statistics.cached)
     lines: list[str] = []

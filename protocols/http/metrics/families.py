@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kernel.observe.metrics_config import MetricsConfig
     from kernel.observe.quantiles import SlidingQuantiles
     from kernel.observe.statistics import Summaries
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelFigures
 
 
 class LabelledModel(msgspec.Struct, frozen=True):
     """A model version with its labels as text."""
 
-    model: Model
+    model: ModelFigures
     labels: str
 
 
@@ -40,7 +40,7 @@ class Value(msgspec.Struct, frozen=True):
     name: str
     help: str
     #: Returns None for a model to which the family does not apply.
-    value: Callable[[Model], float | None]
+    value: Callable[[ModelFigures], float | None]
     kind: str = "counter"
 
 
@@ -71,12 +71,12 @@ COUNTS = (
     Value(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
-        lambda model: model.live.queued if model.spec.ensemble is None else 0,
+        lambda model: model.queued if model.spec.ensemble is None else 0,
         kind="gauge",
     ),
     Value(
         "nv_model_load_duration_secs",
-        "Model load time in seconds",
+        "ModelFigures load time in seconds",
         lambda model: model.statistics.load_ns / 1e9,
         kind="gauge",
     ),
@@ -122,7 +122,7 @@ OURS = (
     Value(
         "naiad_inference_queue_depth",
         "Number of requests that wait for execution, in the queue or at a model instance",
-        lambda model: model.live.queued + model.instances.waiting,
+        lambda model: model.queued + model.waiting,
         kind="gauge",
     ),
     Value(
@@ -139,7 +139,7 @@ OURS = (
     Value(
         "naiad_model_instance_count",
         "Number of instances of the model that are alive",
-        lambda model: model.instances.count,
+        lambda model: model.instance_count,
         kind="gauge",
     ),
     Value(
@@ -160,12 +160,12 @@ OURS = (
     Value(
         "naiad_poison_requests_total",
         "Number of requests that have ended two workers of the model, the second time alone (naiad.isolate_poison)",
-        lambda model: 0 if model.poison is None else model.poison.found_count,
+        lambda model: model.poison_found,
     ),
     Value(
         "naiad_poison_refusals_total",
         "Number of requests that were refused because an equal one had ended workers of the model",
-        lambda model: 0 if model.poison is None else model.poison.refused_count,
+        lambda model: model.poison_refused,
     ),
     Value(
         "naiad_copied_tensors_total",
@@ -180,25 +180,25 @@ OURS = (
     Value(
         "naiad_model_instance_busy_count",
         "Number of instances of the model that execute for longer than --execution-report-secs",
-        lambda model: model.instances.busy_count,
+        lambda model: model.busy_count,
         kind="gauge",
     ),
     Value(
         "naiad_model_instance_stopped_count",
         "Number of instances of the model whose process is stopped by a signal",
-        lambda model: model.instances.stopped_count,
+        lambda model: model.stopped_count,
         kind="gauge",
     ),
     Value(
         "naiad_model_reload_failed",
         "1 if newer files of the model could not be loaded and it serves with the older ones, else 0 (poll mode)",
-        lambda model: int(bool(model.reload_error)),
+        lambda model: int(model.reload_failed),
         kind="gauge",
     ),
     Value(
         "naiad_arena_used_bytes",
         "Bytes in use for large inputs of the model, in shared memory",
-        lambda model: model.input_arena.allocator.used_bytes if model.input_arena is not None else 0,
+        lambda model: model.arena_used_byte_size,
         kind="gauge",
     ),
 )
@@ -224,7 +224,7 @@ AUTOSCALE = (
 )
 
 
-def _if_scaled(model: Model, count: int) -> int | None:
+def _if_scaled(model: ModelFigures, count: int) -> int | None:
     """Return `count`, or None for a model without `naiad.autoscale`."""
     return None if model.statistics.autoscale_instances is None else count
 
@@ -263,7 +263,7 @@ SUMMARIES = (
 
 
 def render_models(
-    models: Iterable[Model], config: MetricsConfig, now_ns: int, exemplar_offset_ns: int | None = None
+    models: Iterable[ModelFigures], config: MetricsConfig, now_ns: int, exemplar_offset_ns: int | None = None
 ) -> list[str]:
     """Return the lines of all families. A family without any model has its header lines.
 
@@ -297,12 +297,12 @@ def render_models(
     return lines
 
 
-def labelled(models: Iterable[Model]) -> list[LabelledModel]:
+def labelled(models: Iterable[ModelFigures]) -> list[LabelledModel]:
     """Return the model versions with their labels."""
     return [LabelledModel(model, label_text(labels_of(model))) for model in models]
 
 
-def labels_of(model: Model) -> dict[str, str]:
+def labels_of(model: ModelFigures) -> dict[str, str]:
     """Return the labels of a model version; names from tags of its configuration begin with an underscore (Triton)."""
     tags = {tag_label(name): value for name, value in sorted(model.spec.metric_tags.items())}
     namespace = {"namespace": model.spec.namespace} if model.spec.namespace else {}

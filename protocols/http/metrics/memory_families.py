@@ -16,7 +16,7 @@ from protocols.http.metrics.text import label_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.model_figures import ModelFigures
 
 REPORTED = "naiad_model_instance_memory_bytes"
 MEASURED = "naiad_worker_memory_bytes"
@@ -33,7 +33,7 @@ class WorkerMemoryReader:
         #: Process id → bytes that are neither of files nor shared memory.
         self.byte_sizes: dict[int, int] = {}
 
-    async def refresh(self, models: Iterable[Model], now_ns: int) -> None:
+    async def refresh(self, models: Iterable[ModelFigures], now_ns: int) -> None:
         """Ask the system, unless the interval has not passed and no worker is new."""
         pids = {pid for model in models for pid in model.statistics.memory.pids.values()}
         if now_ns - self._read_ns < self._interval_ns and pids <= self.byte_sizes.keys():
@@ -59,7 +59,7 @@ def private_byte_size(statm: str) -> int:
     return max(int(resident) - int(shared), 0) * _PAGE
 
 
-def render_memory(models: Iterable[Model], byte_sizes: dict[int, int]) -> list[str]:
+def render_memory(models: Iterable[ModelFigures], byte_sizes: dict[int, int]) -> list[str]:
     """Return the lines of both families, with `byte_sizes` by process id."""
     reported = _head(REPORTED, "Bytes of memory that a model instance uses, as its backend reports it")
     measured = _head(

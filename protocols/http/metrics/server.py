@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.access.keys import KeyReader
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelInterface,
         sock: socket.socket,
         options: MetricsOptions = _DEFAULTS,
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -87,7 +87,7 @@ class MetricsServer:
             return error_response(405, "Method Not Allowed", plain=True)
         if request_path(http.raw_path) not in ("/metrics", "/metrics/"):
             return web.Response(body=b"", content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
-        await self._memory.refresh(self._kernel.catalog.ready_models(), self._now_ns())
+        await self._memory.refresh(self._kernel.figures(), self._now_ns())
         if self._shows_gpus and self._kernel.gpu_figures is not None:
             await self._kernel.gpu_figures.refresh(self._now_ns())
         if prefers_openmetrics(http.headers.getall("Accept", [])):
@@ -99,7 +99,7 @@ class MetricsServer:
     def render(self, *, openmetrics: bool = False) -> bytes:
         """Return the metrics in Prometheus' text format, with `openmetrics` as `to_openmetrics` takes them."""
         now_ns = self._now_ns()
-        models = self._kernel.catalog.ready_models()
+        models = self._kernel.figures()
         lines = render_models(models, self._config, now_ns, time.time_ns() - now_ns if openmetrics else None)
         lines += render_readiness(self._kernel.catalog.wanted())
         lines += render_memory(models, self._memory.byte_sizes)

@@ -14,13 +14,13 @@ from protocols.http.metrics.host_load import HostLoad
 
 if TYPE_CHECKING:
     from kernel.options import MetricsOptions
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
 
 
 class ServerMetrics:
     """Reads the present values at each scrape."""
 
-    def __init__(self, kernel: Kernel, options: MetricsOptions, now_ns: int) -> None:
+    def __init__(self, kernel: KernelInterface, options: MetricsOptions, now_ns: int) -> None:
         self.registry: Any = Registry()
         self._kernel = kernel
         self._load = HostLoad(options.interval_ms, now_ns) if options.allow_cpu_metrics else None

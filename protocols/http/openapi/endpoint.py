@@ -9,7 +9,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.access.restricted import Restrictions
 
 _encoder = msgspec.json.Encoder()
@@ -18,7 +18,7 @@ _encoder = msgspec.json.Encoder()
 class OpenApi:
     """The document of one server."""
 
-    def __init__(self, kernel: Kernel, restrictions: Restrictions, url: str) -> None:
+    def __init__(self, kernel: KernelInterface, restrictions: Restrictions, url: str) -> None:
         """`url` is where programs on this machine reach the server."""
         self._kernel = kernel
         self._url = url
@@ -34,7 +34,7 @@ class OpenApi:
             catalog = self._kernel.catalog
             if self._generation != catalog.generation:
                 generation = catalog.generation
-                newest = {model.name: model.spec for model in catalog.ready_models()}
+                newest = {model.name: model.spec for model in self._kernel.figures()}
                 # A thousand models take half a second, in which the event loop serves other requests.
                 self._text = await asyncio.to_thread(self._make, list(newest.values()))
                 self._generation = generation

@@ -10,6 +10,7 @@ from kernel.observe.report import model_report
 from kernel.observe.reporting.instance_memory import MemoryUsage
 from kernel.observe.statistics import Duration, ResponseStatistics
 from kernel.serving.batch import Batch
+from kernel.serving.front_doors.model_figures import figures_of
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
@@ -26,7 +27,7 @@ def model() -> Model:
 
 
 def as_json(model: Model) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(model_report(model)))
+    return msgspec.json.decode(msgspec.json.encode(model_report(figures_of(model))))
 
 
 def test_a_report_has_all_sections_before_the_first_request(model: Model) -> None:

@@ -15,6 +15,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.serving.catalog import Catalog, ModelState
+from kernel.serving.front_doors.route import route_to
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.serving.prepared import prepare
@@ -139,8 +140,8 @@ def test_queued_requests_count_in_the_budget_until_their_final_response() -> Non
     budget = ByteBudget(10_000)
     bench = bench_with_queue(budget)
     first = request(100)
-    form = prepare(first, bench.model)
-    bench.kernel.submit(first, fits=bench.model)
+    form = prepare(first, route_to(bench.model))
+    bench.kernel.submit(first, route=route_to(bench.model))
     assert budget.used_byte_size == REQUEST_BYTE_SIZE + 400
     second = form.with_inputs(request(100).inputs, "", RecordingSink())
     bench.kernel.submit(second, form)
@@ -318,7 +319,7 @@ def test_a_request_that_is_refused_keeps_no_lease(bench: Bench, prepared: bool) 
     large = Tensor("IN", "FP32", [1 << 20], bytes(4 << 20))
     first = request()
     bench.kernel.submit(first)
-    form = prepare(msgspec.structs.replace(first, inputs=[large]), bench.model) if prepared else None
+    form = prepare(msgspec.structs.replace(first, inputs=[large]), route_to(bench.model)) if prepared else None
     refused = Request("m", [given, large], RecordingSink())
     refusal(bench.kernel, refused, form)
     assert released == ["it"]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.helper_tasks import TaskResult, TaskSteps
-    from kernel.serving.model import Model
 
 
 class Caller:
@@ -28,7 +28,7 @@ class Caller:
         self.options: bytes | None = None
         self.error: ServingError | None = None
 
-    def prepared(self, response_options: bytes, model: Model) -> None:
+    def prepared(self, response_options: bytes, route: ModelRoute) -> None:
         self.options = response_options
 
     def refused(self, error: ServingError) -> None:
@@ -48,7 +48,7 @@ class Bench:
         self.caller = Caller()
         self.source = self.kernel.memory_for_helper(5000)
         source = Tensor("", "UINT8", [5000], None, self.source.span)
-        self.task = RequestTask(self.kernel, self.model, self.request, self.caller, "n", b"", [source])
+        self.task = RequestTask(self.kernel, self.kernel.route("model"), self.request, self.caller, "n", b"", [source])
 
     @property
     def blocks(self) -> int:
@@ -114,7 +114,7 @@ def test_a_tensor_of_which_only_the_largest_size_was_known_is_cut() -> None:
     bench.task.failed(RequestCancelled())
     assert bench.blocks == 0
     bench = Bench()
-    bench.kernel.check_shapes = lambda request, model: None  # type: ignore[method-assign]
+    bench.kernel.check_shapes = lambda request, route: None  # type: ignore[method-assign]
     bench.task.start()
     bench.run(steps("BYTES", [1], 100, write))
     assert bytes(bench.request.inputs[0].raw()) == b"abcd"
@@ -183,7 +183,7 @@ def test_the_model_may_be_found_by_the_helper() -> None:
 
 def test_an_input_in_a_region_of_a_client_has_no_bytes_in_the_result() -> None:
     bench = Bench()
-    bench.kernel.check_shapes = lambda request, model: None  # type: ignore[method-assign]
+    bench.kernel.check_shapes = lambda request, route: None  # type: ignore[method-assign]
     bench.task.start()
     named = Tensor("A", "FP32", [4], None, None, ClientSpan("region", 16, 8))
     request = Request("model", [named, Tensor("IN", "FP32", [4], b"")], NO_SINK)
@@ -206,7 +206,7 @@ def test_sources_are_inline_in_the_buffer_that_a_message_was_received_in_or_copi
     (copied,) = sources_of(bench.kernel, bytes(range(256)) * 300, None)
     assert copied.data is None
     assert bytes(copied.raw()) == bytes(range(256)) * 300
-    buffer = bench.kernel.receive_buffer(bench.model, 100_000, 0)
+    buffer = bench.kernel.receive_buffer(bench.kernel.route("model"), 100_000, 0)
     assert buffer is not None
     buffer.view[:3] = b"abc"
     (there,) = sources_of(bench.kernel, buffer.view, buffer)
@@ -253,7 +253,9 @@ def test_a_request_that_waits_for_a_helper_counts_in_the_memory_of_all_requests(
     budget = bench.kernel.budget
     before = budget.used_byte_size
     source = Tensor("", "UINT8", [60_000], bytes(60_000))
-    task = RequestTask(bench.kernel, bench.model, Request("model", [], NO_SINK), bench.caller, "n", b"", [source])
+    task = RequestTask(
+        bench.kernel, bench.kernel.route("model"), Request("model", [], NO_SINK), bench.caller, "n", b"", [source]
+    )
     task.start()
     assert budget.used_byte_size >= before + 60_000
     task.failed(RequestCancelled())

@@ -18,7 +18,7 @@ from protocols.testing import FrontDoorLab, LateHelpers
 from shm.tensor import ClientSpan, Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.response import Response
 
@@ -54,19 +54,19 @@ class TextIntake(Intake):
             tensors = inputs(int(message))
         else:
             raise InvalidArgument(f"no number: {message.decode()}")
-        return Decoded(Request("model", tensors, call), self.kernel.resolve("model"), "options")
+        return Decoded(Request("model", tensors, call), self.kernel.route("model"), "options")
 
     def keep(self, call: TextCall, message: bytes, decoded: Decoded) -> None:
-        assert decoded.model is not None
-        self.known[message] = prepare(decoded.request, decoded.model)
+        assert decoded.route is not None
+        self.known[message] = prepare(decoded.request, decoded.route)
 
     def helper_job(self, call: TextCall, message: bytes, received_in: object) -> tuple[Request, HelperJob]:
-        model = self.kernel.resolve("model")
-        arguments = msgspec.msgpack.encode(DecodeArguments(model.spec, "model", len(message), "identity", 1 << 20, 0))
+        route = self.kernel.route("model")
+        arguments = msgspec.msgpack.encode(DecodeArguments(route.spec, "model", len(message), "identity", 1 << 20, 0))
         source = Tensor("", "UINT8", [len(message)], message)
-        return Request("model", [], call), HelperJob(DECODE_INFER, arguments, [source], model)
+        return Request("model", [], call), HelperJob(DECODE_INFER, arguments, [source], route)
 
-    def read_options(self, octets: bytes, model: Model) -> str:
+    def read_options(self, octets: bytes, route: ModelRoute) -> str:
         return "options of the helper"
 
 

@@ -20,7 +20,7 @@ from protocols.grpc.messages.prepared import PreparedMessages, model_of
 from protocols.grpc.messages.raw_contents import first_raw_content
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
 
 SPEC = ModelSpec(
@@ -31,7 +31,7 @@ SPEC = ModelSpec(
     {name: TensorSpec(name, kind, (-1,), (-1,)) for name, kind in (("A", "FP32"), ("B", "UINT8"), ("S", "BYTES"))},
     {"OUT": TensorSpec("OUT", "FP32", (-1,), (-1,))},
 )
-MODEL = cast("Model", SimpleNamespace(spec=model_spec()))  # it is only returned
+ROUTE = cast("ModelRoute", SimpleNamespace(spec=model_spec()))  # it is only returned
 SINK = RecordingSink()
 
 
@@ -60,7 +60,7 @@ def prepared_from(*messages: pb.ModelInferRequest) -> PreparedMessages:
     assert prepared.match(None, b"", 1, SINK) is None
     for each in messages:
         octets = each.SerializeToString()
-        prepared.add(octets, parsed(octets), MODEL)
+        prepared.add(octets, parsed(octets), ROUTE)
     return prepared
 
 
@@ -88,7 +88,7 @@ def test_a_request_from_a_prepared_one_equals_the_parsed_one(again: pb.ModelInfe
     octets = again.SerializeToString()
     found = prepared.match(None, kind(octets), 1, SINK)
     assert found is not None
-    assert found[1].common.model is MODEL
+    assert found[1].common.route is ROUTE
     assert facts(found[0]) == facts(parsed(octets))
     assert found[0].sink is SINK
 
@@ -152,7 +152,7 @@ def test_messages_with_a_field_twice_are_left_to_protobuf(tail: bytes) -> None:
     made = octets[:-contents] + tail + octets[-contents:]
     prepared = PreparedMessages()
     prepared.match(None, b"", 1, SINK)
-    prepared.add(made, parsed(octets), MODEL)
+    prepared.add(made, parsed(octets), ROUTE)
     assert prepared.match(None, made, 1, SINK) is None
 
 
@@ -193,7 +193,7 @@ def test_any_bytes_can_be_matched_and_added(octets: bytes) -> None:
         request = parsed(message().SerializeToString())
     except ServingError:
         raise AssertionError from None
-    prepared.add(octets, request, MODEL)
+    prepared.add(octets, request, ROUTE)
 
 
 @pytest.mark.parametrize(("octets", "found"), [
@@ -214,8 +214,8 @@ def test_the_start_of_a_message_matches_an_earlier_message_of_its_size() -> None
     for whole in (octets, other):
         matched = prepared.match_start(whole[:1024], len(whole), 1)
         assert matched is not None
-        assert matched[0] is MODEL
-        assert matched == (MODEL, first_raw_content(whole[:1024]))
+        assert matched[0] is ROUTE
+        assert matched == (ROUTE, first_raw_content(whole[:1024]))
     assert prepared.match_start(octets[:1024], len(octets) + 1, 1) is None
     assert prepared.match_start(octets[:30], len(octets), 1) is None
     assert prepared.match_start(octets[:1024], len(octets), 2) is None
@@ -231,4 +231,4 @@ def test_contents_behind_an_input_in_shared_memory_are_the_first() -> None:
     del made.inputs[2], made.raw_input_contents[1]
     octets = made.SerializeToString()
     matched = prepared_from(made).match_start(octets[:1024], len(octets), 1)
-    assert matched == (MODEL, first_raw_content(octets[:1024]))
+    assert matched == (ROUTE, first_raw_content(octets[:1024]))

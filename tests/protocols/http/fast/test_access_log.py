@@ -31,7 +31,7 @@ class Transport:
 
 
 def call(kernel: Kernel) -> FastCall:
-    head = InferRequestHead(kernel.resolve("echo"), "echo", "1", TARGET, 70, 60, IDENTITY)
+    head = InferRequestHead(kernel.route("echo"), "echo", "1", TARGET, 70, 60, IDENTITY)
     found = FastCall(HttpInference(kernel, 1 << 20), head, None)
     found.begin_ns, found.request_id = monotonic_ns(), "an id"
     return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def call(kernel: Kernel, body_byte_size: int, header_length: int) -> FastCall:
-    model = kernel.resolve("echo")
+    model = kernel.route("echo")
     head = InferRequestHead(model, "echo", "", "/", body_byte_size, header_length, IDENTITY)
     return FastCall(HttpInference(kernel, 1 << 20), head, None)
 
@@ -38,7 +38,7 @@ def test_parts_become_one_body(with_kernel: WithKernel) -> None:
 def test_a_body_for_which_its_model_has_no_memory_left_is_received_for_a_helper(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         model = kernel.resolve("echo")
-        small = kernel.memory_for(model, 1)
+        small = kernel.memory_for(kernel.route("echo"), 1)
         assert model.input_arena is not None
         size = model.input_arena.allocator.capacity // 4 + 1  # blocks are powers of two: one takes half
         small.release()
@@ -71,7 +71,7 @@ def test_a_body_with_a_receive_buffer_is_received_there(with_kernel: WithKernel)
     async def test(kernel: Kernel) -> None:
         model = kernel.resolve("echo")
         data = bytes(range(256)) * 1_000
-        buffer = kernel.receive_buffer(model, len(data), 100)
+        buffer = kernel.receive_buffer(kernel.route("echo"), len(data), 100)
         assert buffer is not None
         incoming = IncomingBody(call(kernel, len(data), 100), len(data), buffer)
         incoming.add(data[:1000])

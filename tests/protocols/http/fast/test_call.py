@@ -36,7 +36,7 @@ def request_text(byte_size: int, id: str) -> bytes:
 def begin(inference: HttpInference, id: str = "") -> FastCall:
     """Return a call of the model `stuck`, which has no response yet."""
     text = request_text(4, id)
-    model = inference.kernel.resolve("stuck")
+    model = inference.kernel.route("stuck")
     head = InferRequestHead(
         model, "stuck", "", "/", len(text) + 4, len(text), IDENTITY, response_headers=b"Vary: Origin\r\n"
     )

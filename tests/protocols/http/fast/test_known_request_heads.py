@@ -52,7 +52,7 @@ def test_a_head_of_inference_has_the_model_that_executes_the_request(with_kernel
         assert known.head == parse_head(INFER, LIMIT)
         target = "/v2/models/echo/infer"
         headers = ((b"Host", b"x"), (b"Content-Length", b"7"))
-        wanted = InferRequestHead(kernel.resolve("echo"), "echo", "", target, 7, 7, IDENTITY, headers=headers)
+        wanted = InferRequestHead(kernel.route("echo"), "echo", "", target, 7, 7, IDENTITY, headers=headers)
         assert known.infer == wanted
         assert known.refusal is None
         assert (known.text, known.generation) == (INFER, kernel.catalog.generation)

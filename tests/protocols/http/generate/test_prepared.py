@@ -18,9 +18,9 @@ from protocols.http.generate.codec import decode_generate
 from protocols.http.generate.prepared import PreparedGenerateBodies
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
 
-MODEL: Model = object()  # type: ignore[assignment]  # prepared bodies only hand it back
+ROUTE: ModelRoute = object()  # type: ignore[assignment]  # prepared bodies only hand it back
 SINK = RecordingSink()
 LIMIT = 1 << 10
 EXAMPLES = int(os.environ.get("NAIAD_EXAMPLES", "2000"))
@@ -63,7 +63,7 @@ def remembering(*texts: bytes) -> PreparedGenerateBodies:
     bodies = PreparedGenerateBodies(LIMIT)
     bodies.fill(new_request(), b"", 1)
     for text in texts:
-        bodies.add(text, parsed(text), MODEL)
+        bodies.add(text, parsed(text), ROUTE)
     return bodies
 
 
@@ -197,7 +197,7 @@ def test_what_is_recognised_is_what_the_parser_takes(texts: list[bytes]) -> None
             assert found is None
             continue
         if found is None:
-            bodies.add(text, expected, MODEL)
+            bodies.add(text, expected, ROUTE)
         else:
             assert facts(found) == facts(expected)
             event("recognised")

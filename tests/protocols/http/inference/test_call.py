@@ -68,7 +68,7 @@ def begin(
     """Return a call that was started with a body behind the length of its JSON."""
     header_length, octets = given
     head = InferRequestHead(
-        kernel.resolve(model), model, "", f"/{model}", len(octets), header_length, encoding, forwarded
+        kernel.route(model), model, "", f"/{model}", len(octets), header_length, encoding, forwarded
     )
     call = RecordedCall(inference or HttpInference(kernel, 1 << 20), head, Waiter())
     call.start(octets)
@@ -328,7 +328,7 @@ def test_the_waiter_is_called_once(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
         for given in (body(), (2, b"{]")):
             waiter = Waiter()
-            model = kernel.resolve("echo")
+            model = kernel.route("echo")
             head = InferRequestHead(model, "echo", "", "/", len(given[1]), given[0], IDENTITY)
             RecordedCall(HttpInference(kernel, 1 << 20), head, waiter).start(given[1])
             assert waiter.ready == 1

@@ -17,9 +17,9 @@ from protocols.http.inference.prepared import PreparedBodies
 from protocols.http.inference.response_template import ResponseTemplate
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
 
-MODEL: Model = object()  # type: ignore[assignment]  # prepared bodies only hand it back
+ROUTE: ModelRoute = object()  # type: ignore[assignment]  # prepared bodies only hand it back
 SINK = RecordingSink()
 DATA = bytes(range(12))
 
@@ -28,7 +28,7 @@ def infer_head(
     name: str, version: str, header_length: int, encoding: str = IDENTITY, response_headers: bytes = b""
 ) -> InferRequestHead:
     return InferRequestHead(
-        MODEL, name, version, "/", header_length + 12, header_length, encoding, response_headers=response_headers
+        ROUTE, name, version, "/", header_length + 12, header_length, encoding, response_headers=response_headers
     )
 
 
@@ -50,7 +50,7 @@ def remembering(head: InferRequestHead, octets: bytes) -> PreparedBodies:
     bodies = PreparedBodies(1 << 20)
     assert bodies.match(head, octets, 1, SINK) is None
     request, outputs = parsed(head, octets)
-    bodies.add(head, octets, outputs, request, MODEL)
+    bodies.add(head, octets, outputs, request, ROUTE)
     return bodies
 
 
@@ -70,7 +70,7 @@ def test_a_prepared_request_is_what_parsing_makes_of_it(more: dict[str, Any], sp
     assert found is not None
     assert facts(found[0]) == facts(parsed(again_head, again)[0])
     assert found[0].id == "another"
-    assert found[1].common.model is MODEL
+    assert found[1].common.route is ROUTE
 
 
 @pytest.mark.parametrize("id", ['quote"', "back\\slash", "ä", "line\n", ""])
@@ -166,6 +166,6 @@ def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatc
         head, octets = body(parameters={"priority": priority})
         bodies.match(head, octets, 1, SINK)
         request, outputs = parsed(head, octets)
-        bodies.add(head, octets, outputs, request, MODEL)
+        bodies.add(head, octets, outputs, request, ROUTE)
         assert bodies.match(head, octets, 1, SINK) is not None
         assert len(bodies._cache.entries) <= 2

@@ -16,9 +16,9 @@ from protocols.http.inference.prepared import PreparedBodies
 from shm.tensor import ClientSpan
 
 if TYPE_CHECKING:
-    from kernel.serving.model import Model
+    from kernel.serving.front_doors.route import ModelRoute
 
-MODEL: Model = object()  # type: ignore[assignment]  # prepared bodies only hand it back
+ROUTE: ModelRoute = object()  # type: ignore[assignment]  # prepared bodies only hand it back
 SINK = RecordingSink()
 LIMIT = 1 << 20
 
@@ -32,7 +32,7 @@ def body(*tensors: str, before: str = "", behind: str = "") -> bytes:
 
 
 def head(text: bytes, header_length: int | None = None) -> InferRequestHead:
-    return InferRequestHead(MODEL, "m", "", "/", len(text), len(text) if header_length is None else header_length, "")
+    return InferRequestHead(ROUTE, "m", "", "/", len(text), len(text) if header_length is None else header_length, "")
 
 
 def parsed(text: bytes) -> tuple[Request, Any]:
@@ -51,7 +51,7 @@ def remembering(*texts: bytes, limit: int = LIMIT) -> PreparedBodies:
     for text in texts:
         assert bodies.match(head(text), text, 1, SINK) is None
         request, outputs = parsed(text)
-        bodies.add(head(text), text, outputs, request, MODEL)
+        bodies.add(head(text), text, outputs, request, ROUTE)
     return bodies
 
 
@@ -145,7 +145,7 @@ def test_bodies_in_which_the_data_or_id_is_not_beyond_doubt_are_parsed_each_time
     bodies = PreparedBodies(LIMIT)
     bodies.match(head(text), text, 1, SINK)
     request, outputs = parsed(text)
-    bodies.add(head(text), text, outputs, request, MODEL)
+    bodies.add(head(text), text, outputs, request, ROUTE)
     found = match(bodies, text)
     assert found is None or facts(found) == facts(request)
     assert match(bodies, text.replace(b'"x"', b'"y"', 1).replace(b"[1, 2]", b"[1, 3]", 1)) is None
@@ -202,7 +202,7 @@ def test_clients_that_never_repeat_themselves_do_not_fill_the_memory() -> None:
     for number in range(200):
         text = body(tensor("[1, 2]"), before=f'"parameters": {{"sequence_id": {number + 1}}}, ')
         request, outputs = parsed(text)
-        bodies.add(head(text), text, outputs, request, MODEL)
+        bodies.add(head(text), text, outputs, request, ROUTE)
     assert len(bodies._json._cache.entries) == 72
 
 

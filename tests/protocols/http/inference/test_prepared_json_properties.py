@@ -182,7 +182,7 @@ class Lab:
     def response(self, inference: HttpInference, model: str, body: bytes) -> tuple[object, list[object]]:
         """Return the whole response without its date, and what the model was asked."""
         self.submitted.clear()
-        head = InferRequestHead(self.kernel.resolve(model), model, "", f"/{model}", len(body), len(body), IDENTITY)
+        head = InferRequestHead(self.kernel.route(model), model, "", f"/{model}", len(body), len(body), IDENTITY)
         call = FastCall(inference, head, Waiter())
         call.start(body)
         assert call.response is not None

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.observe.statistics import BatchStatistics, Duration
+from kernel.serving.front_doors.model_figures import figures_of
 from kernel.serving.instances import Condition
 from kernel.serving.model import Model
 from kernel.serving.request import Request
@@ -41,7 +42,7 @@ def model(
 
 
 def lines(models: list[Model], config: MetricsConfig = ALL) -> list[str]:
-    return render_models(models, config, now_ns=0)
+    return render_models([figures_of(each) for each in models], config, now_ns=0)
 
 
 def families(models: list[Model], config: MetricsConfig = ALL) -> dict[str, Metric]:

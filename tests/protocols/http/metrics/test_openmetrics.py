@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.histogram import STAY_NS
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig
+from kernel.serving.front_doors.model_figures import figures_of
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
 from protocols.http.metrics.families import render_models
@@ -59,7 +60,7 @@ def test_openmetrics_is_for_those_who_rank_it_above_the_text_format(accepts: lis
 def test_a_strict_reader_finds_the_same_samples_in_both_formats() -> None:
     served = model()
     served.statistics.durations.observe(700_000)
-    page = "\n".join([*render_models([served], ALL, 0), ""])
+    page = "\n".join([*render_models([figures_of(served)], ALL, 0), ""])
     read = list(read_openmetrics(to_openmetrics(page.encode()).decode()))
     # The reader of the text format adds `_total` to the name of each counter.
     assert samples(read) == {
@@ -88,7 +89,7 @@ def test_the_bucket_of_a_traced_request_has_its_trace() -> None:
         served.statistics.durations.observe(duration_ns)
     served.statistics.record_traced(700_000, "17", 2 * 10**9)
     served.statistics.record_traced(90_000_000_000, "0af7651916cd43dd8448eb211c80319c", 3 * 10**9)
-    lines = render_models([served], ALL, 0, 10**18)
+    lines = render_models([figures_of(served)], ALL, 0, 10**18)
     read = read_openmetrics(to_openmetrics("\n".join(lines).encode()).decode())
     (family,) = (family for family in read if family.name == REQUEST_DURATION)
     found = {sample.labels["le"]: sample.exemplar for sample in family.samples if sample.exemplar}
@@ -96,7 +97,7 @@ def test_the_bucket_of_a_traced_request_has_its_trace() -> None:
         ("0.001", {"trace_id": "17"}, 0.0007, 1_000_000_002),
         ("+Inf", {"trace_id": "0af7651916cd43dd8448eb211c80319c"}, 90, 1_000_000_003),
     ]
-    assert not any("trace_id" in line for line in render_models([served], ALL, 0)), "in the text format"
+    assert not any("trace_id" in line for line in render_models([figures_of(served)], ALL, 0)), "in the text format"
 
 
 def test_the_bucket_of_a_first_response_has_its_trace() -> None:
@@ -104,7 +105,7 @@ def test_the_bucket_of_a_first_response_has_its_trace() -> None:
     assert served.statistics.first_responses is not None
     served.statistics.first_responses.observe(90)
     served.statistics.record_traced(90_000_000, "17", 2 * 10**9)
-    lines = render_models([served], ALL, 0, 10**18)
+    lines = render_models([figures_of(served)], ALL, 0, 10**18)
     read = read_openmetrics(to_openmetrics("\n".join(lines).encode()).decode())
     (family,) = (family for family in read if family.name == FIRST_RESPONSE)
     found = [(s.labels["le"], s.exemplar) for s in family.samples if s.exemplar]

@@ -1,0 +1,228 @@
+"""What front doors see of the server: an interface, so that a front door may be in a process of its own.
+
+`Kernel` is this interface for front doors in its process. A front door in a process of its own has another object,
+which keeps a copy of what it needs to decide and sends messages for the rest.
+
+Whether a call may wait:
+
+- Requests, routes and memory never wait. What is refused later is a response to the sink of the request.
+- What is read (settings, the state of the server, figures) never waits in the kernel's process. From another process
+  the state and the settings are copies that the kernel pushes; figures have to be asked for.
+- Administration (the repository, regions of clients, settings of traces and logs) may wait: calls that are `async` here
+  do so in the kernel's process, too. Nothing of an inference request waits for administration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from kernel.memory.client_regions import RegionRegistry
+    from kernel.memory.receive_buffer import ReceiveBuffer
+    from kernel.memory.refusals import MemoryRefusals
+    from kernel.observe.cache_figures import CacheFigures
+    from kernel.observe.reporting.gpu_figures import GpuFigureReader
+    from kernel.observe.reporting.repository_health import RepositoryHealth
+    from kernel.serving.catalog import IndexItem
+    from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
+    from kernel.serving.front_doors.route import ModelRoute
+    from kernel.serving.helper_tasks import FrontDoorHelpers
+    from kernel.serving.kernel import KernelSettings, RepositoryControl, ServerIdentity
+    from kernel.serving.prepared import PreparedRequest
+    from kernel.serving.request import Request
+    from kernel.settings import LogSettings, TraceSettings
+    from shm.arena import Block
+    from shm.budget import ByteBudget
+
+
+class CatalogView(Protocol):
+    """The models, as the front door knows them. Nothing here waits."""
+
+    #: Grows with every change of the models: what was prepared before may no longer be right. An attribute, because
+    #: every request reads it.
+    generation: int
+
+    def ready_names(self) -> Collection[str]:
+        """Return the names of the models that clients reach without a version, in no order."""
+
+    def all_ready(self) -> bool:
+        """Whether every version that should be loaded is READY and has a living instance."""
+
+    def identifiers(self) -> list[str]:
+        """Return the identifiers of all models that the index lists, in their order."""
+
+    def index_of(self, identifier: str, ready: bool = False) -> list[IndexItem]:
+        """Return the lines of the repository index about one model."""
+
+    def wanted(self) -> list[IndexItem]:
+        """Return the lines of the index about versions that serve, or that should and do not."""
+
+
+class KernelInterface(Protocol):
+    """The server, for front doors."""
+
+    @property
+    def catalog(self) -> CatalogView: ...
+
+    # ---- requests: nothing waits -----------------------------------------------------------------
+
+    @property
+    def helpers(self) -> FrontDoorHelpers: ...
+
+    @property
+    def takes_times(self) -> bool:
+        """Whether front doors note when requests come, because one of the next may be traced."""
+
+    @property
+    def cancel(self) -> Callable[..., None]:
+        """Cancels the requests that it is given, whose client has left. Each still gets its final response."""
+
+    def route(self, name: str, version: str = "") -> ModelRoute:
+        """Return the route of a call that takes any number of responses. Raises `ServingError`."""
+
+    def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
+        """As `route`, for a call named `entry_point` with one response. Raises `DecoupledOverUnary`, too."""
+
+    def submit(
+        self,
+        request: Request,
+        prepared: PreparedRequest | None = None,
+        received_in: ReceiveBuffer | None = None,
+        route: ModelRoute | None = None,
+        *,
+        admitted: bool = False,
+    ) -> None:
+        """Check and queue `request`, see `Kernel.submit`. Never raises: a refusal is a response to its sink."""
+
+    def begin_preparing(self, request: Request, byte_size: int) -> None:
+        """Admit a request that is submitted later, and count `byte_size` bytes. Raises `ServingError`."""
+
+    def end_preparing(self, byte_size: int) -> None:
+        """A request that `begin_preparing` has admitted was submitted or refused."""
+
+    def check_shapes(self, request: Request, route: ModelRoute) -> None:
+        """Check a request whose tensors have a place, but perhaps no bytes yet. Raises `ServingError`."""
+
+    # ---- memory: nothing waits -------------------------------------------------------------------
+
+    @property
+    def budget(self) -> ByteBudget: ...
+
+    @property
+    def memory_refusals(self) -> MemoryRefusals: ...
+
+    def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
+        """Return memory in which to receive a body, that the models of `route` can read; None if there is no room.
+
+        The tensors begin at `first_tensor` of the body.
+        """
+
+    def message_buffer(self, byte_size: int) -> ReceiveBuffer:
+        """Return a buffer in which to receive a message that a helper decodes. Raises `ArenaFull`."""
+
+    def memory_for(self, route: ModelRoute, byte_size: int) -> Block:
+        """Return a block that workers of `route` can read; the caller releases it. Raises `ArenaFull`."""
+
+    def memory_for_helper(self, byte_size: int) -> Block:
+        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
+
+    # ---- the state of the server: nothing waits in the kernel's process --------------------------
+
+    @property
+    def settings(self) -> KernelSettings: ...
+
+    @property
+    def identity(self) -> ServerIdentity: ...
+
+    @property
+    def starting(self) -> bool: ...
+
+    @property
+    def start_failed(self) -> bool: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def live(self) -> bool:
+        """Whether the server has started. Raises `Unavailable` while it stops."""
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model version can execute now. Raises `ServingError`."""
+
+    async def server_is_ready(self) -> bool:
+        """Whether the server accepts requests; models may be asked. Raises `Unavailable` while it stops."""
+
+    async def model_is_ready(self, name: str, version: str = "") -> bool:
+        """As `model_ready`; the model itself may be asked."""
+
+    # ---- figures: read when they are asked for ---------------------------------------------------
+
+    def figures(self, name: str = "") -> list[ModelFigures]:
+        """Return the figures of the READY versions of all models, or of those called `name`, in order."""
+
+    def counters(self) -> Sequence[ModelCounters]:
+        """Return the counters of all versions that can have requests."""
+
+    @property
+    def queued(self) -> int:
+        """How many requests wait for an execution."""
+
+    def served_figures(self, name: str, version: str = "") -> ModelFigures:
+        """Return the figures of a version that serves. Raises `ServingError`."""
+
+    def loaded_figures(self, identifier: str, version: int) -> ModelFigures | None:
+        """Return the figures of a version by its model's identifier; None if it is not loaded."""
+
+    def instance_figures(self, identifier: str, version: int) -> list[InstanceFigures]:
+        """Return the figures of the instances of a version; none if it is not loaded."""
+
+    @property
+    def repository_health(self) -> RepositoryHealth: ...
+
+    @property
+    def cache_figures(self) -> CacheFigures | None: ...
+
+    @property
+    def gpu_figures(self) -> GpuFigureReader | None: ...
+
+    @property
+    def lost_log_lines(self) -> Callable[[], int]: ...
+
+    @property
+    def trace_counts(self) -> Callable[[], tuple[int, int]]: ...
+
+    @property
+    def record_counts(self) -> Callable[[], tuple[int, int]]: ...
+
+    @property
+    def connections(self) -> dict[str, Callable[[], int]]:
+        """Functions by protocol that return the number of connections. Each front door adds its own."""
+
+    @property
+    def certificate_expiry(self) -> dict[str, Callable[[], float | None]]:
+        """The same for when a front door's certificate expires."""
+
+    # ---- administration --------------------------------------------------------------------------
+
+    @property
+    def repository(self) -> RepositoryControl: ...
+
+    @property
+    def regions(self) -> RegionRegistry: ...
+
+    def clear_poison(self, name: str, version: str = "") -> int:
+        """Forget the requests that are refused because equal ones have ended workers; returns how many these were.
+
+        Raises `ServingError`.
+        """
+
+    def check_client_shm(self, *, local_peer: bool) -> None:
+        """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""
+
+    @property
+    def trace(self) -> TraceSettings: ...
+
+    @property
+    def log(self) -> LogSettings: ...

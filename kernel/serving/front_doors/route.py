@@ -1,0 +1,47 @@
+"""Where the requests go that name a model, and perhaps a version of it. Pure.
+
+A front door knows a route, and not the version that executes a request: `Kernel.submit` decides that, once, for each
+request. What was prepared for a route holds for every version that it may lead to, because a request for a version
+with another signature is checked again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+
+
+class RouteRule(Protocol):
+    """Decides which version executes a request. A route without a rule leads to one version."""
+
+    def choose(self, request: Request) -> Model:
+        """Return the version for `request`. Called in `Kernel.submit`, once for each request; never waits.
+
+        Raises `ServingError` to refuse the request.
+        """
+
+
+class ModelRoute(msgspec.Struct, frozen=True):
+    """The way of requests with one name and version, as long as the catalog has the same generation."""
+
+    #: The signature: the specification of the versions that execute the requests.
+    spec: ModelSpec
+    #: The version that executes the requests; for a route with a rule, those for which it makes no difference.
+    model: Model
+    rule: RouteRule | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have no final response yet."""
+        return self.model.in_flight
+
+
+def route_to(model: Model) -> ModelRoute:
+    """Return the route to a version: requests of a sequence that another version has begun go to that one."""
+    return ModelRoute(model.spec, model, model.rule)
