@@ -28,8 +28,9 @@ from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.front_doors.model_figures import figures_of, instance_figures
-from kernel.serving.front_doors.route import route_to
+from kernel.serving.front_doors.route import ModelRoute, Wait, route_to
 from kernel.serving.helper_tasks import NoHelpers
+from kernel.serving.routes.waiting import WaitingRequests
 from kernel.serving.validation import validate
 from kernel.version import __version__
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
-    from kernel.serving.front_doors.route import ModelRoute
+    from kernel.serving.front_doors.route import RouteRule
     from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.model import Model
     from kernel.serving.prepared import PreparedRequest
@@ -155,6 +156,9 @@ class Kernel:
         #: Cancels requests whose client has left, many in several iterations. Each still gets its final response.
         self.cancel: Callable[..., None] = Cancellations(clock).add
         self.nested_loads = NestedLoads()
+        #: The requests whose rule cannot decide yet, and the rules of models, by name.
+        self.waiting = WaitingRequests(self._submit_again, clock)
+        self._rules: dict[str, RouteRule] = {}
         self._inputs = inputs
         self.memory_refusals = inputs.refusals
         #: What the tensors of all requests may take.
@@ -222,14 +226,14 @@ class Kernel:
 
     def route(self, name: str, version: str = "") -> ModelRoute:
         """Return the route of a call that takes any number of responses. Raises `ServingError`."""
-        return route_to(self.resolve(name, version))
+        return route_to(self.resolve(name, version), self._rules.get(name))
 
     def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
         """Return the route of a unary call.
 
         `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
         """
-        route = route_to(self.resolve(name, version))
+        route = self.route(name, version)
         if route.spec.decoupled:
             raise DecoupledOverUnary(entry_point)
         return route
@@ -245,10 +249,7 @@ class Kernel:
         pinned: Model | None = None,
         checked: bool = False,
     ) -> None:
-        """Check and queue `request`. Never waits, and never raises.
-
-        The request's sink gets the responses, possibly before this method returns. The response to a request that is
-        refused has an error, and `refused`.
+        """Check and queue `request`; its sink gets all responses, also a refusal. Never waits, and never raises.
 
         Args:
             prepared: what `request` was made from, at the same `catalog.generation`: only client regions are checked.
@@ -256,22 +257,23 @@ class Kernel:
             route: the route whose signature the request fits, at the same `catalog.generation`.
             admitted: whether `begin_preparing` has admitted the request: then it is accepted while the server drains.
             pinned: the version to execute it, which its parent has pinned (`Model.pin`). The parent has paid for it.
-            checked: whether a request with equal shapes and datatypes was checked before by the same version. The
-                request then has its `batch_size`, and names no region of a client.
+            checked: whether the same version has checked an equal request; this one has its `batch_size` and no region.
         """
         budget = self._budget
         try:
             way = prepared.route if prepared is not None else route or pinned or self._route_for(request)
             model = pinned or way.model  # type: ignore[union-attr]  # it is no `Model` here
             if way.rule is not None:
-                model = way.rule.choose(request)
+                if (chosen := self._choose(way, way.rule, request, received_in, admitted=admitted)) is None:
+                    return  # it waits
+                model = chosen
                 if model.spec is not way.spec:  # it may have another signature
                     prepared, route, checked = None, None, False
             if self.stopping and not admitted and pinned is None and not model.continues(request):
                 raise ServerStopping(request.id)
             if budget.used_byte_size > budget.limit_byte_size and pinned is None:
                 raise self.memory_refusals.full()
-            request.received_ns = self._clock.now_ns()
+            request.received_ns = request.received_ns or self._clock.now_ns()  # it may have waited
             if prepared is None or not prepared.small:
                 try:
                     if not checked:
@@ -296,6 +298,48 @@ class Kernel:
             return
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.count_in(budget)
+
+    def _choose(
+        self,
+        way: ModelRoute | Model,
+        rule: RouteRule,
+        request: Request,
+        received_in: ReceiveBuffer | None,
+        *,
+        admitted: bool,
+    ) -> Model | None:
+        """Return the version for `request`; None if the request waits. Raises `ServingError`."""
+        chosen = rule.choose(request)
+        if not isinstance(chosen, Wait):
+            own = chosen.rule  # the version may have replaced one that has begun the sequence of the request
+            if own is None or own is rule:
+                return chosen
+            return self._choose(chosen, own, request, received_in, admitted=admitted)
+        if self.stopping and not admitted:
+            raise ServerStopping(request.id)
+        if self._budget.used_byte_size > self._budget.limit_byte_size:
+            raise self.memory_refusals.full()
+        request.received_ns = request.received_ns or self._clock.now_ns()
+        self._inputs.lease(request)
+        validate(request, way.spec)
+        self._inputs.place_large(request, way.model if isinstance(way, ModelRoute) else way, received_in)
+        request.count_in(self._budget)
+        self.waiting.add(request, rule, chosen)
+        return None
+
+    def _submit_again(self, request: Request) -> None:
+        """Submit a request that has waited."""
+        self._budget.used_byte_size -= request.byte_size  # it is counted again if it has to be queued
+        request.budget = None
+        self.submit(request, admitted=True)
+
+    def set_rule(self, name: str, rule: RouteRule | None) -> None:
+        """Let `rule` decide which version executes the requests for the model `name`; None ends that."""
+        if rule is None:
+            self._rules.pop(name, None)
+        else:
+            self._rules[name] = rule
+        self.catalog.generation += 1  # routes that front doors know have the former rule
 
     def _refuse(self, request: Request, error: Exception) -> None:
         """Respond why `request` is not queued."""
@@ -381,6 +425,7 @@ class Kernel:
         """Recompute the invariants of every model's requests and batches; for tests."""
         for model in self.catalog.ready_models():
             model.check()
+        self.waiting.check()
         self.calls.check()
 
     # ---- figures -----------------------------------------------------------------------------
@@ -417,7 +462,7 @@ class Kernel:
     @property
     def in_flight(self) -> int:
         """The number of requests of clients that were accepted and have no final response yet."""
-        return self._preparing + sum(model.root_count for model in self.catalog.executing_models())
+        return self._preparing + len(self.waiting) + sum(model.root_count for model in self.catalog.executing_models())
 
     async def drain(self) -> None:
         """Refuse new requests and wait until every accepted one has its final response.
@@ -428,12 +473,15 @@ class Kernel:
         while self._preparing:
             self._all_prepared.clear()
             await self._all_prepared.wait()
+        await self.waiting.drain()
         await asyncio.gather(*(model.drain() for model in self.catalog.executing_models()))
 
     def abandon(self) -> None:
         """Fail all requests that have no final response: the exit timeout has expired."""
+        error = Unavailable("Server exiting: the request took longer than the exit timeout")
+        self.waiting.fail_all(error)
         for model in self.catalog.executing_models():
-            model.abandon(Unavailable("Server exiting: the request took longer than the exit timeout"))
+            model.abandon(error)
 
 
 def _no_traces() -> tuple[int, int]:

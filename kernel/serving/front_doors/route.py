@@ -13,17 +13,26 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
+    from kernel.errors import ServingError
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A rule cannot decide yet: the request waits until `WaitingRequests.decide_again` is called for the rule."""
+
+    #: When the request is refused with `error`, in monotonic nanoseconds.
+    until_ns: int
+    error: ServingError
 
 
 class RouteRule(Protocol):
     """Decides which version executes a request. A route without a rule leads to one version."""
 
-    def choose(self, request: Request) -> Model:
-        """Return the version for `request`. Called in `Kernel.submit`, once for each request; never waits.
+    def choose(self, request: Request) -> Model | Wait:
+        """Return the version for `request`, or that it has to wait. Called in `Kernel.submit`; never waits.
 
-        Raises `ServingError` to refuse the request.
+        Called once for each request, and once more after each wait. Raises `ServingError` to refuse the request.
         """
 
 
@@ -42,6 +51,9 @@ class ModelRoute(msgspec.Struct, frozen=True):
         return self.model.in_flight
 
 
-def route_to(model: Model) -> ModelRoute:
-    """Return the route to a version: requests of a sequence that another version has begun go to that one."""
-    return ModelRoute(model.spec, model, model.rule)
+def route_to(model: Model, rule: RouteRule | None = None) -> ModelRoute:
+    """Return the route to a version, or to what `rule` chooses.
+
+    Requests of a sequence that another version has begun go to that one, whatever the route is.
+    """
+    return ModelRoute(model.spec, model, rule or model.rule)

@@ -14,7 +14,7 @@ from protocols.http.dashboard.sampler import HistorySampler
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.front_doors.interface import KernelInterface
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.stream import EventStreams
 
@@ -26,7 +26,7 @@ FILE_PREFIX = "/dashboard/files/"
 class Dashboard:
     """The page of one server."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: KernelInterface) -> None:
         #: None until the page is opened.
         self.streams: EventStreams | None = None
         self.sampler = HistorySampler(kernel)
