@@ -17,6 +17,7 @@ from bench.density import measurement as density
 from bench.density.figures import Density
 from bench.density.table import print_table as print_density
 from bench.heavy import command as heavy
+from bench.overload import print_overload
 from bench.server import ServerFailed
 from bench.triton import NotAvailable
 
@@ -65,6 +66,12 @@ WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure o
 Quick = Annotated[
     bool, typer.Option("--quick", help="a first look: one cold round, fewer points, files in build/bench/")
 ]
+
+
+@cli.command()
+def overload() -> None:
+    """Ten times what a model can do: responses in time, refusals, health, memory and recovery (1 minute)."""
+    print_overload()
 
 
 @cli.command()

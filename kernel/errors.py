@@ -293,6 +293,18 @@ class PoisonRequest(InvalidArgument):
         )
 
 
+class DeadlineTooNear(Unavailable):
+    """The queue is so long that the request would not be executed before its client gives up."""
+
+    before_queueing = True
+
+    def __init__(self, model: str, wait_ms: float, left_ms: float) -> None:
+        super().__init__(
+            f"model '{model}' has requests for about {wait_ms:.0f} ms, and the deadline of this one is in "
+            f"{left_ms:.0f} ms; try again later"
+        )
+
+
 class NoInstanceInTime(Unavailable):
     """The worker of the model was lost, and no other was there within the timeout of the request."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from grpclib.const import Status
 
-from kernel.errors import ErrorCode, NoMemory, QueueFull, QuotaExceeded
+from kernel.errors import DeadlineTooNear, ErrorCode, NoMemory, QueueFull, QuotaExceeded
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
@@ -52,4 +52,6 @@ def grpc_status(error: ServingError) -> Status:
 
 def may_retry(error: ServingError) -> bool:
     """Whether the client should send the request again, a moment later."""
-    return isinstance(error, (QuotaExceeded, QueueFull)) or (isinstance(error, NoMemory) and error.retry_later)
+    return isinstance(error, (QuotaExceeded, QueueFull, DeadlineTooNear)) or (
+        isinstance(error, NoMemory) and error.retry_later
+    )

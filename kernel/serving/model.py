@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InternalError, NoInstanceInTime, ServingError
+from kernel.errors import DeadlineTooNear, InternalError, NoInstanceInTime, ServingError
 from kernel.health.model_health import ModelHealth
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
@@ -195,12 +195,35 @@ class Model:
             raise self._failure
         if self.poison is not None and self.poison.remembers:
             self.poison.check(request)
+        if request.deadline_ns:
+            self._check_deadline(request.deadline_ns)
         request.owner = self
         request.queue_start_ns = self._clock.now_ns()
         live = self.live
         live.instance_of[request] = None  # repeats `live.add`, to save a call for each request
         live.queued += 1
         self.inbox.post(Submitted(request))
+
+    def _check_deadline(self, deadline_ns: int) -> None:
+        """Raise `DeadlineTooNear` if a request could not be executed in time: it would only delay others.
+
+        Without instances, and where requests do not wait in their order, nothing is known.
+        """
+        spec, count, queued = self.spec, self.instances.count, self.live.queued
+        if not queued or not count or spec.sequence_batching is not None or spec.fair is not None:
+            return
+        batching = spec.dynamic_batching
+        if batching is not None and batching.priority_levels:
+            return
+        rows = 1 if batching is None else max(1, spec.max_batch_size)
+        # Those that wait, the batch that is executed now, and that of this request; a tenth more, because no two
+        # executions take the same time.
+        batches = -(-queued // rows) // count + 2
+        wait_ns = batches * self.instances.mean_execution_ns() * 11 // 10
+        left_ns = deadline_ns - self._clock.now_ns()
+        if wait_ns > left_ns:
+            self.statistics.refused += 1
+            raise DeadlineTooNear(self.name, wait_ns / 1e6, max(0, left_ns) / 1e6)
 
     def instance_name(self, request: Request) -> str:
         """Return the name of the instance that a live request was dispatched to; empty for none."""

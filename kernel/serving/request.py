@@ -137,6 +137,8 @@ class Request(msgspec.Struct, eq=False):
     #: With how many workers the request was lost while they executed it. If any, it shares no batch
     #: (`kernel.isolation.suspects`).
     suspected: int = 0
+    #: When the client gives up, in monotonic nanoseconds; 0 if that is not known.
+    deadline_ns: int = 0
     #: About how many bytes the request takes beside blocks of arenas. If it had to be queued, they count in `budget`
     #: until its final response.
     byte_size: int = 0

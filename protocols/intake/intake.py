@@ -43,6 +43,8 @@ class IntakeCall(Protocol):
     decoding: RequestTask | None
     #: The id of the request, for logs.
     request_id: str
+    #: When the client gives up, in monotonic nanoseconds; 0 if that is not known.
+    deadline_ns: int
 
     @property
     def explain(self) -> bool:
@@ -179,6 +181,8 @@ def take(call: IntakeCall, message: Any, received_in: ReceiveBuffer | None = Non
                 return
             request, decoded, prepared, route = new.request, new.options, None, new.route
         call.request, call.decoded, call.request_id = request, decoded, request.id
+        if call.deadline_ns:
+            request.deadline_ns = call.deadline_ns
         if forwarded is not None:
             request.parameters = forwarded.added_to(request.parameters)
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grpclib.const import Status
 
-from kernel.errors import ArenaFull, ErrorCode, NoMemory, QueueFull, QuotaExceeded
+from kernel.errors import ArenaFull, DeadlineTooNear, ErrorCode, NoMemory, QueueFull, QuotaExceeded
 from protocols.status import GRPC_STATUS, HTTP_STATUS, grpc_status, http_status, may_retry
 
 
@@ -14,13 +14,20 @@ def test_every_code_has_a_status_that_says_error() -> None:
     assert Status.OK not in GRPC_STATUS.values()
 
 
-def test_errors_that_triton_does_not_have_say_whether_to_try_again() -> None:
+def test_errors_say_whether_to_try_again() -> None:
     found = {
         type(error): (http_status(error), grpc_status(error), may_retry(error))
-        for error in (QueueFull(""), QuotaExceeded("", 1), ArenaFull(1), NoMemory("too large"))
+        for error in (
+            QueueFull(""),
+            DeadlineTooNear("m", 2, 1),
+            QuotaExceeded("", 1),
+            ArenaFull(1),
+            NoMemory("too large"),
+        )
     }
     assert found == {
         QueueFull: (503, Status.UNAVAILABLE, True),
+        DeadlineTooNear: (503, Status.UNAVAILABLE, True),
         QuotaExceeded: (429, Status.RESOURCE_EXHAUSTED, True),
         ArenaFull: (503, Status.RESOURCE_EXHAUSTED, True),
         NoMemory: (503, Status.RESOURCE_EXHAUSTED, False),

@@ -7,6 +7,7 @@ the server, cancels the request.
 from __future__ import annotations
 
 import asyncio
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -83,6 +84,7 @@ class InferCall(msgspec.Struct, eq=False):
     #: Made where the response is not a single one with the final flag.
     _only: OnlyResponse | None = None
     _deadline: asyncio.TimerHandle | None = None
+    deadline_ns: int = 0
     #: The memory that a large message is received in.
     _buffer: ReceiveBuffer | None = None
     #: When the call and its message came, in monotonic nanoseconds; 0 unless requests are traced. The second one
@@ -97,6 +99,7 @@ class InferCall(msgspec.Struct, eq=False):
         timeout_s = self._stream.request_head.timeout_s
         if timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+            self.deadline_ns = monotonic_ns() + round(timeout_s * 1e9)
         if self._stream.complete_message is None:
             self._stream.message_reader.choose_buffer = self._choose_buffer
 

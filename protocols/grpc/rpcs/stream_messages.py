@@ -48,6 +48,8 @@ class StreamRequest(msgspec.Struct, eq=False):
     decoded: PreparedMessage | MessageOptions | None = None
     decoding: RequestTask | None = None
     request_id: str = ""
+    #: The deadline of a stream is not that of its requests.
+    deadline_ns: int = 0
     #: When the message came, in monotonic nanoseconds; 0 unless requests are traced.
     begin_ns: int = 0
     #: Whether it is being given to the kernel: until then no response is written.

@@ -103,6 +103,7 @@ class GenerateCall:
         self.decoded: PreparedGenerateBody | None = None
         self.decoding: RequestTask | None = None
         self.request_id = ""
+        self.deadline_ns = 0
         #: Why the request was not submitted.
         self.error: Exception | None = None
         #: When the request came, in monotonic nanoseconds; 0 unless requests are traced.

@@ -206,6 +206,8 @@ class HttpInferCall(msgspec.Struct, eq=False):
     decoding: RequestTask | None = None
     #: Only where the response and the final flag come apart.
     _only: OnlyResponse | None = None
+    #: HTTP has no header for it.
+    deadline_ns: int = 0
     #: Has a helper encode the response.
     _encoding: ResponseTask | None = None
 

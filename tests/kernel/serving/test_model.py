@@ -4,7 +4,7 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec
-from kernel.errors import InternalError, RequestCancelled, Unavailable
+from kernel.errors import DeadlineTooNear, InternalError, RequestCancelled, Unavailable
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import Condition, InstanceSet
@@ -144,3 +144,28 @@ def test_a_version_that_was_closed_stays_closed_when_an_instance_comes_back() ->
     model.accept()
     with pytest.raises(Unavailable, match="^closed$"):
         model.submit(request()[0])
+
+
+def test_a_request_that_cannot_be_executed_before_its_deadline_is_refused_and_others_are_queued() -> None:
+    clock = FakeClock()
+    model = Model(model_spec(), ModelConfig(), 1, direct, clock)
+    model.start()
+    model.instances.add(FakeInstance("model_0"))
+
+    def submit(deadline_ns: int = 0) -> Request:
+        submitted, _ = request()
+        submitted.deadline_ns = deadline_ns
+        model.submit(submitted)
+        return submitted
+
+    mean_ns = model.instances.mean_execution_ns()
+    submit(deadline_ns=clock.now_ns() + 1)  # nothing waits: it is executed at once
+    while not model.live.queued:
+        submit()
+    for _ in range(9):
+        submit()
+    with pytest.raises(DeadlineTooNear, match="the deadline of this one is in"):
+        submit(deadline_ns=clock.now_ns() + 10 * mean_ns)
+    assert not submit(deadline_ns=clock.now_ns() + 20 * mean_ns).finished
+    assert model.statistics.refused == 1
+    model.abandon(Unavailable("the test has ended"))

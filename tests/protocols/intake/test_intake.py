@@ -81,6 +81,7 @@ class TextCall:
         self.decoded: Any = None
         self.decoding: Any = None
         self.request_id = ""
+        self.deadline_ns = 0
         self.error: Exception | None = None
         self.responses: list[Response] = []
         self.after_helper = 0

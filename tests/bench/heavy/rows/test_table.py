@@ -28,7 +28,13 @@ def test_each_row_has_a_name_of_its_own_and_is_found_by_it() -> None:
 
 def test_each_route_that_takes_a_body_is_attacked() -> None:
     tables = (routes._LITERAL, routes._MODEL_ENDPOINTS, routes._REPOSITORY_ENDPOINTS, routes._SHARED_MEMORY_ENDPOINTS)
-    all_of_them = [endpoint for table in tables for endpoint in table.values() if "POST" in endpoint.handlers]
+    without_body = routes._MODEL_ENDPOINTS["poison/clear"]  # it is not read
+    all_of_them = [
+        endpoint
+        for table in tables
+        for endpoint in table.values()
+        if "POST" in endpoint.handlers and endpoint is not without_body
+    ]
     attacked = [found[0] for path in paths("http") if (found := routes.find_endpoint(path)) is not None]
     assert [endpoint for endpoint in all_of_them if endpoint not in attacked] == []
 
