@@ -297,6 +297,9 @@ def harmed_regions(settings: Settings) -> Finding:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 status, text = post(server, "/v2/models/echo/infer", body)
+                if status == 404:  # the server gives a region up that was shortened under a request
+                    post(server, "/v2/systemsharedmemory/region/r/register", where)
+                    continue
                 key = str(status) if status == 200 else f"{status} {text[:150]}"
                 statuses[key] = statuses.get(key, 0) + 1
             stop.set()
