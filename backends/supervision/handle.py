@@ -82,9 +82,8 @@ class WorkerHandle:
         self._iteration_end = IterationEnd.current()
         self._model = model
         self._next_number = 1  # of the next request in messages to the worker
-        #: Requests for which the worker has not sent the final response, by their numbers in its messages.
-        self._requests: dict[int, Request] = {}
-        self._slow = False  # as `BusyPolling.worker_begins` has returned
+        self._requests: dict[int, Request] = {}  # without a final response yet, by their numbers in messages
+        self._slow = False  # as `BusyPolling.worker_ends` has returned
         self._memory: WorkerMemory | RemoteMemory
         self._send_execute: Callable[[wire.Execute], None]
         if session.local:
@@ -92,15 +91,11 @@ class WorkerHandle:
         else:
             self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
             self._send_execute = self._memory.send_execute
-        #: Responses that clients took and for which no credit was sent yet, by request number.
-        self._unsent_credit: dict[int, int] = {}
-        #: Responses for which credit was sent, by request number.
-        self._granted: dict[int, int] = {}
+        self._unsent_credit: dict[int, int] = {}  # responses that clients took without credit sent, by request number
+        self._granted: dict[int, int] = {}  # responses for which credit was sent, by request number
         self._lost = False
-        #: Set when the worker has no request left; None while no `drain` waits.
-        self._drained: asyncio.Event | None = None
-        #: The first unfinished batch when the timer for reading the outbox was set; 0 if it is not set.
-        self._watched_batch = 0
+        self._drained: asyncio.Event | None = None  # set when the worker has no request left; None if nothing waits
+        self._watched_batch = 0  # the first unfinished batch when the timer for the outbox was set; 0 if it is not set
         self.has_executed = False  # whether the worker has executed a batch
         self._metrics = ReportedMetrics(name, model.statistics.custom)
         self.health: WorkerHealthCheck | None = None  # of a model with a health check
@@ -132,7 +127,9 @@ class WorkerHandle:
                 messages.append(wire.RequestMessage(number, []))
             else:
                 if not self._requests:
-                    self._slow = self._poller.polling.worker_begins(self._model.instances.mean_execution_ns())
+                    polling = self._poller.polling
+                    polling.busy_workers += 1
+                    polling.slow_workers += self._slow
                 self._requests[number] = request
                 in_flight += 1
                 if request.leased and (error := self._try_attach(request)) is not None:
@@ -364,7 +361,7 @@ class WorkerHandle:
         if final:
             del self._requests[number]
             if not self._requests:
-                self._poller.polling.worker_ends(slow=self._slow)
+                self._idle()
             if self._worker_calls is not None:
                 self._worker_calls.parent_ended(request)
             if self._unsent_credit:
@@ -390,7 +387,7 @@ class WorkerHandle:
             raise ValueError(f"request {number} was rescheduled, which is not being executed")
         del self._requests[number]
         if not self._requests:
-            self._poller.polling.worker_ends(slow=self._slow)
+            self._idle()
         self._unsent_credit.pop(number, None)
         self._granted.pop(number, None)
         self._poller.moved(-1)
@@ -431,11 +428,15 @@ class WorkerHandle:
             request.model_name, version, request.id, message.outputs, message.parameters, None, final, leased
         )
 
+    def _idle(self) -> None:
+        """The worker has no request any more."""
+        self._slow = self._poller.polling.worker_ends(self._model.instances.mean_execution_ns(), slow=self._slow)
+
     def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
         """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
         request = self._requests.pop(number)
         if not self._requests:
-            self._poller.polling.worker_ends(slow=self._slow)
+            self._idle()
         self._poller.moved(-1)
         self.record.batches[batch_number].remove(request)
         if request.trace is not None:
@@ -491,7 +492,7 @@ class WorkerHandle:
                 else:
                     returned.append(request)
         if was_busy and not self._requests:
-            self._poller.polling.worker_ends(slow=self._slow)
+            self._idle()
         self._model.instances.recalled(self, returned)
         for request in returned:
             if self._worker_calls is not None:
@@ -590,7 +591,7 @@ class WorkerHandle:
         self._lost = True
         self._memory.close()
         if self._requests:
-            self._poller.polling.worker_ends(slow=self._slow)
+            self._idle()
         self._poller.moved(-len(self._requests))
         self._metrics.end()
         if self.health is not None:

@@ -87,8 +87,8 @@ class BusyPolling:
         #: With more requests in flight nothing polls.
         self.max_in_flight = _MAX_IN_FLIGHT_PER_PROCESSOR * processor_count
         self._pause = PollPause()
-        #: The number of requests that workers have, of workers that have requests, and of those of them whose
-        #: executions take long.
+        #: The number of requests that workers have, of workers that have requests, and of slow ones among these
+        #: (`worker_ends`). A worker's handle counts its worker when the first request is sent.
         self.in_flight = 0
         self.busy_workers = 0
         self.slow_workers = 0
@@ -102,21 +102,16 @@ class BusyPolling:
         """How long a worker may poll after the request that it gets now; 0 if other workers need the processors."""
         return self.longest_ns if self.in_flight <= self._processor_count else 0
 
-    def worker_begins(self, execution_ns: int) -> bool:
-        """A worker has requests now, and executes for `execution_ns` on average. Returns whether it counts as slow.
+    def worker_ends(self, execution_ns: int, *, slow: bool) -> bool:
+        """A worker has no request any more: the one that counted it in `busy_workers` and, if `slow`, in
+        `slow_workers`. Returns whether it is slow next time; it executes for `execution_ns` on average.
 
         While only slow workers have requests nothing polls: requests and messages that come meanwhile are soon there,
         but what everybody waits for is not, and a process that polls takes time and caches from one that computes.
         """
-        slow = 2 * execution_ns > self.longest_ns
-        self.busy_workers += 1
-        self.slow_workers += slow
-        return slow
-
-    def worker_ends(self, *, slow: bool) -> None:
-        """A worker has no request any more. `slow` is what `worker_begins` has returned."""
         self.busy_workers -= 1
         self.slow_workers -= slow
+        return 2 * execution_ns > self.longest_ns
 
     def woke(self, now_ns: int) -> bool:
         """Return whether to poll during the next wait. Called after a wait without polling."""

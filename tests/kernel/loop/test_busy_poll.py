@@ -97,14 +97,15 @@ def test_nobody_polls_while_only_slow_models_are_executed() -> None:
     for _ in range(2):
         server.wakes(SHORT_NS, in_flight=1)
     assert server.wakes(SHORT_NS, in_flight=1)
-    slow = server.polling.worker_begins(LONGEST_NS)
+    polling = server.polling
+    polling.busy_workers, polling.slow_workers = 1, 1
     assert not server.wakes(SHORT_NS, in_flight=1)
-    fast = server.polling.worker_begins(SHORT_NS)
+    polling.busy_workers = 2
     assert server.wakes(SHORT_NS, in_flight=2), "the response of the fast model comes soon"
     assert server.polls(SHORT_NS, in_flight=2, moved=True)
-    server.polling.worker_ends(slow=fast)
+    assert polling.worker_ends(SHORT_NS, slow=False) is False, "it is fast next time, too"
     assert not server.polls(SHORT_NS, in_flight=1, moved=True)
-    server.polling.worker_ends(slow=slow)
+    assert polling.worker_ends(LONGEST_NS, slow=True) is True
     assert server.wakes(SHORT_NS, in_flight=1)
 
 
