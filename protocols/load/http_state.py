@@ -17,15 +17,21 @@ _MAX_KNOWN_HEADS = 256
 _EVENT = b"data: "
 _ERROR_EVENT = b'data: {"error"'
 
+#: Responses with these statuses have no body, and none needs a length.
+_WITHOUT_BODY = (b"100", b"204", b"304")
+
+_TOO_MUCH = "more bytes than the response has"
+
 
 class ResponseHead(NamedTuple):
     """What counts of a response's head."""
 
     status: int
-    #: Bytes of the body; None where it comes in chunks.
+    #: Bytes of the body; None where it comes in chunks, or ends with the connection.
     byte_size: int | None
     #: Whether the connection can take another request.
     keeps_alive: bool
+    in_chunks: bool = False
 
 
 class UnreadableResponse(ValueError):
@@ -84,6 +90,9 @@ class HttpLoadState:
     def feed(self, data: bytes) -> int:
         """Take received bytes. Returns what they mean for the request in flight."""
         if self.left:
+            if len(data) > self.left:
+                self.left = 0
+                return self._broken(_TOO_MUCH)
             self.left -= len(data)
             return self._done() if not self.left else INCOMPLETE
         if self._in_body:
@@ -110,7 +119,7 @@ class HttpLoadState:
         if head.status == 200 and head.byte_size is not None:
             left = head.byte_size - len(data) + end + 4
             if left < 0:
-                return self._broken("more bytes than the response has")
+                return self._broken(_TOO_MUCH)
             self.left = left
             return INCOMPLETE if left else self._done()
         self._in_body = True
@@ -120,7 +129,7 @@ class HttpLoadState:
 
     def closed(self) -> int:
         """The server has closed the connection. Returns the outcome of the request in flight."""
-        if self._in_body and self._head.byte_size is None and not self._head.keeps_alive:
+        if self._in_body and self._head.byte_size is None and not self._head.in_chunks:
             return self._end_of_body()
         return self._broken("the server closed the connection before its response was complete")
 
@@ -138,6 +147,10 @@ class HttpLoadState:
         self._body += data
         if self._head.byte_size is not None:
             return self._end_of_body() if len(self._body) >= self._head.byte_size else INCOMPLETE
+        if not self._head.in_chunks:
+            self._take_chunk(bytes(self._body))
+            self._body.clear()
+            return INCOMPLETE
         while True:
             line_end = self._body.find(b"\r\n")
             if line_end < 0:
@@ -145,6 +158,8 @@ class HttpLoadState:
             try:
                 size = int(bytes(self._body[:line_end]).partition(b";")[0], 16)
             except ValueError:
+                size = -1
+            if size < 0:
                 return self._broken("a body whose chunks have no length")
             if len(self._body) < line_end + 2 + size + 2:
                 return INCOMPLETE
@@ -192,8 +207,11 @@ def read_head(block: bytes) -> ResponseHead:
     if version == b"HTTP/1.0":
         keeps_alive = headers.get(b"connection", b"").lower() == b"keep-alive"
     if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
-        return ResponseHead(int(rest[:3]), None, keeps_alive)
-    length = headers.get(b"content-length", b"0")
+        return ResponseHead(int(rest[:3]), None, keeps_alive, in_chunks=True)
+    length = headers.get(b"content-length")
+    if length is None and rest[:3] not in _WITHOUT_BODY:
+        return ResponseHead(int(rest[:3]), None, keeps_alive=False)
+    length = length or b"0"
     if not length.isdigit():
         raise UnreadableResponse(f"a response with the length {length[:40]!r}")
     return ResponseHead(int(rest[:3]), int(length), keeps_alive)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from kernel.command.bench.requests import BenchInput
@@ -39,6 +40,8 @@ class InputShapes:
         """`given` are the shapes of `--shape`, without the dimension of the batch. Raises `ClientError`."""
         self.tensors: list[dict[str, Any]] = list(metadata["inputs"])
         names = [tensor["name"] for tensor in self.tensors]
+        if unknown := [tensor["datatype"] for tensor in self.tensors if tensor["datatype"] not in DATATYPES]:
+            raise ClientError(f"this command does not know the datatype '{unknown[0]}'")
         if unknown := [name for name in given if name not in names]:
             raise ClientError(f"--shape: the model has no input '{unknown[0]}'; it takes {', '.join(names)}")
         self._given = given
@@ -87,8 +90,6 @@ def generated_values(shapes: InputShapes, kind: str) -> list[list[BenchInput]]:
 
 
 def _generated(datatype: str, count: int, source: random.Random | None) -> bytes:
-    if datatype not in DATATYPES:
-        raise ClientError(f"this command does not know the datatype '{datatype}'")
     made = max(1, min(count, _RANDOM_ELEMENTS))
     if datatype == "BYTES":
         elements: list[Any] = [_text(source) for _ in range(made)]
@@ -126,7 +127,9 @@ def file_values(shapes: InputShapes, path: Path) -> list[list[BenchInput]]:
             found = _json_inputs(shapes, json.loads(path.read_bytes()), path)
     except OSError as error:
         raise ClientError(f"--input: cannot read '{path}': {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
+    except RecursionError:
+        raise ClientError(f"--input: cannot read '{path}': its lists are nested too deeply") from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ClientError(f"--input: cannot read '{path}': {error}") from None
     if not found:
         raise ClientError(f"--input: '{path}' has no request")
@@ -153,14 +156,16 @@ def _folder_inputs(shapes: InputShapes, folder: Path) -> list[BenchInput]:
 def _numpy_inputs(shapes: InputShapes, path: Path) -> list[BenchInput]:
     import numpy as np  # imported late: most runs have no NumPy file
 
-    loaded = np.load(path, allow_pickle=False)
+    with path.open("rb") as file:  # NumPy leaves it open where it cannot read it
+        loaded: Any = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray) != (path.suffix == ".npy"):  # NumPy looks at the content, not at the name
+            raise ClientError(f"--input: '{path}' is not what its ending {path.suffix} says")
+        arrays: dict[str, Any] = {"": loaded} if path.suffix == ".npy" else dict(loaded)
     if path.suffix == ".npy":
         if len(shapes.tensors) != 1:
             names = ", ".join(tensor["name"] for tensor in shapes.tensors)
             raise ClientError(f"--input: the model takes {names}: give an .npz file with an array for each")
-        arrays: dict[str, Any] = {shapes.tensors[0]["name"]: loaded}
-    else:
-        arrays = dict(loaded)
+        arrays = {shapes.tensors[0]["name"]: loaded}
     _check_names(shapes, arrays, path)
     return [_array_input(tensor, arrays[tensor["name"]]) for tensor in shapes.tensors if tensor["name"] in arrays]
 
@@ -226,11 +231,13 @@ def _json_input(shapes: InputShapes, tensor: Mapping[str, Any], value: Any, *, b
         content = value.get("content", value)
     own = shapes.of(tensor)
     if shape is not None:
+        if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
+            raise ClientError(f"--input: input '{name}' has the shape {shape!r}, which is no list of sizes")
         # perf_analyzer's shapes have no batch; those of a request have it.
-        own = list(shape) if batched or len(shape) == len(own) else [own[0], *shape]
+        own = list(shape) if batched or len(shape) == len(own) else [*own[:1], *shape]
     if isinstance(content, dict):
-        if "b64" not in content:
-            raise ClientError(f"--input: input '{name}' is neither a list nor {{\"b64\": ...}}")
+        if not isinstance(content.get("b64"), str):
+            raise ClientError(f"--input: input '{name}' is neither a list nor {{\"b64\": TEXT}}")
         return _checked(tensor, own, base64.b64decode(content["b64"]))
     elements = list(_flat(content)) if isinstance(content, list) else [content]
     try:

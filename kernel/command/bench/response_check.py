@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 def wrong_response(outputs: Sequence[FoundOutput], metadata: Mapping[str, Any]) -> str:
     """Return what is wrong with the outputs of a response, or nothing.
 
-    Outputs without a datatype are known by their names alone.
+    Outputs without a datatype are known by their names alone. A server that describes no outputs may send any.
     """
     known = {each["name"]: each for each in metadata["outputs"]}
+    if not known:
+        return ""
     if not outputs:
-        return "it has no outputs" if known else ""
+        return "it has no outputs"
     for output in outputs:
         expected = known.get(output.name)
         if expected is None:

@@ -156,16 +156,19 @@ class HttpBenchTarget:
 
     def metadata(self) -> dict[str, Any]:
         """See `BenchTarget`."""
-        found: dict[str, Any] = self._call(self._model)
-        return found
+        found = self._call(self._model)
+        try:
+            return {**found, **{kind: _tensors(found.get(kind) or []) for kind in ("inputs", "outputs")}}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ClientError(f"{self._model} does not describe a model of an inference server") from None
 
     def config(self) -> dict[str, Any] | None:
         """See `BenchTarget`."""
         try:
-            found: dict[str, Any] = self._call(f"{self._model}/config")
+            found = self._call(f"{self._model}/config")
         except ClientError:
             return None
-        return found
+        return found if isinstance(found, dict) else None
 
     def statistics(self) -> list[dict[str, Any]] | None:
         """See `BenchTarget`."""
@@ -204,6 +207,8 @@ class HttpBenchTarget:
                     body = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise ClientError(f"{self._url}: the request has failed: {error or type(error).__name__}") from None
+        except ValueError as error:
+            raise ClientError(f"{self._url}: the response cannot be read: {error}") from None
         return _outputs(response, body)
 
     def register(self, name: str, key: str, byte_size: int) -> None:
@@ -230,12 +235,22 @@ class HttpBenchTarget:
         return call(url, body, self._settings.headers)
 
 
+def _tensors(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the metadata of a model says about its inputs or outputs. Raises what it lacks."""
+    return [
+        {"name": each["name"], "datatype": each["datatype"], "shape": [int(dim) for dim in each["shape"]]}
+        for each in given
+    ]
+
+
 def _outputs(response: http.client.HTTPResponse, body: bytes) -> list[FoundOutput]:
-    length = int(response.getheader("Inference-Header-Content-Length") or len(body))
     try:
+        length = int(response.getheader("Inference-Header-Content-Length") or len(body))
         document = json.loads(body[:length])
     except ValueError:
-        raise ClientError(f"the response {response.status} is not JSON: {body[:200]!r}") from None
+        raise ClientError(
+            f"the response {response.status} is not JSON of an inference server: {body[:200]!r}"
+        ) from None
     if response.status != 200:
         text = document.get("error", document) if isinstance(document, dict) else document
         raise ClientError(f"the server returned {response.status}: {text}")
@@ -251,10 +266,12 @@ def _outputs(response: http.client.HTTPResponse, body: bytes) -> list[FoundOutpu
 
 
 def _event_outputs(response: http.client.HTTPResponse) -> list[FoundOutput]:
-    """Return the outputs of the first event, which has only their names."""
+    """Return the outputs of the first event, which has only their names. Raises `ClientError` and ValueError."""
     for line in response:
         if line.startswith(b"data: "):
             event = json.loads(line[6:])
+            if not isinstance(event, dict):
+                raise ValueError("an event is no JSON object")
             if "error" in event:
                 raise ClientError(str(event["error"]))
             return [FoundOutput(name, "", []) for name in event if name not in ("model_name", "model_version")]

@@ -40,6 +40,7 @@ _OK, _NOT_TUNED, _INTERRUPTED = 0, 2, 130
 
 #: The old configuration stays beside the new one.
 _BACKUP = "config.pbtxt.before-tune"
+_NEW = "config.pbtxt.of-tune"
 
 
 class TuneSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +94,8 @@ class _Tuning:
             raise ClientError(f"model '{bench.model}' cannot be tuned: {reason}")
         self._config: dict[str, Any] = config
         self._rows: list[TuneRow] = []
+        #: Whether the server has been asked to load the model with another configuration.
+        self._changed = False
 
     def run(self, file: Path | None) -> int:
         """Search, restore, print, and write the best configuration to `file` if a person agrees."""
@@ -137,10 +140,12 @@ class _Tuning:
     def _measure(self, candidate: TuneCandidate) -> float | None:
         """Return the rate of a candidate within the goal; see `find_best`."""
         goal = self._settings.goal
+        was_changed, self._changed = self._changed, True  # from here on, even if the keyboard ends the load
         try:
             self._contender.target.load(with_candidate(self._config, candidate))
         except ClientError as error:
             if not self._rows:
+                self._changed = was_changed
                 raise ClientError(
                     f"the server does not load the model with another configuration: {error}. It must run with "
                     "--model-control-mode=explicit, and allow it (--admin-access)"
@@ -172,7 +177,7 @@ class _Tuning:
 
     def _restore(self) -> None:
         """Load the model as it was: from its repository, or with the configuration that a client had given."""
-        if not self._rows:
+        if not self._changed:
             return
         target = self._contender.target
         target.load(None)
@@ -199,7 +204,11 @@ class _Tuning:
             return
         if lost := lost_settings(config):
             raise ClientError(f"write it by hand: {', '.join(lost)} must stay in these fields of '{file}'")
-        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        try:
+            before = file.read_text(encoding="utf-8") if file.exists() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ClientError(f"write it by hand: cannot read '{file}': {reason}") from None
         after = new_text(before, config)
         try:
             from_pbtxt(after.encode(), str(file))
@@ -214,7 +223,9 @@ class _Tuning:
         try:
             if before:
                 file.with_name(_BACKUP).write_text(before, encoding="utf-8")
-            file.write_text(after, encoding="utf-8")
+            new = file.with_name(_NEW)
+            new.write_text(after, encoding="utf-8")
+            new.replace(file)  # in one step: a server that polls its repository never reads half of it
         except OSError as error:
             raise ClientError(f"cannot write '{file}': {error.strerror}") from None
         self._contender.target.load(None)

@@ -113,10 +113,35 @@ def test_a_length_that_is_too_short_ends_the_connection() -> None:
 
 def test_heads_of_http_1_0_close_the_connection_by_default() -> None:
     assert not read_head(b"HTTP/1.0 200 OK\r\nContent-Length: 1").keeps_alive
-    assert read_head(b"HTTP/1.0 200 OK\r\nConnection: keep-alive").keeps_alive
+    assert read_head(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\nConnection: keep-alive").keeps_alive
     with pytest.raises(UnreadableResponse):
         read_head(b"HTTP/2 OK")
 
 
 def test_the_id_of_a_sequence_is_a_number_in_json() -> None:
     assert sequence_id_bytes(1 << 48) == b"281474976710656"
+
+
+def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    connection = state()
+    assert connection.feed(b"HTTP/1.0 200 OK\r\n\r\nhel") == INCOMPLETE
+    assert connection.feed(b"lo") == INCOMPLETE
+    assert connection.closed() == DONE
+    assert not connection.usable
+
+
+def test_chunks_that_end_early_are_a_failure() -> None:
+    connection = state()
+    assert connection.feed(CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + b"5\r\nhel") == INCOMPLETE
+    assert connection.closed() == FAILED
+
+
+def test_more_bytes_than_the_length_says_are_a_failure() -> None:
+    connection = state()
+    assert connection.feed(RESPONSE[:-1]) == INCOMPLETE
+    assert connection.feed(b"oo") == FAILED
+    assert (connection.error, connection.usable) == ("more bytes than the response has", False)
+
+
+def test_a_negative_length_of_a_chunk_is_a_failure() -> None:
+    assert state().feed(CHUNKED + b"-9\r\n") == FAILED

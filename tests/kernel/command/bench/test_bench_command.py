@@ -294,18 +294,17 @@ class _StandIn:
         self.headers: list[Any] = []
         self.left = responds
         self.silent = threading.Event()
+        tensors = [{"name": "T", "datatype": "FP32", "shape": [2]}]
+        #: The model's metadata, and the headers of responses beside their lengths.
+        self.model: Any = {"name": "m", "inputs": tensors, "outputs": tensors}
+        self.response_headers: dict[str, str] = {}
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                tensors = [{"name": "T", "datatype": "FP32", "shape": [2]}]
-                documents = {
-                    "/v2": {"name": "other"},
-                    "/v2/models/m": {"name": "m", "inputs": tensors, "outputs": tensors},
-                }
-                self.respond(documents.get(self.path))
+                self.respond({"/v2": {"name": "other"}, "/v2/models/m": outer.model}.get(self.path))
 
             def do_POST(self) -> None:
                 outer.headers.append(self.headers)
@@ -319,7 +318,8 @@ class _StandIn:
             def respond(self, document: Any) -> None:
                 body = json.dumps(document or {"error": "not here"}).encode()
                 self.send_response(200 if document else 404)
-                self.send_header("Content-Length", str(len(body)))
+                for name, value in {"Content-Length": str(len(body)), **outer.response_headers}.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -341,6 +341,32 @@ class _StandIn:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def test_a_server_that_does_not_describe_its_tensors_is_measured_without_inputs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with _StandIn() as stand_in:
+        stand_in.model = {"name": "m", "inputs": None}
+        assert run(capsys, "m", stand_in.url)[0] == 0
+        assert stand_in.bodies[-1]["inputs"] == []
+
+
+@pytest.mark.parametrize("model", [[1], {"inputs": 5}, {"inputs": [{"name": "T"}]}, {"outputs": [7]}])
+def test_metadata_of_something_else_is_explained(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with _StandIn() as stand_in:
+        stand_in.model = model
+        code, _, err = run(capsys, "m", stand_in.url)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "does not describe a model" in err
+
+
+def test_a_response_that_cannot_be_read_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with _StandIn() as stand_in:
+        stand_in.response_headers = {"Inference-Header-Content-Length": "many"}
+        code, _, err = run(capsys, "m", stand_in.url)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "is not JSON of an inference server" in err
 
 
 def test_a_port_where_nothing_listens_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,12 @@ def test_numpy_files_and_folders(tmp_path: Path) -> None:
         ('{"data": [{"A": ["x", 1]}]}', "is not a whole number"),
         ('{"data": [{"A": {"b64": "AAAA"}}]}', "has 3 bytes"),
         ('{"data": [1]}', "each entry"),
+        ('{"data": [{"A": {"content": [1, 2], "shape": 2}}]}', "no list of sizes"),
+        ('{"data": [{"A": {"content": [1, 2], "shape": ["2"]}}]}', "no list of sizes"),
+        ('{"data": [{"A": {"b64": 5}}]}', "is neither a list nor"),
+        ('{"data": %s}' % ("[" * 100_000 + "]" * 100_000), "nested too deeply"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_wrong_files_are_explained(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "data.json").write_text(content)
@@ -131,6 +136,26 @@ def test_a_file_that_is_not_there_or_another_datatype_is_explained(tmp_path: Pat
     np.save(tmp_path / "a.npy", np.array([1, 2], np.float64))
     with pytest.raises(ClientError, match="is INT32, and the array is float64"):
         file_values(shapes(("A", "INT32", [2])), tmp_path / "a.npy")
+
+
+def test_numpy_files_with_another_content_are_explained(tmp_path: Path) -> None:
+    model = shapes(("A", "INT32", [2]))
+    np.savez(tmp_path / "a.npz", A=np.array([1, 2], np.int32))
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    with pytest.raises(ClientError, match="is not what its ending .npy says"):
+        file_values(model, tmp_path / "a.npy")
+    np.save(tmp_path / "b.npy", np.array([1, 2], np.int32))
+    (tmp_path / "b.npy").rename(tmp_path / "b.npz")
+    with pytest.raises(ClientError, match="is not what its ending .npz says"):
+        file_values(model, tmp_path / "b.npz")
+    (tmp_path / "c.npz").write_bytes((tmp_path / "a.npy").read_bytes()[:50])
+    with pytest.raises(ClientError, match="cannot read"):
+        file_values(model, tmp_path / "c.npz")
+
+
+def test_a_datatype_that_no_server_of_this_kind_has_is_refused() -> None:
+    with pytest.raises(ClientError, match="does not know the datatype 'STRING'"):
+        shapes(("A", "STRING", [2]))
 
 
 @pytest.mark.parametrize(
@@ -151,3 +176,4 @@ def test_the_first_response_is_compared_with_the_metadata(output: FoundOutput, w
     assert words in found
     assert bool(words) == bool(found)
     assert wrong_response([], metadata) == "it has no outputs"
+    assert wrong_response([output], {"outputs": []}) == ""  # the server does not describe its outputs

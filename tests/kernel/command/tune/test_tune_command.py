@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import typer
 
 from bench.server import ServerProcess, wait_for
+from kernel.command.tune import command
 from kernel.command.tune.options import tune
 from tests.docs.documents import ROOT
 
@@ -178,9 +181,9 @@ def test_a_server_that_loads_nothing_is_explained(repository: Path, capsys: pyte
 
 def test_the_keyboard_ends_it_and_the_old_configuration_comes_back(server: ServerProcess) -> None:
     before = config_of(server)
-    command = [sys.executable, "-m", "kernel", "tune", "echo", "-u", server.url, "-c", "1:2", "-d", "0.2"]
+    words = [sys.executable, "-m", "kernel", "tune", "echo", "-u", server.url, "-c", "1:2", "-d", "0.2"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     ) as process:
         wait_for(lambda: config_of(server) != before)
         process.send_signal(signal.SIGINT)
@@ -188,3 +191,32 @@ def test_the_keyboard_ends_it_and_the_old_configuration_comes_back(server: Serve
     assert process.returncode == 130
     assert "stopped by the keyboard; the model has its old configuration" in err
     assert config_of(server) == before
+
+
+class _Target:
+    """A server whose first load the keyboard ends."""
+
+    served: ClassVar[dict[str, Any]] = {"max_batch_size": 8, "instance_group": [{"count": 1, "kind": "KIND_CPU"}]}
+
+    def __init__(self) -> None:
+        self.loads: list[dict[str, Any] | None] = []
+
+    def load(self, config: dict[str, Any] | None) -> None:
+        self.loads.append(config)
+        if len(self.loads) == 1:
+            raise KeyboardInterrupt
+
+    def config(self) -> dict[str, Any]:
+        return self.served
+
+
+def test_the_old_configuration_comes_back_when_the_keyboard_ends_the_first_load(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = _Target()
+    contender = SimpleNamespace(target=target, config=target.served)
+    monkeypatch.setattr(command, "BenchContender", lambda *_: contextlib.nullcontext(contender))
+    code, _, err = run(capsys, "echo", "nowhere")
+    assert code == 130
+    assert "the model has its old configuration" in err
+    assert [config is None for config in target.loads] == [False, True]
