@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
 
 
+#: How many entries are looked at for each request that is cancelled. Two entries would find as many cancelled ones as
+#: there come; with four, they are at most half as many as the others.
+_SWEPT_AT_ONCE = 4
+
+
 class Waiting(msgspec.Struct, gc=False):
     """A request in the queue."""
 
@@ -38,11 +43,40 @@ class _Level:
         self.policy = policy
         self.in_time: deque[Waiting] | FairOrder = deque() if fair is None else FairOrder(fair)
         self.delayed: deque[Waiting] | FairOrder = deque() if fair is None else FairOrder(fair)
-        #: How many of the entries were cancelled. Only a `deque` keeps them, until they are first.
+        #: All entries, in the order in which they are served: of `in_time` and `delayed`, each after those of it that
+        #: `sweep` has looked at.
+        self.orders: tuple[deque[Waiting] | FairOrder, ...] = (self.in_time, self.delayed)
+        #: How many of the entries were cancelled. Only a `deque` keeps them, until they are first, or swept.
         self.cancelled = 0
 
     def __len__(self) -> int:
-        return len(self.in_time) + len(self.delayed) - self.cancelled
+        return sum(map(len, self.orders)) - self.cancelled
+
+    def sweep(self, cancelled: set[Request]) -> None:
+        """Look at the next entries, and remove those whose requests are `cancelled`, also from that.
+
+        One after the other, because to look at all entries at once would take long. Not for shares of clients.
+        """
+        if len(self.orders) == 2:
+            self.orders = (deque(), self.in_time, deque(), self.delayed)
+        swept_in_time, in_time, swept_delayed, delayed = self.orders
+        for _ in range(_SWEPT_AT_ONCE):
+            old, new = (in_time, swept_in_time) if in_time else (delayed, swept_delayed)
+            if not old:
+                break
+            entry = old.popleft()
+            if entry.request in cancelled:
+                cancelled.remove(entry.request)
+                self.cancelled -= 1
+            else:
+                new.append(entry)
+        if not in_time and not delayed:  # the next sweep begins with the first entry
+            self.in_time, self.delayed = self.orders = (swept_in_time, swept_delayed)
+
+    def sweep_all(self, cancelled: set[Request]) -> None:
+        """End a sweep that has begun, and remove the entries of all `cancelled` requests of the level."""
+        while self.cancelled or len(self.orders) > 2:
+            self.sweep(cancelled)
 
 
 class RequestQueue:
@@ -64,14 +98,9 @@ class RequestQueue:
         cancelled = self._cancelled
         if len(self._levels) == 1 and not cancelled:  # the usual case; runs for each batch
             [level] = self._levels.values()
-            if not level.delayed:
+            if not level.delayed and len(level.orders) == 2:
                 return level.in_time
-        entries = (
-            entry
-            for _, level in sorted(self._levels.items())
-            for entries in (level.in_time, level.delayed)
-            for entry in entries
-        )
+        entries = (entry for _, level in sorted(self._levels.items()) for entries in level.orders for entry in entries)
         return (entry for entry in entries if entry.request not in cancelled) if cancelled else entries
 
     def add(self, request: Request, key: Hashable) -> bool:
@@ -91,13 +120,16 @@ class RequestQueue:
         """Queue a request again that was taken before, at the front of its level. Size limits do not apply."""
         level = self._level_of(request)
         expires_ns = _expiry(request, level.policy)
-        level.in_time.appendleft(Waiting(request, key, expires_ns))
+        level.orders[0].appendleft(Waiting(request, key, expires_ns))
         self.count += 1
         if expires_ns is not None:
             self._note_expiry(expires_ns)
 
     def cancel(self, request: Request) -> bool:
-        """Remove a request; returns False if it is not queued: it was dispatched, or has its final response."""
+        """Remove a request, which the caller fails.
+
+        Returns False if it is not queued: it was dispatched, or has its final response.
+        """
         if request.dispatched or request.finished or request in self._cancelled:
             return False
         level = self._level_of(request)
@@ -107,10 +139,9 @@ class RequestQueue:
             self.count -= found
             return found
         self.count -= 1
+        level.sweep(self._cancelled)
         level.cancelled += 1
         self._cancelled.add(request)
-        if len(self._cancelled) > self.count + 64:
-            self._sweep()
         return True
 
     def take(self, count: int) -> list[Request]:
@@ -118,7 +149,7 @@ class RequestQueue:
         taken: list[Request] = []
         cancelled = self._cancelled
         for _, level in sorted(self._levels.items()) if len(self._levels) > 1 else self._levels.items():
-            for entries in (level.in_time, level.delayed):
+            for entries in level.orders:
                 while len(taken) < count and entries:
                     request = entries.popleft().request
                     if cancelled and request in cancelled:
@@ -133,8 +164,9 @@ class RequestQueue:
         """Apply timeouts. Removes and returns the requests to reject; with policy DELAY they go behind the others."""
         if self.next_expiry_ns is None or now_ns < self.next_expiry_ns:
             return []
-        if self._cancelled:
-            self._sweep()
+        if self._fair is None:
+            for level in self._levels.values():
+                level.sweep_all(self._cancelled)
         rejected: list[Request] = []
         self.next_expiry_ns = None
         for _, level in sorted(self._levels.items()):
@@ -168,7 +200,8 @@ class RequestQueue:
         assert self.next_expiry_ns is None or not expiries or self.next_expiry_ns <= min(expiries)
         assert self.next_expiry_ns is not None or not expiries
         for level in self._levels.values():
-            for order in (level.in_time, level.delayed):
+            assert any(level.in_time is order for order in level.orders)
+            for order in level.orders:
                 if isinstance(order, FairOrder):
                     order.check()
 
@@ -185,18 +218,6 @@ class RequestQueue:
     def _note_expiry(self, expires_ns: int) -> None:
         if self.next_expiry_ns is None or expires_ns < self.next_expiry_ns:
             self.next_expiry_ns = expires_ns
-
-    def _sweep(self) -> None:
-        """Remove the entries of cancelled requests."""
-        for level in self._levels.values():
-            if level.cancelled:
-                for entries in (level.in_time, level.delayed):
-                    if isinstance(entries, deque):
-                        kept = [entry for entry in entries if entry.request not in self._cancelled]
-                        entries.clear()
-                        entries.extend(kept)
-                level.cancelled = 0
-        self._cancelled.clear()
 
 
 def _remove(level: _Level, expired: list[Waiting]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernel import errors
 from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
@@ -11,6 +15,8 @@ from kernel.testing import Lab, RecordingSink, model_spec
 from schedulers.direct import direct
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pytest
 
 
@@ -200,3 +206,71 @@ def test_requests_that_a_lost_instance_had_not_started_go_on_first_in_their_orde
     case.instances.add(case.workers[0])
     assert case.running + case.ahead == [["b"], ["c"], ["d"]]
     assert case.live.queued == 0
+
+
+class CountedDeque(deque[Any]):
+    """Counts the entries that are looked at."""
+
+    looks = 0
+
+    def popleft(self) -> Any:
+        CountedDeque.looks += 1
+        return super().popleft()
+
+    def __iter__(self) -> Iterator[Any]:
+        CountedDeque.looks += len(self)
+        return super().__iter__()
+
+
+def test_no_cancelled_request_makes_the_queue_look_at_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedulers.direct.deque", CountedDeque)
+    case = lab()
+    waiting = [case.request(str(number)) for number in range(1000)]
+    for request in waiting:
+        case.inbox.post(Submitted(request))
+    most = 0
+    for request in waiting[1:900]:
+        before = CountedDeque.looks
+        case.inbox.post(Cancelled(request))
+        most = max(most, CountedDeque.looks - before)
+    assert most <= 4
+    case.finish()
+    assert case.running == [[waiting[900].id]]
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["submit", "cancel", "finish", "lose", "return"]), st.integers(0, 20)), max_size=80
+)
+
+
+@given(steps)
+def test_the_order_is_that_of_a_list_from_which_cancelled_requests_are_removed(
+    given_steps: list[tuple[str, int]],
+) -> None:
+    case = lab()
+    expected: list[Request] = []
+    running: list[Request] = []
+    alive = True
+    for number, (kind, amount) in enumerate(given_steps):
+        if kind == "submit":
+            for part in range(amount):
+                expected.append(case.request(f"{number}.{part}"))
+                case.inbox.post(Submitted(expected[-1]))
+                running, expected = _started(running, expected) if alive else (running, expected)
+        elif kind == "cancel":
+            for _ in range(min(amount, len(expected))):
+                case.inbox.post(Cancelled(expected.pop(amount % len(expected))))
+        elif kind == "finish" and running:
+            case.finish()
+            running, expected = _started([], expected)
+        elif kind == "lose" and alive:
+            case.lose()
+            running, alive = [], False
+        elif kind == "return" and not alive:
+            case.instances.add(case.workers[0])
+            (running, expected), alive = _started([], expected), True
+        assert case.running == ([[request.id for request in running]] if running else [])
+
+
+def _started(running: list[Request], queued: list[Request]) -> tuple[list[Request], list[Request]]:
+    return (running, queued) if running else (queued[:1], queued[1:])

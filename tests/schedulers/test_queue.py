@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from kernel.testing import RecordingSink
 from schedulers.queue import RequestQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 FAIR = FairQueuing(parameter="tenant")
 
@@ -159,3 +160,69 @@ def test_nothing_is_lost_or_served_twice(
             taken = []
         queue.check()
         assert {entry.request.id for entry in queue.in_order()} == present.keys()
+
+
+@given(steps, st.booleans())
+def test_the_order_is_that_of_lists_from_which_cancelled_requests_are_removed(
+    given_steps: list[tuple[str, int, int]], delay: bool
+) -> None:
+    policy = QueuePolicy(default_timeout_ns=20, delay_on_timeout=delay)
+    queue = RequestQueue(DynamicBatching(default_queue_policy=policy))
+    in_time: list[Request] = []
+    delayed: list[Request] = []
+    taken: list[Request] = []
+    for now_ns, (kind, amount, _) in enumerate(given_steps):
+        if kind == "add":
+            added = [request(f"{now_ns}.{part},", at_ns=now_ns) for part in range(amount)]
+            for each in added:
+                queue.add(each, None)
+            in_time += added
+        elif kind == "cancel" and in_time + delayed:
+            gone = (in_time + delayed)[amount * 7 % len(in_time + delayed)]
+            assert queue.cancel(gone)
+            (in_time if gone in in_time else delayed).remove(gone)
+        elif kind == "take":
+            both = in_time + delayed
+            taken, left = both[:amount], both[amount:]
+            assert queue.take(amount) == taken
+            in_time, delayed = [each for each in in_time if each in left], [each for each in delayed if each in left]
+        elif kind == "expire":
+            expired = [each for each in in_time if each.queue_start_ns + 20 <= now_ns]
+            assert queue.expire(now_ns) == ([] if delay else expired)
+            in_time = [each for each in in_time if each not in expired]
+            delayed += expired if delay else []
+        elif kind == "return":
+            for each in reversed(taken):
+                queue.put_back(each, None)
+            in_time, taken = taken + in_time, []
+        queue.check()
+        assert [entry.request for entry in queue.in_order()] == in_time + delayed
+
+
+class CountedDeque(deque[Any]):
+    """Counts the entries that are looked at."""
+
+    looks = 0
+
+    def popleft(self) -> Any:
+        CountedDeque.looks += 1
+        return super().popleft()
+
+    def __iter__(self) -> Iterator[Any]:
+        CountedDeque.looks += len(self)
+        return super().__iter__()
+
+
+def test_no_cancelled_request_makes_the_queue_look_at_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedulers.queue.deque", CountedDeque)
+    queue = RequestQueue(DynamicBatching())
+    queued = [request(str(number)) for number in range(1000)]
+    for each in queued:
+        queue.add(each, None)
+    for each in queued[:900]:
+        before = CountedDeque.looks
+        assert queue.cancel(each)
+        assert CountedDeque.looks - before <= 4
+    entries = sum(map(len, queue._levels[0].orders))
+    assert entries <= 200, "100 requests and at most as many that were cancelled"
+    assert [each.id for each in queue.take(1000)] == [each.id for each in queued[900:]]
