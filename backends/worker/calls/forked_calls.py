@@ -155,16 +155,16 @@ class ForkedChildren:
         except ServingError as error:
             _send(connection, _Answer(error_code=error.code.value, error_text=error.message))
             return
+        final = False
         try:
-            final = False
             while not final:
                 response = self._calls.wait(call)
-                final = response.final
                 _send(connection, _answer_of(response))
-        except OSError:  # the child has ended, or wants no more
-            self._calls.cancel(call)
-            self._calls.discard(call)
-            raise
+                final = response.final
+        finally:
+            if not final:  # the child has ended, or wants no more
+                self._calls.cancel(call)
+                self._calls.discard(call)
 
 
 class ForkedCalls:
@@ -245,11 +245,17 @@ class ForkedCalls:
         return answer.ready
 
     def _ask(self, asked: _AskedCall | _AskedControl) -> socket.socket:
-        """Return a connection over which the worker answers. Raises `InternalError` if it has ended."""
-        ours, theirs = socket.socketpair()
+        """Return a connection over which the worker responds.
+
+        Raises `InternalError` if the worker has ended, or this process may not open more files.
+        """
         try:
-            socket.send_fds(self._door, [b"c"], [theirs.fileno()])
-            theirs.close()
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise InternalError(f"no connection for a call of another model: {error.strerror}") from None
+        try:
+            with theirs:
+                socket.send_fds(self._door, [b"c"], [theirs.fileno()])
             _send(ours, asked)
         except OSError:
             ours.close()

@@ -41,18 +41,34 @@ def flags_in(text: str) -> list[str] | None:
     A flag whose value is the next word is joined with it. Words of YAML and JSON lists lose their quotes.
     """
     words = list(_words(text))
-    starts = [index for index, word in enumerate(words) if word.rpartition("/")[2] == "tritonserver"]
-    starts = [index for index in starts if any(word.startswith("--") for word in words[index + 1 : index + 2])]
-    if not starts:
-        # A manifest may have arguments alone, since the image starts the server.
-        return [word for word in words if word.startswith("--model-")] or None
+    starts = [index + 1 for index, word in enumerate(words) if word.rpartition("/")[2] == "tritonserver"]
+    # A manifest may have the program in one list and its arguments in the next one.
+    starts = [start + _is_key(words[start : start + 1]) for start in starts]
+    starts = [start for start in starts if start < len(words) and words[start].startswith("--")]
+    if starts:
+        return _joined(words[starts[-1] :])
+    # It may also have arguments alone, since the image starts the server.
+    first = next((index for index, word in enumerate(words) if word.startswith("--model-")), None)
+    if first is None:
+        return None
+    while first and not _is_key(words[first - 1 : first]):
+        first -= 1
+    return _joined(words[next(index for index in range(first, len(words)) if words[index].startswith("--")) :])
+
+
+def _is_key(words: list[str]) -> bool:
+    """Whether the only one of `words` is the key of a YAML object."""
+    return bool(words) and words[0].endswith(":") and not words[0].startswith("--")
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Return the flags at the beginning of `words`, each with its value."""
     found: list[str] = []
-    for word in words[starts[-1] + 1 :]:
+    for word in words:
         if word.startswith("--"):
             found.append(word)
         elif word in _ENDS or word.endswith(":") or not found or "=" in found[-1]:
-            if found and word != "-":
-                break
+            break
         else:
             found[-1] += f"={word}"
     return found

@@ -35,11 +35,22 @@ LIST = """
 """
 IN_QUOTES = f'command: ["/bin/sh", "-c", "sleep 1; {RUN}"]'
 COMPACT = '{"args":["tritonserver","--model-repository=/models","--http-port","9000","--log-verbose=1"]}'
+TWO_LISTS = MANIFEST.replace('args: ["tritonserver", ', 'command: ["tritonserver"]\n    args: [')
+TWO_BLOCKS = LIST.replace("- tritonserver\n", "- tritonserver\n    args:\n")
+ONLY_ARGUMENTS = LIST.replace("command:\n      - tritonserver\n", "args:\n")
 
 
-@pytest.mark.parametrize("text", [SHELL, DOCKER, SCRIPT, MANIFEST, LIST, IN_QUOTES, COMPACT])
+@pytest.mark.parametrize(
+    "text", [SHELL, DOCKER, SCRIPT, MANIFEST, LIST, IN_QUOTES, COMPACT, TWO_LISTS, TWO_BLOCKS, ONLY_ARGUMENTS]
+)
 def test_flags_are_found_wherever_the_command_is(text: str) -> None:
     assert flags_in(text) == EXPECTED
+
+
+def test_arguments_alone_may_begin_with_any_flag() -> None:
+    assert flags_in("args:\n  - --http-port=9000\n  - --model-repository=/models\nports: [1]") == [
+        "--http-port=9000", "--model-repository=/models",
+    ]  # fmt: skip
 
 
 def test_a_text_without_a_command_says_so() -> None:
