@@ -127,7 +127,6 @@ class _NamesFinder:
         return None if parent is None else PathFinder.find_spec(name, list(parent.__path__), target)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """See `importlib.abc.Loader`."""
         return self._ours[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:

@@ -47,14 +47,12 @@ class RateLimiter:
     # ---- models that come and go -----------------------------------------------------------------
 
     def register(self, owner: object, needs: Sequence[InstanceNeeds]) -> None:
-        """See `Limiter`."""
         all_needs = {**self._needs, owner: tuple(needs)}
         limits = self._checked_limits(all_needs.values())
         self._needs, self._limits = all_needs, limits
         self.wake_waiting()
 
     def unregister(self, owner: object) -> None:
-        """See `Limiter`."""
         if self._needs.pop(owner, None) is not None:
             self._limits = self._checked_limits(self._needs.values())
 
@@ -98,7 +96,6 @@ class RateLimiter:
     # ---- executions ------------------------------------------------------------------------------
 
     def may_start(self, instance: LimitedInstance) -> bool:
-        """See `Limiter`."""
         self._begin(instance)
         kept: dict[Resource, int] = {}  # for instances that are before this one
         rank = self._rank(instance)
@@ -115,12 +112,10 @@ class RateLimiter:
         return False
 
     def started(self, instance: LimitedInstance) -> None:
-        """See `Limiter`."""
         self._waiting.pop(instance, None)
         _add(self._used, instance.needs)
 
     def ended(self, instance: LimitedInstance, count: int = 1) -> None:
-        """See `Limiter`."""
         instance.executions += count
         _add(self._used, instance.needs, -count)
 
@@ -147,7 +142,6 @@ class RateLimiter:
             self._waking = False
 
     def forget(self, instance: LimitedInstance) -> None:
-        """See `Limiter`."""
         self._waiting.pop(instance, None)
         self._begun_at.pop(instance, None)
 

@@ -85,7 +85,6 @@ class OnnxRuntimeBackend(Backend):
         check_agreement(arguments.config, signature_of(open_session(arguments), model_path(arguments)))
 
     def load(self, arguments: ModelArguments) -> None:
-        """See `Backend.load`."""
         device = self.host.device
         if device is None:
             session = open_session(arguments)
@@ -169,12 +168,10 @@ class OnnxRuntimeBackend(Backend):
         return graphs
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """See `Backend.execute`."""
         assert self._model is not None, "execute before load"
         self._model.execute(requests, timings)
 
     def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> PreparedBatch | None:
-        """See `Backend.prepare`."""
         assert self._model is not None, "prepare before load"
         try:
             return self._model.prepare(requests, timings)

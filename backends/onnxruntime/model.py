@@ -188,7 +188,6 @@ class OnnxBatch(PreparedBatch):
         return batch
 
     def respond(self) -> None:
-        """See `PreparedBatch`."""
         if not self._alone:
             self._model.scatter(self._requests, self._sizes, self._arrays)
             return

@@ -62,14 +62,12 @@ class PythonBackend(Backend):
         self._concurrency = 1
 
     def enter_turn(self) -> None:
-        """See `Backend.enter_turn`."""
         if self._modules is not None:
             self._modules.enter()
         if self._current is not None:
             set_current_instance(self._current)
 
     def leave_turn(self) -> None:
-        """See `Backend.leave_turn`."""
         if self._modules is not None:
             self._modules.leave()
 
@@ -119,7 +117,6 @@ class PythonBackend(Backend):
 
     @property
     def concurrency(self) -> int:
-        """See `Backend.concurrency`."""
         return self._concurrency
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
@@ -194,11 +191,9 @@ class PythonBackend(Backend):
 
     @property
     def checks_health(self) -> bool:
-        """See `Backend.checks_health`."""
         return hasattr(self._model, "is_ready")
 
     def check_health(self, done: Callable[[str], None]) -> None:
-        """See `Backend.check_health`."""
         check_health(self._model, self._instance.name, self._event_loop, done)
 
     def finalize(self) -> None:

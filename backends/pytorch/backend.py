@@ -54,7 +54,6 @@ class PyTorchBackend(Backend):
         places(arguments.config, self._open(load_torch(), arguments).signature)
 
     def load(self, arguments: ModelArguments) -> None:
-        """See `Backend.load`."""
         settings = torch_settings(arguments, limited_cpus())
         ignored = ignored_parameters(arguments)
         torch = self._torch = load_torch()
@@ -88,7 +87,6 @@ class PyTorchBackend(Backend):
             raise InternalError(f"failed to load model '{arguments.model_name}': {error}") from error
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """See `Backend.execute`."""
         assert self._model is not None, "execute before load"
         self._model.execute(requests, timings)
         if self._cleans_cache:

@@ -37,7 +37,6 @@ class ExportedRunner:
         self._module = program.module()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """See `Runner.run`."""
         arguments, keywords = self._pytree.tree_unflatten(inputs, self._in_spec)
         flat: list[Any] = self._pytree.tree_leaves(self._module(*arguments, **keywords))
         return flat
@@ -56,7 +55,6 @@ class CompiledRunner:
         self.signature = ModelSignature((), tuple(input_names(in_spec)), tuple(output_names(out_spec)))
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """See `Runner.run`."""
         outputs: list[Any] = self._loader.boxed_run(list(inputs))
         return outputs
 

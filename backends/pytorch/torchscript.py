@@ -22,7 +22,6 @@ class TorchScriptRunner:
         self.changes_inputs = _writes(self._module.inlined_graph)
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """See `Runner.run`."""
         return flat_results(self._module(*inputs), self._is_tensor)
 
 

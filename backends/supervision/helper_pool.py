@@ -58,27 +58,22 @@ class HelperPool:
     # ---- kernel.serving.helper_tasks.Helpers ----------------------------------------------------
 
     def start(self, task: HelperTask) -> None:
-        """See `Helpers`."""
         self._queue.add(task)
         self._run_waiting()
 
     def cancel(self, task: HelperTask) -> None:
-        """See `Helpers`."""
         if self._queue.remove(task):
             task.failed(RequestCancelled())
 
     @property
     def idle(self) -> bool:
-        """See `FrontDoorHelpers`."""
         return self._has_processor and len(self._free) == len(self._all) and self._free[-1].started
 
     @property
     def ready(self) -> bool:
-        """See `FrontDoorHelpers`."""
         return self._first.started
 
     def start_ahead(self) -> None:
-        """See `FrontDoorHelpers`."""
         if self._ahead is not None or self._closed:
             return
         self._ahead = asyncio.get_running_loop().create_task(self._start_ahead())

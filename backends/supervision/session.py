@@ -116,7 +116,7 @@ class WorkerSession:
 
     async def ask_gpu(self, message: wire.AskGpu) -> str:
         """Return why the backend cannot compute on a GPU; "" if it can. Raises the worker's `ServingError`."""
-        return (await self._request(message, wire.GpuAnswer)).obstacle
+        return (await self._request(message, wire.GpuObstacle)).obstacle
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""

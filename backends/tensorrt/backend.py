@@ -104,7 +104,6 @@ class TensorRtBackend(Backend):
     # ---- an instance -----------------------------------------------------------------------------
 
     def load(self, arguments: ModelArguments) -> None:
-        """See `Backend.load`."""
         check_kind(arguments)
         device = self.host.device
         assert device is not None, "an instance on a GPU has a device"
@@ -131,7 +130,6 @@ class TensorRtBackend(Backend):
             self.host.log("INFO", f"captured {self._engine.graph_count} CUDA graphs for {arguments.instance_name}")
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """See `Backend.execute`."""
         assert self._engine is not None, "execute before load"
         self._engine.execute(requests, timings)
 

@@ -263,7 +263,7 @@ class Complete(ToWorker):
 
 
 class AskGpu(ToWorker):
-    """Say whether the model's backend can compute on a GPU as it is installed. The response is `GpuAnswer` or
+    """Say whether the model's backend can compute on a GPU as it is installed. The response is `GpuObstacle` or
     `LoadFailed`. The fields are those of `Complete`."""
 
     config: str
@@ -519,7 +519,7 @@ class Completed(StartResponse):
     by_model: bool = False
 
 
-class GpuAnswer(StartResponse):
+class GpuObstacle(StartResponse):
     #: Why the backend cannot; empty if it can.
     obstacle: str = ""
 

@@ -232,22 +232,18 @@ class Worker:
     # ---- Host --------------------------------------------------------------------------------
 
     def log(self, level: str, text: str) -> None:
-        """See `backends.base.Host`."""
         if level != "VERBOSE" or self._verbose:
             self._send(wire.Log(level, shortened(text)))
 
     @property
     def metrics(self) -> MetricRegistry:
-        """See `backends.base.Host`."""
         return self._reporter.registry
 
     def report_memory(self, uses: Sequence[tuple[str, int, int]]) -> None:
-        """See `backends.base.Host`."""
         self._reports.memory(uses)
 
     @property
     def calls(self) -> ModelCalls:
-        """See `backends.base.Host`."""
         return self._calls_of_model
 
     def take_calls_of_children(self) -> None:
@@ -261,7 +257,6 @@ class Worker:
 
     @property
     def device(self) -> InstanceDevice | None:
-        """See `backends.base.Host`."""
         return self._device
 
     # ---- messages ----------------------------------------------------------------------------
@@ -298,7 +293,7 @@ class Worker:
     def _ask_gpu(self, message: wire.AskGpu) -> None:
         def ask() -> wire.ToKernel:
             arguments = _arguments_before_load(message)
-            return wire.GpuAnswer(self._backend_for(arguments).gpu_obstacle(arguments))
+            return wire.GpuObstacle(self._backend_for(arguments).gpu_obstacle(arguments))
 
         self._send(self._tried(ask))
 

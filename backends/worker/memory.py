@@ -77,7 +77,7 @@ class WorkerRegion(Protocol):
 
 
 class AttachedRegion:
-    """A region with a descriptor. Owns the descriptor and the mapping."""
+    """A `WorkerRegion` with a descriptor. Owns the descriptor and the mapping."""
 
     in_place = True
 
@@ -106,7 +106,6 @@ class AttachedRegion:
         self._pages_lock = threading.Lock()
 
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """See `WorkerRegion`."""
         if self._view is None:
             self._view = self._map()
         assert offset + byte_size <= self._byte_size, f"{byte_size} bytes at {offset} of {self._byte_size}"
@@ -136,7 +135,6 @@ class AttachedRegion:
         return self._view[:] if self.volatile else self._view[: self.steady_byte_size]
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
-        """See `WorkerRegion`."""
         if self.volatile:
             return self.view(offset, byte_size).toreadonly()
         if self._writable:
@@ -150,7 +148,6 @@ class AttachedRegion:
         return memoryview(bytearray(os.pread(self._fd, byte_size, self._offset + offset)))
 
     def write(self, offset: int, data: Buffer) -> None:
-        """See `WorkerRegion`."""
         self.view(offset, len(data))[:] = data
 
     def read_into(self, offset: int, memory: memoryview) -> None:
@@ -175,7 +172,6 @@ class AttachedRegion:
                 raise InternalError(f"shared memory region cannot be written: {error.strerror}") from None
 
     def seen_by_all(self, address: int, byte_size: int) -> bool:
-        """See `WorkerRegion`."""
         if self._writable or not self.in_place:
             return self.shared
         if self._mapping is None or not 0 <= address - self._address <= len(self._mapping) - byte_size:
@@ -203,7 +199,6 @@ class AttachedRegion:
         return start & -mmap.PAGESIZE, min(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE, self._offset + self._byte_size)
 
     def close(self) -> None:
-        """See `WorkerRegion`."""
         os.close(self._fd)
         if self._view is not None and self._mapping is not None:
             self._view.release()
@@ -315,7 +310,7 @@ class UnmappedRegion(CopyingRegion):
 
 
 class CopiedRegion:
-    """A copy of a region, for a worker that shares no memory with the kernel, which sends the bytes."""
+    """A copy of a region: the `WorkerRegion` of a worker without shared memory, to which the kernel sends the bytes."""
 
     volatile = False
     steady = True
@@ -334,7 +329,6 @@ class CopiedRegion:
         self._memory[offset : offset + len(data)] = data
 
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """See `WorkerRegion`."""
         return memoryview(self._memory)[offset : offset + byte_size]
 
     input_view = view

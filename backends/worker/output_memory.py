@@ -51,8 +51,10 @@ class OutputMemory(Protocol):
 
 
 class ArenaOutputs:
-    """Outputs in an arena of this worker. Only the worker allocates in it; other processes read. The kernel sends which
-    blocks to free."""
+    """`OutputMemory` in an arena of this worker. Only the worker allocates in it; other processes read.
+
+    The kernel sends which blocks to free.
+    """
 
     def __init__(self, on_arena: Callable[[Arena], None]) -> None:
         """`on_arena` is called with the arena when it is created, for the first large output."""
@@ -65,7 +67,6 @@ class ArenaOutputs:
         self._lock = threading.Lock()
 
     def take(self, byte_size: int) -> tuple[Span, memoryview]:
-        """See `OutputMemory`."""
         with self._lock:
             if self.arena is None:
                 self.arena = Arena(f"naiad outputs {os.getpid()}", self.byte_size)
@@ -85,17 +86,14 @@ class ArenaOutputs:
                 self.arena.region.steady_byte_size = min(byte_size, self.byte_size)
 
     def owns(self, span: Span) -> bool:
-        """See `OutputMemory`."""
         return span.lease is _OWN_ARENA
 
     def free(self, offsets: Sequence[int]) -> None:
-        """See `OutputMemory`."""
         with self._lock:
             for offset in offsets:
                 self._blocks.pop(offset).release()
 
     def drop(self, span: Span) -> None:
-        """See `OutputMemory`."""
         self.free([span.offset])
 
     def close(self) -> None:
@@ -112,7 +110,7 @@ class ArenaOutputs:
 
 
 class SentOutputs:
-    """Outputs of a worker that shares no memory with the kernel: each is sent in chunks and then freed."""
+    """`OutputMemory` of a worker that shares no memory with the kernel: each output is sent in chunks and freed."""
 
     def __init__(self, send: Callable[[wire.ToKernel], None]) -> None:
         self.byte_size = 1 << 34
@@ -122,7 +120,6 @@ class SentOutputs:
         self._unsent: dict[int, bytearray] = {}
 
     def take(self, byte_size: int) -> tuple[Span, memoryview]:
-        """See `OutputMemory`."""
         if byte_size > self.byte_size:
             raise ArenaFull(byte_size)
         number = next(self._numbers)
@@ -130,7 +127,6 @@ class SentOutputs:
         return Span(RegionNumber(number), 0, byte_size), memoryview(memory)
 
     def owns(self, span: Span) -> bool:
-        """See `OutputMemory`."""
         return span.lease.region_number >= wire.FIRST_TRANSFER_OF_WORKER
 
     def free(self, offsets: Sequence[int]) -> None:
@@ -138,15 +134,12 @@ class SentOutputs:
         raise AssertionError("blocks were freed in a session without shared memory")
 
     def drop(self, span: Span) -> None:
-        """See `OutputMemory`."""
         self._unsent.pop(span.lease.region_number, None)
 
     def close(self) -> None:
-        """See `OutputMemory`."""
         self._unsent.clear()
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
-        """See `OutputMemory`."""
         for tensor in tensors:
             if tensor.span is not None and self.owns(tensor.span):
                 number = tensor.span.lease.region_number

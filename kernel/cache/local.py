@@ -198,7 +198,6 @@ class LocalCache:
         self.figures.entries = len(self._entries)
 
     async def close(self) -> None:
-        """See `ResponseCache`."""
         copying, self._copying = self._copying, {}
         for each in copying.values():
             each.steps.close()

@@ -144,15 +144,12 @@ class RedisStore:
         self._redis: Redis = redis.Redis.from_pool(pool)
 
     async def get(self, key: str) -> bytes | None:
-        """See `CacheStore`."""
         value = await self._redis.get(key)
         assert not isinstance(value, str), "a client that decodes texts"
         return value
 
     async def put(self, key: str, value: bytes) -> None:
-        """See `CacheStore`."""
         await self._redis.set(key, value, ex=self._ttl_s)
 
     async def close(self) -> None:
-        """See `CacheStore`."""
         await self._redis.aclose()

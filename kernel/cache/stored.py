@@ -81,7 +81,6 @@ class StoredCache:
     # ---- kernel.cache.interface.ResponseCache ----------------------------------------------------
 
     def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs) -> None:
-        """See `ResponseCache`."""
         self.figures.lookups += 1
         if self._closed or len(self._lookups) >= MAX_LOOKUPS or not self._breaker.allows(self._clock.now_ns()):
             found(None)

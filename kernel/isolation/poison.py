@@ -37,7 +37,6 @@ class PoisonExtension:
     """Gives a `PoisonGuard` to the models that ask for it. A `kernel.serving.model.ModelExtension`."""
 
     async def extend(self, model: Model, folder: Path) -> None:
-        """See `ModelExtension`."""
         spec = model.spec
         if spec.isolates_poison and not (spec.decoupled or spec.sequence_batching or spec.ensemble):
             model.poison = PoisonGuard(spec.name)

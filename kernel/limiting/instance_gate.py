@@ -89,24 +89,20 @@ class InstanceGate:
         return None
 
     def may_start(self, instance: Instance) -> bool:
-        """See `InstanceAdmission`."""
         return self._limiter.may_start(self._gated_for(instance))
 
     def started(self, instance: Instance, batch: Batch) -> None:
-        """See `InstanceAdmission`."""
         gated = self._gated_for(instance)
         self._limiter.started(gated)
         gated.numbers.add(batch.number)
 
     def ended(self, instance: Instance, batch: Batch) -> None:
-        """See `InstanceAdmission`."""
         gated = self._gated_for(instance)
         if batch.number in gated.numbers:  # not a batch of a warm-up
             gated.numbers.discard(batch.number)
             self._limiter.ended(gated)
 
     def added(self, instance: Instance) -> None:
-        """See `InstanceAdmission`."""
         self._gated_for(instance)
 
     def set_apart(self, instance: Instance) -> None:
@@ -114,7 +110,6 @@ class InstanceGate:
         self._limiter.forget(self._gated_for(instance))
 
     def forgotten(self, instance: Instance) -> None:
-        """See `InstanceAdmission`."""
         gated = self._gated.pop(instance, None)
         if gated is not None:
             self._limiter.ended(gated, len(gated.numbers))
@@ -124,7 +119,6 @@ class InstanceGate:
                 self._register(self._groups)  # it was the last that needed as much, perhaps
 
     def pass_on(self) -> None:
-        """See `InstanceAdmission`."""
         self._limiter.wake_waiting()
 
     # ---- for the limiter -----------------------------------------------------------------------------
@@ -150,11 +144,9 @@ class GatedInstance:
         self._gate = gate
 
     def wants_to_run(self) -> bool:
-        """See `LimitedInstance`."""
         return self._gate.wants(self.instance)
 
     def wake(self) -> None:
-        """See `LimitedInstance`."""
         self._gate.wake(self.instance)
 
 

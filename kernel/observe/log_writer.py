@@ -27,13 +27,12 @@ class LogTarget(Protocol):
 
 
 class StreamTarget:
-    """A descriptor of standard output or standard error. Nobody else closes it."""
+    """A descriptor of standard output or standard error. Nobody else closes it. A `LogTarget`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def write(self, lines: bytes) -> int:
-        """See `LogTarget`."""
         written = 0
         with memoryview(lines) as rest:
             while written < len(lines):

@@ -124,7 +124,6 @@ class RecordedPassage(msgspec.Struct, eq=False):
     request: Request | None
 
     def send(self, response: Response) -> None:
-        """See `ResponseReceiver`."""
         request, put = self.request, self.put
         assert request is not None, "a response after the final one"
         queued_ns = 0

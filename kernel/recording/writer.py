@@ -70,7 +70,7 @@ class _RecordGroup(msgspec.Struct, eq=False):
 
 
 class RecordWriter:
-    """The queue of records before the helper. Use it only in the kernel's event loop."""
+    """The queue of records before the helper, a `RecordOutput`. Use it only in the kernel's event loop."""
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class RecordWriter:
         return self._losses.count
 
     def put(self, message: tuple[Any, ...], sources: Sequence[Tensor] = ()) -> bool:
-        """See `kernel.recording.recorder.RecordOutput`."""
         group = self._open
         if group is None:
             group = self._begin_group()

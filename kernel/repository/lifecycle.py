@@ -207,7 +207,6 @@ class Lifecycle:
     # ---- kernel.repository.composition.ModelLoader -------------------------------------------
 
     def identifiers_of(self, name: str) -> list[str]:
-        """See `ModelLoader`."""
         return sorted(self._identifiers.get(name, ()))
 
     async def load_model(self, folder: ModelFolder, request: LoadRequest) -> None:

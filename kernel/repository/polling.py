@@ -45,7 +45,6 @@ class RepositoryPolling(RepositoryHealth):
 
     @property
     def background_failures(self) -> int:  # type: ignore[override]
-        """See `RepositoryHealth`."""
         return self._failures.value
 
     async def run(self) -> None:
@@ -74,7 +73,6 @@ class RepositoryPolling(RepositoryHealth):
                 self._timer.cancel()
 
     def trouble(self) -> str:
-        """See `RepositoryHealth`."""
         if (since_s := self._waiting_s()) >= REPORT_S:
             return self._waits(since_s)
         return f"The last poll of the model repositories has failed: {self._failure}" if self._failure else ""

@@ -53,11 +53,9 @@ class LocalRepository:
         self.path = str(path)
 
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
-        """See `Repository`."""
         return await in_file_thread(list_repository, self.path, only)
 
     async def list_names(self) -> list[str]:
-        """See `Repository`."""
         return await in_file_thread(list_names, self.path)
 
 

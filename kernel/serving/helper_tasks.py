@@ -80,13 +80,11 @@ class MessageTask:
         raise InternalError(f"task {self.name} needs no memory of the server")
 
     def done(self, result: bytes, output: Tensor | None) -> None:
-        """See `HelperTask`."""
         if output is not None:
             output.release()
         self._end(result)
 
     def failed(self, error: ServingError) -> None:
-        """See `HelperTask`."""
         self._end(error)
 
     def _end(self, result: bytes | ServingError) -> None:

@@ -31,7 +31,6 @@ class TracedPassage(Trace, eq=False):
     """The trace of one request, and what its responses pass last. Implements `ResponseReceiver`."""
 
     def send(self, response: Response) -> None:
-        """See `ResponseReceiver`."""
         now_ns = self.now_ns()
         door, batch = self.door, self.batch
         if (
@@ -157,7 +156,6 @@ class TrackedResponse(Response):
     released: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """See `Response`."""
         leased = self.leased
         Response.release(self)
         if leased and self.released is not None:

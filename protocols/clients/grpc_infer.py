@@ -51,7 +51,6 @@ class GrpcInferServer:
         self._stream: AsyncGenerator[messages.ModelInferResponse, None] | None = None
 
     def metadata(self) -> dict[str, Any]:
-        """See `InferServer`."""
         request = messages.ModelMetadataRequest(name=self._model, version=self._version)
         found = self._run(self._call("ModelMetadata", request, messages.ModelMetadataResponse))
         return {
@@ -66,13 +65,11 @@ class GrpcInferServer:
         }
 
     def config(self) -> dict[str, Any]:
-        """See `InferServer`."""
         request = messages.ModelConfigRequest(name=self._model, version=self._version)
         found = self._run(self._call("ModelConfig", request, messages.ModelConfigResponse))
         return to_dict(found.config)
 
     def model_names(self) -> list[str]:
-        """See `InferServer`."""
         request = messages.RepositoryIndexRequest(ready=True)
         found = self._run(self._call("RepositoryIndex", request, messages.RepositoryIndexResponse))
         return sorted({each.name for each in found.models})
@@ -80,7 +77,6 @@ class GrpcInferServer:
     def responses(
         self, inputs: list[GivenInput], outputs: list[dict[str, Any]]
     ) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """See `InferServer`."""
         self._stream = self._responses(encode_request(self._model, self._version, inputs, outputs))
         while (response := self._run(self._next())) is not None:
             yield decode_response(response)

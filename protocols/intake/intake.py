@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class IntakeCall(Protocol):
     """The call of a client, for which an intake makes a request. It is the sink of the request."""
 
-    #: That of the call's protocol.
+    #: The intake of the call's protocol.
     intake: Any
     #: What came before the message, for `Intake.match` and `Intake.decode`.
     head: Any
@@ -58,13 +58,13 @@ class IntakeCall(Protocol):
 
     @property
     def peer(self) -> str:
-        """See `kernel.serving.response.Sink`."""
+        """Who the client is, as a `kernel.serving.response.Sink` has it."""
 
     def header(self, name: str) -> str:
-        """See `kernel.serving.response.Sink`."""
+        """Return a header of the call, "" without it."""
 
     def send(self, response: Response) -> None:
-        """See `kernel.serving.response.Sink`."""
+        """Take a response to the request. Called once for each, until the final one."""
 
 
 class Decoded(msgspec.Struct):
@@ -198,7 +198,6 @@ class _Decoding(msgspec.Struct, eq=False):
     forwarded: ForwardedHeaders | None
 
     def prepared(self, response_options: bytes, route: ModelRoute) -> None:
-        """See `Preparing`."""
         call = self.call
         request, call.decoding = call.request, None
         assert request is not None, "the request was cancelled"
@@ -216,7 +215,6 @@ class _Decoding(msgspec.Struct, eq=False):
         call.decoded_by_helper()
 
     def refused(self, error: ServingError) -> None:
-        """See `Preparing`."""
         self.call.decoding = None
         self.call.refused(error)
         self.call.decoded_by_helper()

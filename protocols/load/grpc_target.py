@@ -45,20 +45,17 @@ class GrpcBenchTarget(GrpcInferServer):
         self._settings = settings
 
     def server(self) -> dict[str, Any]:
-        """See `BenchTarget`."""
         request = messages.ServerMetadataRequest()
         found = self._run(self._call("ServerMetadata", request, messages.ServerMetadataResponse))
         return {"name": found.name, "version": found.version, "extensions": list(found.extensions)}
 
     def config(self) -> dict[str, Any] | None:  # type: ignore[override]
-        """See `BenchTarget`."""
         try:
             return super().config()
         except ClientError:
             return None
 
     def statistics(self) -> list[dict[str, Any]] | None:
-        """See `BenchTarget`."""
         request = messages.ModelStatisticsRequest(name=self._settings.model, version=self._settings.version)
         try:
             found = self._run(self._call("ModelStatistics", request, messages.ModelStatisticsResponse))
@@ -79,7 +76,6 @@ class GrpcBenchTarget(GrpcInferServer):
         ]
 
     def head(self) -> bytes:
-        """See `BenchTarget`."""
         encoder = hpack.Encoder()
         encoder.header_table_size = 0
         call = "ModelStreamInfer" if self._settings.streaming else "ModelInfer"
@@ -91,7 +87,6 @@ class GrpcBenchTarget(GrpcInferServer):
         return encoder.encode([*headers, *((name.lower(), value) for name, value in self._settings.headers.items())])
 
     def encode(self, request: BenchRequest) -> list[bytes]:
-        """See `BenchTarget`."""
         encoded = encode_message(request).SerializeToString()
         framed = _PREFIX.pack(0, len(encoded)) + encoded
         if request.sequence is None:
@@ -99,7 +94,6 @@ class GrpcBenchTarget(GrpcInferServer):
         return cut_at_id(framed, sequence_id_bytes(PLACEHOLDER_ID))
 
     def probe(self, parts: list[bytes]) -> list[FoundOutput]:
-        """See `BenchTarget`."""
         encoded = sequence_id_bytes(PLACEHOLDER_ID).join(parts)
         request = messages.ModelInferRequest.FromString(encoded[_PREFIX.size :])
         if self._settings.streaming:
@@ -131,17 +125,14 @@ class GrpcBenchTarget(GrpcInferServer):
         return found if found is not None else messages.ModelInferResponse()
 
     def register(self, name: str, key: str, byte_size: int) -> None:
-        """See `BenchTarget`."""
         request = messages.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size)
         self._run(self._call("SystemSharedMemoryRegister", request, messages.SystemSharedMemoryRegisterResponse))
 
     def unregister(self, name: str) -> None:
-        """See `BenchTarget`."""
         request = messages.SystemSharedMemoryUnregisterRequest(name=name)
         self._run(self._call("SystemSharedMemoryUnregister", request, messages.SystemSharedMemoryUnregisterResponse))
 
     def load(self, config: dict[str, Any] | None) -> None:
-        """See `BenchTarget`."""
         request = messages.RepositoryModelLoadRequest(model_name=self._settings.model)
         if config is not None:
             request.parameters["config"].string_param = json.dumps(config)

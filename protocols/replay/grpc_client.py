@@ -56,14 +56,12 @@ class GrpcReplayTarget:
         )  # fmt: skip
 
     async def check(self) -> None:
-        """See `ReplayTarget`."""
         try:
             await self._live(messages.ServerLiveRequest())
         except (GRPCError, StreamTerminatedError, OSError) as error:
             raise ReplayFailed(f"no inference server responds to gRPC at {self._url}: {error}") from None
 
     async def serves(self, model: str) -> bool:
-        """See `ReplayTarget`."""
         try:
             return bool((await self._ready(messages.ModelReadyRequest(name=model))).ready)
         except GRPCError:  # an unknown model
@@ -72,11 +70,9 @@ class GrpcReplayTarget:
             raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
 
     async def close(self) -> None:
-        """See `ReplayTarget`."""
         self._channel.close()
 
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
-        """See `ReplayTarget`."""
         message = encode_model_infer(request)
         try:
             if request.decoupled:

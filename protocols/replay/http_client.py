@@ -39,7 +39,6 @@ class HttpReplayTarget:
         )
 
     async def check(self) -> None:
-        """See `ReplayTarget`."""
         try:
             async with self._session.get(f"{self._url}/v2") as response:
                 msgspec.json.decode(await response.read())
@@ -52,11 +51,9 @@ class HttpReplayTarget:
             raise ReplayFailed(f"what responds to HTTP at {self._url} is no inference server: GET /v2 is not there")
 
     async def close(self) -> None:
-        """See `ReplayTarget`."""
         await self._session.close()
 
     async def serves(self, model: str) -> bool:
-        """See `ReplayTarget`."""
         url = f"{self._url}/v2/models/{urllib.parse.quote(model, safe='')}/ready"
         try:
             async with self._session.get(url) as response:
@@ -65,7 +62,6 @@ class HttpReplayTarget:
             raise TargetLost(f"the connection failed: {_reason(error)}") from None
 
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
-        """See `ReplayTarget`."""
         header, data = encode_infer_request(request)
         url = f"{self._url}{infer_path(request)}"
         headers = {_HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}

@@ -58,7 +58,6 @@ class RecordedHost:
 
     @property
     def device(self) -> None:
-        """See `Host`."""
         return None
 
     @property

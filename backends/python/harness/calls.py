@@ -99,7 +99,6 @@ class FunctionCalls:
         return response
 
     def take(self, call: ModelCall) -> CallResponse | None:
-        """See `ModelCalls`."""
         if not call.responses and call.number in self._open:
             self._make_next(call)
         return call.responses.popleft() if call.responses else None
@@ -118,17 +117,14 @@ class FunctionCalls:
         on_response()
 
     def cancel(self, call: ModelCall) -> None:
-        """See `ModelCalls`."""
         if not call.ended:
             self._end(call, CallResponse(error=RequestCancelled(), final=True))
 
     def discard(self, call: ModelCall) -> None:
-        """See `ModelCalls`."""
         call.responses.clear()
         self._open.pop(call.number, None)
 
     def wait_for(self, future: Future[Result]) -> Result:
-        """See `ModelCalls`."""
         return future.result()
 
     def control(

@@ -41,7 +41,6 @@ class DeviceRegions:
         self._unavailable = ""
 
     async def check(self, region: Region) -> None:
-        """See `DeviceMemoryCheck`."""
         if not self._unavailable:
             lease = region.lease()
             try:

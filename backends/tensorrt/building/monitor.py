@@ -58,7 +58,7 @@ class NoDisplay:
 
 
 class BarDisplay:
-    """A bar of `rich.progress` for each phase that is going on."""
+    """A bar of `rich.progress` for each phase that is going on. A `PhaseDisplay`."""
 
     def __init__(self, progress: Any) -> None:
         self._progress = progress
@@ -66,17 +66,14 @@ class BarDisplay:
         self._depths: dict[str, int] = {}
 
     def phase(self, name: str, parent: str, step_count: int) -> None:
-        """See `PhaseDisplay`."""
         depth = self._depths[name] = self._depths.get(parent, -1) + 1
         self._tasks[name] = self._progress.add_task(f"{'  ' * depth}{name}", total=max(step_count, 1))
 
     def steps(self, name: str, done: int) -> None:
-        """See `PhaseDisplay`."""
         if name in self._tasks:
             self._progress.update(self._tasks[name], completed=done)
 
     def ended(self, name: str) -> None:
-        """See `PhaseDisplay`."""
         task = self._tasks.pop(name, None)
         if task is not None:
             self._progress.remove_task(task)

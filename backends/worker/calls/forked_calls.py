@@ -72,7 +72,7 @@ class _AskedControl(msgspec.Struct, array_like=True, tag="control"):
     unload_dependents: bool
 
 
-class _Answer(msgspec.Struct, array_like=True):
+class _Reply(msgspec.Struct, array_like=True):
     """A response to a call, or the result of an action."""
 
     outputs: list[_Values] = []
@@ -86,7 +86,7 @@ class _Answer(msgspec.Struct, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_asked = msgspec.msgpack.Decoder(_AskedCall | _AskedControl).decode
-_decode_answer = msgspec.msgpack.Decoder(_Answer).decode
+_decode_response = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class ForkedChildren:
@@ -125,9 +125,11 @@ class ForkedChildren:
                 return
             for fd in fds:
                 connection = socket.socket(fileno=fd)
-                threading.Thread(target=self._answer, args=(connection,), name="call of a fork", daemon=True).start()
+                threading.Thread(
+                    target=self._serve_child, args=(connection,), name="call of a fork", daemon=True
+                ).start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _serve_child(self, connection: socket.socket) -> None:
         with connection:
             try:
                 data = _receive(connection)
@@ -139,27 +141,27 @@ class ForkedChildren:
             except OSError:  # the child has ended
                 return
 
-    def _controlled(self, asked: _AskedControl) -> _Answer:
+    def _controlled(self, asked: _AskedControl) -> _Reply:
         try:
             ready = self._calls.control(
                 asked.action, asked.model_name, version=asked.version, config=asked.config, files=asked.files,
                 unload_dependents=asked.unload_dependents,
             )  # fmt: skip
         except ServingError as error:
-            return _Answer(error_code=error.code.value, error_text=error.message)
-        return _Answer(ready=ready)
+            return _Reply(error_code=error.code.value, error_text=error.message)
+        return _Reply(ready=ready)
 
     def _relay(self, connection: socket.socket, asked: _AskedCall) -> None:
         try:
             call = self._calls.start(_request_of(asked))
         except ServingError as error:
-            _send(connection, _Answer(error_code=error.code.value, error_text=error.message))
+            _send(connection, _Reply(error_code=error.code.value, error_text=error.message))
             return
         final = False
         try:
             while not final:
                 response = self._calls.wait(call)
-                _send(connection, _answer_of(response))
+                _send(connection, _reply_to(response))
                 final = response.final
         finally:
             if not final:  # the child has ended, or wants no more
@@ -175,7 +177,6 @@ class ForkedCalls:
         self._connections: dict[ModelCall, socket.socket] = {}
 
     def start(self, request: CallRequest) -> ModelCall:
-        """See `ModelCalls`."""
         asked = _AskedCall(
             request.model_name, [_values_of(each) for each in request.inputs], request.model_version,
             list(request.outputs), request.id, request.correlation_id, request.flags, request.priority,
@@ -187,17 +188,14 @@ class ForkedCalls:
         return call
 
     def wait(self, call: ModelCall) -> CallResponse:
-        """See `ModelCalls`."""
         if not call.responses:
             self._read(call)
         return call.responses.popleft()
 
     def take(self, call: ModelCall) -> CallResponse | None:
-        """See `ModelCalls`."""
         return call.responses.popleft() if call.responses else None
 
     def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
-        """See `ModelCalls`."""
         call.on_response = on_response
 
         def read() -> None:
@@ -208,19 +206,16 @@ class ForkedCalls:
         threading.Thread(target=read, name="responses", daemon=True).start()
 
     def cancel(self, call: ModelCall) -> None:
-        """See `ModelCalls`."""
         connection = self._connections.get(call)
         if connection is not None:
             call.cancelled = True
             connection.shutdown(socket.SHUT_RDWR)
 
     def discard(self, call: ModelCall) -> None:
-        """See `ModelCalls`."""
         call.discarded = True
         call.responses.clear()
 
     def wait_for(self, future: Future[Result]) -> Result:
-        """See `ModelCalls`."""
         return future.result()
 
     def control(
@@ -233,16 +228,15 @@ class ForkedCalls:
         files: Mapping[str, bytes] | None = None,
         unload_dependents: bool = False,
     ) -> bool:
-        """See `ModelCalls`."""
         asked = _AskedControl(action, model_name, version, config, dict(files or {}), unload_dependents)
         with self._ask(asked) as connection:
             data = _receive(connection)
         if data is None:
             raise InternalError(_NO_WORKER)
-        answer = _decode_answer(data)
-        if answer.error_code:
-            raise worker_error(ErrorCode(answer.error_code), answer.error_text)
-        return answer.ready
+        reply = _decode_response(data)
+        if reply.error_code:
+            raise worker_error(ErrorCode(reply.error_code), reply.error_text)
+        return reply.ready
 
     def _ask(self, asked: _AskedCall | _AskedControl) -> socket.socket:
         """Return a connection over which the worker responds.
@@ -273,7 +267,7 @@ class ForkedCalls:
             error: ServingError = RequestCancelled() if call.cancelled else InternalError(_NO_WORKER)
             response = CallResponse(error=error, final=True)
         else:
-            response = _response_of(_decode_answer(data))
+            response = _response_of(_decode_response(data))
         if not call.discarded:
             call.responses.append(response)
         if response.final:
@@ -330,9 +324,9 @@ def _value_of(values: _Values) -> OutputValue:
     return OutputValue(values.name, values.datatype, to_array(kind, values.shape, values.data))
 
 
-def _answer_of(response: CallResponse) -> _Answer:
+def _reply_to(response: CallResponse) -> _Reply:
     error = response.error
-    return _Answer(
+    return _Reply(
         [_values_of(tensor) for tensor in response.outputs],
         dict(response.parameters),
         "" if error is None else error.code.value,
@@ -342,11 +336,9 @@ def _answer_of(response: CallResponse) -> _Answer:
     )
 
 
-def _response_of(answer: _Answer) -> CallResponse:
-    if answer.error_code:
-        error = worker_error(ErrorCode(answer.error_code), answer.error_text)
-        return CallResponse(error=error, final=answer.final)
-    outputs = [
-        Tensor(each.name, each.datatype, each.shape, memoryview(bytearray(each.data))) for each in answer.outputs
-    ]
-    return CallResponse(outputs, answer.parameters, final=answer.final, empty=answer.empty)
+def _response_of(reply: _Reply) -> CallResponse:
+    if reply.error_code:
+        error = worker_error(ErrorCode(reply.error_code), reply.error_text)
+        return CallResponse(error=error, final=reply.final)
+    outputs = [Tensor(each.name, each.datatype, each.shape, memoryview(bytearray(each.data))) for each in reply.outputs]
+    return CallResponse(outputs, reply.parameters, final=reply.final, empty=reply.empty)

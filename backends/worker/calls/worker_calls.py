@@ -77,7 +77,6 @@ class WorkerCalls:
     # ---- for models --------------------------------------------------------------------------
 
     def start(self, request: CallRequest) -> ModelCall:
-        """See `ModelCalls`."""
         self._held.report_freed()
         in_execute = self._responder.executed_by_this_thread
         parents, blocking = request.parents, request.blocking
@@ -139,7 +138,6 @@ class WorkerCalls:
                 raise InternalError(f"the request is too long for the server: {error}") from error
 
     def wait(self, call: ModelCall) -> CallResponse:
-        """See `ModelCalls`."""
         responses = call.responses
         if not responses:
             self._wait_until(responses.__len__)
@@ -148,7 +146,6 @@ class WorkerCalls:
         return response
 
     def take(self, call: ModelCall) -> CallResponse | None:
-        """See `ModelCalls`."""
         if not call.responses:
             return None
         response = call.responses.popleft()
@@ -176,20 +173,17 @@ class WorkerCalls:
             self._consumed(call)
 
     def notify(self, call: ModelCall, on_response: Callable[[], None]) -> None:
-        """See `ModelCalls`."""
         call.on_response = on_response
         if not call.ended:
             self._pump.read_for(call)
         on_response()  # what has come before
 
     def cancel(self, call: ModelCall) -> None:
-        """See `ModelCalls`."""
         call.cancelled = True
         if not call.ended:
             self._send(wire.CancelCall(call.number))
 
     def discard(self, call: ModelCall) -> None:
-        """See `ModelCalls`."""
         call.discarded = True
         if not call.cancelled:
             self.cancel(call)
@@ -197,7 +191,6 @@ class WorkerCalls:
             pass
 
     def wait_for(self, future: Future[Result]) -> Result:
-        """See `ModelCalls`."""
         if self.turn is None:
             return future.result()
         future.add_done_callback(lambda _: self._wake.set())
@@ -224,7 +217,6 @@ class WorkerCalls:
         files: Mapping[str, bytes] | None = None,
         unload_dependents: bool = False,
     ) -> bool:
-        """See `ModelCalls`."""
         with self._lock:
             number = self._last_number = self._last_number + 1
         self._controls[number] = None

@@ -131,7 +131,7 @@ def open_target(address: str, settings: TargetSettings) -> BenchTarget:
 
 
 class HttpBenchTarget:
-    """A server's HTTP port."""
+    """A server's HTTP port. A `BenchTarget`."""
 
     protocol = "http"
 
@@ -148,14 +148,12 @@ class HttpBenchTarget:
         self._encoding: HttpEncoding | None = None
 
     def server(self) -> dict[str, Any]:
-        """See `BenchTarget`."""
         found: dict[str, Any] = self._call(f"{self._url}/v2")
         if not isinstance(found, dict):
             raise ClientError(f"{self._url} is no inference server: GET /v2 does not describe it")
         return found
 
     def metadata(self) -> dict[str, Any]:
-        """See `BenchTarget`."""
         found = self._call(self._model)
         try:
             return {**found, **{kind: _tensors(found.get(kind) or []) for kind in ("inputs", "outputs")}}
@@ -163,7 +161,6 @@ class HttpBenchTarget:
             raise ClientError(f"{self._model} does not describe a model of an inference server") from None
 
     def config(self) -> dict[str, Any] | None:
-        """See `BenchTarget`."""
         try:
             found = self._call(f"{self._model}/config")
         except ClientError:
@@ -171,7 +168,6 @@ class HttpBenchTarget:
         return found if isinstance(found, dict) else None
 
     def statistics(self) -> list[dict[str, Any]] | None:
-        """See `BenchTarget`."""
         try:
             found: list[dict[str, Any]] = self._call(f"{self._model}/stats")["model_stats"]
         except (ClientError, KeyError, TypeError):
@@ -179,11 +175,9 @@ class HttpBenchTarget:
         return found
 
     def head(self) -> bytes:
-        """See `BenchTarget`."""
         return b""
 
     def encode(self, request: BenchRequest) -> list[bytes]:
-        """See `BenchTarget`."""
         if self._encoding is None:
             binary = self._settings.tensors == "binary"
             if self._settings.tensors == "auto":
@@ -195,7 +189,6 @@ class HttpBenchTarget:
         return self._encoding.encode(request)
 
     def probe(self, parts: list[bytes]) -> list[FoundOutput]:
-        """See `BenchTarget`."""
         try:
             with socket.create_connection((self.host, self.port), _PROBE_TIMEOUT_S) as connection:
                 connection.sendall((b"%d" % PLACEHOLDER_ID).join(parts))
@@ -212,18 +205,15 @@ class HttpBenchTarget:
         return _outputs(response, body)
 
     def register(self, name: str, key: str, byte_size: int) -> None:
-        """See `BenchTarget`."""
         self._call(
             f"{self._url}/v2/systemsharedmemory/region/{name}/register",
             {"key": key, "offset": 0, "byte_size": byte_size},
         )
 
     def unregister(self, name: str) -> None:
-        """See `BenchTarget`."""
         self._call(f"{self._url}/v2/systemsharedmemory/region/{name}/unregister", {})
 
     def load(self, config: dict[str, Any] | None) -> None:
-        """See `BenchTarget`."""
         body = {} if config is None else {"parameters": {"config": json.dumps(config)}}
         name = urllib.parse.quote(self._settings.model, safe="")
         self._call(f"{self._url}/v2/repository/models/{name}/load", body)

@@ -45,7 +45,7 @@ class InferServer(Protocol):
 
 
 class HttpInferServer:
-    """An HTTP port. Its responses are one; those of a decoupled model are `events`."""
+    """An HTTP port. An `InferServer` with one response; `events` are the responses of a decoupled model."""
 
     def __init__(self, url: str, name: str, version: str) -> None:
         """`version` is "" for the one that the server chooses."""
@@ -55,21 +55,17 @@ class HttpInferServer:
             self._model += f"/versions/{urllib.parse.quote(version, safe='')}"
 
     def metadata(self) -> dict[str, Any]:
-        """See `InferServer`."""
         found: dict[str, Any] = call(self._model)
         return found
 
     def config(self) -> dict[str, Any]:
-        """See `InferServer`."""
         found: dict[str, Any] = call(f"{self._model}/config")
         return found
 
     def model_names(self) -> list[str]:
-        """See `InferServer`."""
         return sorted({item["name"] for item in call(f"{self.url}/v2/repository/index", {"ready": True})})
 
     def responses(self, inputs: list[GivenInput], outputs: list[dict[str, Any]]) -> Iterator[Response]:
-        """See `InferServer`."""
         request = {"inputs": [_json_of(tensor) for tensor in inputs], "outputs": outputs}
         yield infer(f"{self._model}/infer", request, b"".join(tensor.raw for tensor in inputs))
 

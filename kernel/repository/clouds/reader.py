@@ -142,7 +142,6 @@ class ReaderProcesses:
         self._closed = False
 
     async def ask(self, request: Request, kind: Any, progress: Callable[[int], None] | None = None) -> Any:
-        """See `CloudReader`."""
         content = msgspec.msgpack.encode(request)
         async with self._reads if progress is None else contextlib.nullcontext():
             while self._idle:

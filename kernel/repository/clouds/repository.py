@@ -87,7 +87,6 @@ class CloudRepository:
         self._copying = copying or asyncio.Semaphore(COPIES_AT_ONCE)
 
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
-        """See `Repository`."""
         objects = await self._objects(only)
         entries, left_out = await in_file_thread(entries_of, objects)
         self._warn_of(left_out)

@@ -80,7 +80,6 @@ class SequenceInstances(InstanceSet):
     # ---- for supervision ---------------------------------------------------------------------
 
     def executed(self, instance: Instance, batch: Batch, times: ExecutionTimes) -> None:
-        """See `InstanceSet.executed`."""
         self.finished.append((batch, self._clock.now_ns()))
         queued = self._live.queued
         super().executed(instance, batch, times)  # posts the event if the instance is in service
@@ -130,6 +129,5 @@ class SequenceInstances(InstanceSet):
             self._all_ended = None
 
     def check(self) -> None:
-        """See `InstanceSet.check`."""
         super().check()
         self.check_scheduler()

@@ -125,7 +125,6 @@ class SequenceModel(Model):
             await self.instances.all_ended()
 
     def abandon(self, error: ServingError) -> None:
-        """See `Model.abandon`."""
         super().abandon(error)
         self.sequences.clear()
 

@@ -62,7 +62,7 @@ class Destination(Protocol):
 
 
 class FileDestination:
-    """A file."""
+    """A file. A `Destination`."""
 
     task = WRITE_TRACES
     delay_s = FLUSH_S
@@ -75,11 +75,9 @@ class FileDestination:
         self._file = file
 
     def arguments(self) -> bytes:
-        """See `Destination`."""
         return encode_arguments((self._file.path, self._file.kept, None))[:-1]  # `WriteArguments`; None is one byte
 
     def done(self, result: bytes) -> WriteOutcome:
-        """See `Destination`."""
         written = decode_write_result(result)
         if written.error:
             problem = f"the trace file '{self._file.path}' cannot be written: {written.error}"

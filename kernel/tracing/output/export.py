@@ -61,12 +61,10 @@ class CollectorDestination:
         }
 
     def arguments(self) -> bytes:
-        """See `Destination`."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         return encode_arguments((self._url, self._resource, offset_ns, None))[:-1]  # `ExportArguments`
 
     def done(self, result: bytes) -> WriteOutcome:
-        """See `Destination`."""
         exported = decode_export_result(result)
         if not exported.error:
             return WriteOutcome()

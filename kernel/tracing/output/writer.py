@@ -264,7 +264,7 @@ class CollectorOutput:
 
 
 class _FileOutput:
-    """The output of one sampler whose traces are in files."""
+    """The output of one sampler whose traces are in files. A `TraceOutput`."""
 
     def __init__(self, writer: TraceWriter, choice: FileChoice) -> None:
         self._writer = writer
@@ -275,7 +275,6 @@ class _FileOutput:
         self._records = bytearray()
 
     def put(self, record: TraceRecord) -> None:
-        """See `TraceOutput`."""
         self._writer.take_back()
         destination = self._next_destination()
         if not record.parent_id:
@@ -283,7 +282,6 @@ class _FileOutput:
         self._writer.put(destination, record)
 
     def put_usual(self, values: UsualValues, now_ns: Callable[[], int]) -> None:
-        """See `TraceOutput`."""
         room = self.room or self._borrow_room()
         if room:
             self.room = room - 1

@@ -81,7 +81,6 @@ class MessageIntake(Intake):
     # ---- protocols.intake.intake.Intake --------------------------------------------------------------
 
     def decode(self, call: Any, message: ReceivedMessage, received_in: ReceiveBuffer | None) -> Decoded | None:
-        """See `Intake`."""
         if isinstance(message, (CompressedMessage, RefusedMessage)) or (
             received_in is not None and not received_in.of_model
         ):
@@ -103,14 +102,12 @@ class MessageIntake(Intake):
         return Decoded(request, route, MessageOptions(wants_empty_final, route.spec.decoupled))
 
     def keep(self, call: Any, message: Buffer, decoded: Decoded) -> None:
-        """See `Intake`."""
         assert decoded.route is not None, "a message is kept without its model"
         self.prepared.add(message, decoded.request, decoded.route, wants_empty_final=decoded.options.wants_empty_final)
 
     def helper_job(
         self, call: Any, message: ReceivedMessage, received_in: ReceiveBuffer | None
     ) -> tuple[Request, HelperJob]:
-        """See `Intake`."""
         kernel = self.kernel
         request = call.request = Request("", [], call, streaming=self._streaming)
         if not self._streaming:
@@ -135,5 +132,4 @@ class MessageIntake(Intake):
         return request, HelperJob(DECODE_MESSAGE, arguments, sources_of(kernel, content, received_in), route)
 
     def read_options(self, octets: bytes, route: ModelRoute) -> MessageOptions:
-        """See `Intake`."""
         return MessageOptions(bool(octets), route.spec.decoupled)

@@ -51,20 +51,17 @@ class GenerateIntake(Intake):
     def match(
         self, head: GenerateHead, body: bytes, generation: int, call: GenerateCall
     ) -> tuple[Request, PreparedGenerateBody] | None:
-        """See `Intake`."""
         request = _new_request(call)
         prepared = self._bodies.fill(request, body, generation)
         return None if prepared is None else (request, prepared)
 
     def decode(self, call: GenerateCall, body: bytes, received_in: ReceiveBuffer | None) -> Decoded:
-        """See `Intake`."""
         request, head = _new_request(call), call.head
         decode_generate(body, request, head.route.spec, self._max_input_size)
         # The models may have changed since the head was read.
         return Decoded(request, self.kernel.route(head.model_name, head.model_version))
 
     def keep(self, call: GenerateCall, body: bytes, decoded: Decoded) -> None:
-        """See `Intake`."""
         assert decoded.route is not None, "a body is kept without its route"
         self._bodies.add(body, decoded.request, decoded.route)
 

@@ -104,7 +104,6 @@ class HttpInference(Intake):
     # ---- protocols.intake.intake.Intake --------------------------------------------------------------
 
     def decode(self, call: HttpInferCall, body: RequestBody, received_in: ReceiveBuffer | None) -> Decoded | None:
-        """See `Intake`."""
         request, head = _new_request(call), call.head
         outputs = self._decode_into(request, head, body, received_in)
         if outputs is None:
@@ -134,14 +133,12 @@ class HttpInference(Intake):
             return None
 
     def keep(self, call: HttpInferCall, body: RequestBody, decoded: Decoded) -> None:
-        """See `Intake`."""
         assert decoded.route is not None, "a body is kept without its route"
         self.prepared_bodies.add(call.head, body, decoded.options.outputs, decoded.request, decoded.route)
 
     def helper_job(
         self, call: HttpInferCall, body: RequestBody, received_in: ReceiveBuffer | None
     ) -> tuple[Request, HelperJob]:
-        """See `Intake`."""
         sources = sources_of(self.kernel, body, received_in)
         return self.job_for_sources(call, sources, call.head.header_length)
 
@@ -161,7 +158,6 @@ class HttpInference(Intake):
         return _new_request(call), HelperJob(DECODE_INFER, msgspec.msgpack.encode(arguments), sources, head.route)
 
     def read_options(self, octets: bytes, route: ModelRoute) -> DecodedBody:
-        """See `Intake`."""
         return DecodedBody(read_output_format(octets))
 
 

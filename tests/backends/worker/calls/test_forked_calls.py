@@ -75,5 +75,5 @@ def test_a_call_whose_response_cannot_be_sent_does_not_stay_open(
     asked = msgspec.msgpack.encode(["call", "other", [], "", [], "", 0, 0, 0, 0, {}, False, None, None, 0])
     door[0].sendall(len(asked).to_bytes(8, "little") + asked)
     with pytest.raises(InternalError):
-        children._answer(door[1])
+        children._serve_child(door[1])
     assert calls.ended == ["cancelled", "discarded"]
