@@ -6,8 +6,17 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel import errors
+from kernel.loop.clock import ITERATION_END
 from kernel.serving.batch import Batch
-from kernel.serving.events import Cancelled, InstanceLost, NoInstanceLeft, Submitted
+from kernel.serving.events import (
+    FAILED_AT_ONCE,
+    Cancelled,
+    DeadlineReached,
+    InstanceIdle,
+    InstanceLost,
+    NoInstanceLeft,
+    Submitted,
+)
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -27,9 +36,12 @@ async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: C
     #: The requests before those of `queue`, empty if `queue` is. Entries that were cancelled have been removed from it.
     #: A client that disconnects cancels thousands: to search each would take long, and to look at all entries at once.
     swept: deque[Request] = deque()
+    #: With what queued requests fail, because no instance is left.
+    failure: errors.ServingError | None = None
     while True:
         # When a busy instance may get a request ahead of time, without another event.
-        match await inbox.next(instances.next_batch_ns() if queue else None):
+        until_ns = instances.next_batch_ns() if queue else None
+        match await inbox.next(until_ns if failure is None else ITERATION_END):
             case Submitted(request=request):
                 queue.append(request)
             case Cancelled(request=request) if not (request.dispatched or request.finished):
@@ -43,11 +55,23 @@ async def direct(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: C
             case InstanceLost(returned=requests):
                 (swept or queue).extendleft(reversed(requests))
             case NoInstanceLeft(error=error):
-                failed, queue, swept = (*swept, *queue), deque(), deque()
-                for request in failed:
-                    if not request.finished:
-                        request.fail(error)
+                failure = _fail_some(queue, swept, error)
+            case DeadlineReached() if failure is not None:
+                failure = _fail_some(queue, swept, failure)
+            case InstanceIdle():
+                failure = None
         while queue and (instance := instances.open_instance()) is not None:
             request = (swept or queue).popleft()
             if not request.finished:
                 instances.dispatch(instance, Batch([request]))
+
+
+def _fail_some(queue: deque[Request], swept: deque[Request], error: errors.ServingError) -> errors.ServingError | None:
+    """Fail the first of the queued requests. Returns `error` if others are left, else None."""
+    for _ in range(FAILED_AT_ONCE):
+        if not queue:
+            return None
+        request = (swept or queue).popleft()
+        if not request.finished:
+            request.fail(error)
+    return error if queue else None

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 from kernel import errors
 from kernel.loop.clock import ITERATION_END
 from kernel.serving.batch import Batch
-from kernel.serving.events import Cancelled, DeadlineReached, InstanceLost, NoInstanceLeft, Submitted
+from kernel.serving.events import (
+    FAILED_AT_ONCE,
+    Cancelled,
+    DeadlineReached,
+    InstanceIdle,
+    InstanceLost,
+    NoInstanceLeft,
+    Submitted,
+)
 from schedulers.batching_rules import batching_rule
 from schedulers.dynamic.batcher import DynamicBatcher
 from schedulers.quota import ClientQuotas
@@ -35,6 +43,8 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
     dispatcher = _Dispatcher(spec, batcher, instances, clock)
     quotas = ClientQuotas(spec.fair) if spec.fair is not None and spec.fair.has_quotas else None
     until_ns: int | None = None
+    #: With what queued requests fail, because no instance is left.
+    failure: errors.ServingError | None = None
     try:
         while True:
             event = await inbox.next(until_ns)
@@ -47,6 +57,8 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                         dispatcher.start()  # requests in the full queue may be ready to start
                         if not batcher.add(request):
                             request.fail(errors.QueueFull(request.id))
+                case DeadlineReached() if failure is not None:
+                    failure = _fail_some(batcher, failure)
                 case DeadlineReached():
                     dispatcher.start()
                     until_ns = dispatcher.wake_ns()
@@ -55,10 +67,18 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                 case InstanceLost(returned=requests):
                     batcher.put_back(requests)
                 case NoInstanceLeft(error=error):
-                    for request in batcher.queue.take(batcher.queue.count):
-                        request.fail(error)
+                    failure = _fail_some(batcher, error)
+                case InstanceIdle():
+                    failure = None
     finally:
         batcher.close()
+
+
+def _fail_some(batcher: DynamicBatcher, error: errors.ServingError) -> errors.ServingError | None:
+    """Fail the first of the queued requests. Returns `error` if others are left, else None."""
+    for request in batcher.queue.take(FAILED_AT_ONCE):
+        request.fail(error)
+    return error if batcher.queue.count else None
 
 
 class _Dispatcher:

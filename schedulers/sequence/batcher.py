@@ -242,9 +242,13 @@ class SequenceBatcher:
         self._left = [left for left in self._left if left[0] is not instance]
         return failed
 
-    def end_all(self) -> list[Request]:
-        """End all sequences. Returns their queued requests, to be failed."""
-        return [request for sequence in list(self._live) for request in self._end(sequence)]
+    def sequences(self) -> list[Sequence]:
+        """Return all sequences that are not over."""
+        return list(self._live)
+
+    def end(self, sequence: Sequence) -> list[Request]:
+        """End a sequence. Returns its queued requests, to be failed; nothing if it is over."""
+        return [] if sequence.over else self._end(sequence)
 
     def _end(self, sequence: Sequence) -> list[Request]:
         """End a sequence, as soon as its dispatched request is finished. Returns its queued requests."""

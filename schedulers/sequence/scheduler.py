@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from kernel import errors
 from kernel.loop.clock import ITERATION_END
 from kernel.serving.events import (
+    FAILED_AT_ONCE,
     Cancelled,
     DeadlineReached,
+    InstanceIdle,
     InstanceLost,
     NoInstanceLeft,
     RequestRescheduled,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
+    from kernel.serving.sequences.live_sequences import Sequence
 
 
 async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:
@@ -35,6 +39,7 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
     # With `direct` the rows of the next batch are known only after the last one.
     one_batch = not spec.sequence_batching.oldest
     hold = SequenceHold()
+    failures = _Failures(batcher)
     until_ns: int | None = None
     while True:
         event = await inbox.next(until_ns)
@@ -42,6 +47,8 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
         match event:
             case Submitted(request=request):
                 batcher.add(request)
+            case DeadlineReached() if failures.error is not None:
+                failures.fail_some()
             case DeadlineReached() if hold.active and _is_held(hold, batcher, instances):
                 until_ns = None
             case DeadlineReached():
@@ -56,7 +63,10 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
             case InstanceLost(instance=instance, returned=returned):
                 _fail(batcher.lose(instance, returned), errors.SequenceLost(instance.name))
             case NoInstanceLeft(error=error):
-                _fail(batcher.end_all(), error)
+                failures.begin(error)
+                failures.fail_some()
+            case InstanceIdle():
+                failures.spare()
 
 
 def _is_held(hold: SequenceHold, batcher: SequenceBatcher, instances: SequenceInstances) -> bool:
@@ -102,3 +112,40 @@ def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, 
 def _fail(requests: list[Request], error: errors.ServingError) -> None:
     for request in requests:
         request.fail(error)
+
+
+class _Failures:
+    """Ends all sequences when no instance is left, some in each iteration of the event loop."""
+
+    def __init__(self, batcher: SequenceBatcher) -> None:
+        self._batcher = batcher
+        #: Those that are still to be ended.
+        self._sequences: deque[Sequence] = deque()
+        #: Requests of those that have ended.
+        self._requests: deque[Request] = deque()
+        #: With what the requests fail; None if nothing is left to do.
+        self.error: errors.ServingError | None = None
+
+    def begin(self, error: errors.ServingError) -> None:
+        """End the sequences of now, and fail their requests with `error`."""
+        self._sequences = deque(self._batcher.sequences())
+        self.error = error
+
+    def spare(self) -> None:
+        """An instance is there: it serves the sequences that have not ended."""
+        self._sequences.clear()
+        if not self._requests:
+            self.error = None
+
+    def fail_some(self) -> None:
+        """End some sequences, and fail some requests that have not been cancelled meanwhile."""
+        assert self.error is not None
+        for _ in range(FAILED_AT_ONCE):
+            if not self._requests and self._sequences:
+                self._requests.extend(self._batcher.end(self._sequences.popleft()))
+            if self._requests:
+                request = self._requests.popleft()
+                if not request.finished:
+                    request.fail(self.error)
+        if not self._requests and not self._sequences:
+            self.error = None

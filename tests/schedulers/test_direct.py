@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel import errors
-from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
+from kernel.serving.events import FAILED_AT_ONCE, Cancelled, NoInstanceLeft, Submitted
 from kernel.serving.request import Request
-from kernel.testing import Lab, RecordingSink, model_spec
+from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.direct import direct
 
 if TYPE_CHECKING:
@@ -274,3 +274,43 @@ def test_the_order_is_that_of_a_list_from_which_cancelled_requests_are_removed(
 
 def _started(running: list[Request], queued: list[Request]) -> tuple[list[Request], list[Request]]:
     return (running, queued) if running else (queued[:1], queued[1:])
+
+
+def test_many_queued_requests_fail_a_few_at_a_time_when_no_instance_is_left() -> None:
+    case = lab(instances=0)
+    waiting = [case.request(str(number)) for number in range(1000)]
+    for request in waiting:
+        case.inbox.post(Submitted(request))
+    case.clock.end_iteration()
+    case.inbox.post(NoInstanceLeft(errors.Unavailable("gone")))
+    case.inbox.post(Cancelled(waiting[900]))
+    iterations, before = 0, 0
+    while case.live.queued:
+        failed = [request for request in waiting if request.finished]
+        assert 0 < len(failed) - before <= FAILED_AT_ONCE + 1
+        iterations, before = iterations + 1, len(failed)
+        case.clock.end_iteration()
+    assert iterations >= 1000 // FAILED_AT_ONCE
+    texts = [
+        error.message for request in waiting if isinstance(request.sink, RecordingSink) for error in request.sink.errors
+    ]
+    assert texts == ["gone"] * 900 + [errors.RequestCancelled().message] + ["gone"] * 99
+
+
+def test_an_instance_that_comes_while_requests_fail_executes_the_others() -> None:
+    case = lab(instances=0)
+    waiting = [case.request(str(number)) for number in range(FAILED_AT_ONCE + 5)]
+    for request in waiting:
+        case.inbox.post(Submitted(request))
+    case.clock.end_iteration()
+    case.inbox.post(NoInstanceLeft(errors.Unavailable("gone")))
+    case.workers.append(FakeInstance("m_9"))
+    case.instances.add(case.workers[0])
+    case.clock.end_iteration()
+    assert [request.finished for request in waiting] == [True] * FAILED_AT_ONCE + [False] * 5
+    ran = []
+    while case.running:
+        ran += case.running[0]
+        case.finish()
+        case.clock.end_iteration()
+    assert ran == [request.id for request in waiting[FAILED_AT_ONCE:]]

@@ -10,8 +10,8 @@ import pytest
 from kernel import errors
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.spec import DynamicBatching, QueuePolicy
-from kernel.serving.events import Cancelled, NoInstanceLeft, Submitted
-from kernel.testing import Lab, RecordingSink, model_spec
+from kernel.serving.events import FAILED_AT_ONCE, Cancelled, NoInstanceLeft, Submitted
+from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.batching_rules import BatchingRule
 from schedulers.dynamic.scheduler import dynamic
 from schedulers.start_hold import VARIABLE
@@ -487,3 +487,43 @@ def test_a_rule_that_is_none_of_the_class_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("schedulers.batching_rules.extension", lambda group, name: dict)
     with pytest.raises(errors.ServingError, match="batching rule 'x' must be a subclass of .*; found "):
         lab(DynamicBatching(), batching_rule="x")
+
+
+def test_many_queued_requests_fail_a_few_at_a_time_when_no_instance_is_left() -> None:
+    case = lab(DynamicBatching(), instances=0)
+    waiting = [case.request(str(number)) for number in range(1000)]
+    for request in waiting:
+        case.inbox.post(Submitted(request))
+    case.clock.end_iteration()
+    case.inbox.post(NoInstanceLeft(errors.Unavailable("gone")))
+    case.inbox.post(Cancelled(waiting[900]))
+    iterations, before = 0, 0
+    while case.live.queued:
+        failed = [request for request in waiting if request.finished]
+        assert 0 < len(failed) - before <= FAILED_AT_ONCE + 1
+        iterations, before = iterations + 1, len(failed)
+        case.clock.end_iteration()
+    assert iterations >= 1000 // FAILED_AT_ONCE
+    texts = [
+        error.message for request in waiting if isinstance(request.sink, RecordingSink) for error in request.sink.errors
+    ]
+    assert texts == ["gone"] * 900 + [errors.RequestCancelled().message] + ["gone"] * 99
+
+
+def test_an_instance_that_comes_while_requests_fail_executes_the_others() -> None:
+    case = lab(DynamicBatching(), instances=0)
+    waiting = [case.request(str(number)) for number in range(FAILED_AT_ONCE + 5)]
+    for request in waiting:
+        case.inbox.post(Submitted(request))
+    case.clock.end_iteration()
+    case.inbox.post(NoInstanceLeft(errors.Unavailable("gone")))
+    case.workers.append(FakeInstance("m_9"))
+    case.instances.add(case.workers[0])
+    case.clock.end_iteration()
+    assert [request.finished for request in waiting] == [True] * FAILED_AT_ONCE + [False] * 5
+    ran = []
+    while case.running:
+        ran += case.running[0]
+        case.finish()
+        case.clock.end_iteration()
+    assert ran == [request.id for request in waiting[FAILED_AT_ONCE:]]

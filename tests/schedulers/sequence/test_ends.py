@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.errors import InvalidRequest, Unavailable
-from kernel.serving.events import Cancelled, InstanceIdle, NoInstanceLeft
+from kernel.serving.events import FAILED_AT_ONCE, Cancelled, InstanceIdle, NoInstanceLeft
 from kernel.testing import FakeInstance
 from tests.schedulers.sequence.sequence_lab import IDLE_NS, MS, answered, errors, finish, rows, sequence_lab, texts
 
@@ -212,6 +212,45 @@ def test_without_any_instance_queued_requests_fail_and_new_sequences_can_begin_l
     assert rows(lab) == ["later"]
     finish(lab)
     assert answered(later)
+    lab.check()
+
+
+@both
+@pytest.mark.parametrize("requests", [1, 300])
+def test_many_sequences_and_requests_fail_a_few_at_a_time_when_no_instance_is_left(oldest: bool, requests: int) -> None:
+    lab = sequence_lab(0, oldest=oldest)
+    waiting = [
+        lab.submit_to_sequence(number, start=not part)
+        for number in range(1, 1 + 600 // requests)
+        for part in range(requests)
+    ]
+    lab.clock.end_iteration()
+    lab.inbox.post(NoInstanceLeft(Unavailable("it does not start")))
+    for failed in range(FAILED_AT_ONCE, 600, FAILED_AT_ONCE):
+        assert sum(request.finished for request in waiting) == failed
+        lab.check()
+        lab.clock.end_iteration()
+    assert [texts(request) for request in waiting] == [["it does not start"]] * 600
+    later = lab.submit_to_sequence(1, id="later", start=True)
+    lab.workers.append(FakeInstance("m_9"))
+    lab.instances.add(lab.workers[0])
+    assert rows(lab) == ["later"]
+    finish(lab)
+    assert answered(later)
+    lab.check()
+
+
+@both
+def test_an_instance_that_comes_while_sequences_are_ended_serves_the_others(oldest: bool) -> None:
+    lab = sequence_lab(0, oldest=oldest)
+    waiting = [lab.submit_to_sequence(number, id=str(number), start=True) for number in range(1, FAILED_AT_ONCE + 2)]
+    lab.clock.end_iteration()
+    lab.inbox.post(NoInstanceLeft(Unavailable("it does not start")))
+    lab.workers.append(FakeInstance("m_9"))
+    lab.instances.add(lab.workers[0])
+    assert rows(lab) == [str(FAILED_AT_ONCE + 1)]
+    finish(lab)
+    assert answered(waiting[-1])
     lab.check()
 
 
