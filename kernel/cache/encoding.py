@@ -23,15 +23,17 @@ from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from kernel.serving.request import ParameterValue
 
 #: The format of values. It is part of the keys, so that servers with different formats do not see each other's.
 FORMAT = 1
 
-#: The most elements of type BYTES in a response: each takes about 0.1 µs to check.
+#: The most elements of type BYTES in a response, and how many are checked in one piece: each takes about 0.1 µs, and
+#: 0.25 µs on slow machines.
 MAX_STRINGS = 1 << 15
+STRINGS_AT_ONCE = 1 << 12
 
 #: Responses with more dimensions of an output, or more parameters, are not stored.
 _MAX_DIMS = 64
@@ -90,7 +92,18 @@ def encode(outputs: Sequence[Tensor], parameters: dict[str, ParameterValue] | No
 
 
 def decode(value: bytes | memoryview, expected: Mapping[str, str]) -> CachedResponse:
-    """Return the response. Large outputs are views of `value`.
+    """Return the response, as `decode_in_pieces`, but in one piece of work."""
+    pieces = decode_in_pieces(value, expected)
+    try:
+        while True:
+            next(pieces)
+    except StopIteration as end:
+        response: CachedResponse = end.value
+        return response
+
+
+def decode_in_pieces(value: bytes | memoryview, expected: Mapping[str, str]) -> Generator[None, None, CachedResponse]:
+    """Return the response; yields where other work can be done. Large outputs are views of `value`.
 
     `expected` has the datatypes, by name, of the outputs that the response may have. Raises `BadEntry`; that takes no
     longer than it takes to read the response that the model could have sent.
@@ -114,7 +127,7 @@ def decode(value: bytes | memoryview, expected: Mapping[str, str]) -> CachedResp
         _check(described, len(data))
         if described.datatype == "BYTES":
             string_count += math.prod(described.shape)
-            _check_strings(described, data, string_count)
+            yield from _check_strings(described, data, string_count)
         position += described.byte_size
         small = described.byte_size <= INLINE_LIMIT
         outputs.append(Tensor(described.name, described.datatype, described.shape, bytes(data) if small else data))
@@ -155,17 +168,22 @@ def _check(output: _EncodedOutput, byte_size: int) -> None:
         raise BadEntry(f"output '{output.name}' has {byte_size} bytes, too few or too many for {output.shape}")
 
 
-def _check_strings(output: _EncodedOutput, data: memoryview, count_of_all: int) -> None:
+def _check_strings(output: _EncodedOutput, data: memoryview, count_of_all: int) -> Generator[None, None, None]:
     """Raise `BadEntry` unless the elements of an output of type BYTES end where their lengths say, and are as many as
     its shape needs."""
     if count_of_all > MAX_STRINGS:
         raise BadEntry(f"{count_of_all} elements of type BYTES, expected at most {MAX_STRINGS}")
-    position, end, unpack = 0, len(data), _LENGTH.unpack_from
-    for _ in range(math.prod(output.shape)):
-        if end - position < _LENGTH.size:
-            break
-        position += _LENGTH.size + unpack(data, position)[0]
-    else:
-        if position == end:
-            return
-    raise BadEntry(f"output '{output.name}' of type BYTES whose lengths contradict its {end} bytes")
+    position, unpack, left = 0, _LENGTH.unpack_from, math.prod(output.shape)
+    done = count_of_all - left
+    try:
+        while left:
+            piece = min(left, STRINGS_AT_ONCE - done % STRINGS_AT_ONCE)
+            for _ in range(piece):
+                position += _LENGTH.size + unpack(data, position)[0]
+            left, done = left - piece, done + piece
+            if not done % STRINGS_AT_ONCE:
+                yield
+    except struct.error:  # the length is not in the data
+        position = -1
+    if position != len(data):
+        raise BadEntry(f"output '{output.name}' of type BYTES whose lengths contradict its {len(data)} bytes")

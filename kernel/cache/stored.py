@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from kernel.cache.breaker import CircuitBreaker
-from kernel.cache.encoding import FORMAT, BadEntry, can_be_stored, decode, encode
+from kernel.cache.encoding import FORMAT, BadEntry, can_be_stored, decode_in_pieces, encode
 from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.repeats.limited_log import LimitedLog
 from kernel.texts import printable
@@ -139,20 +139,27 @@ class StoredCache:
         try:
             value = await self._call(self._store.get(self._text(key)))
             if value is not None:
-                response = self._decoded(key, value, expected())
+                response = await self._decoded(key, value, expected())
         finally:  # also if this task is cancelled: the request waits
             self.figures.lookup_ns += self._clock.now_ns() - begun_ns
             self.figures.hits += response is not None
             found(response)
 
-    def _decoded(self, key: bytes, value: object, expected: Mapping[str, str]) -> CachedResponse | None:
+    async def _decoded(self, key: bytes, value: object, expected: Mapping[str, str]) -> CachedResponse | None:
         """Return the response in a value, or None if the value is not a response of the model."""
         try:
             if not isinstance(value, bytes):
                 raise BadEntry(f"a value of type {type(value).__name__}, expected bytes")
             if len(value) > 2 * self._value_limit:
                 raise BadEntry(f"{len(value)} bytes, expected at most {2 * self._value_limit}")
-            return decode(value if self._signing is None else self._signing.verified(key, value), expected)
+            verified = value if self._signing is None else self._signing.verified(key, value)
+            pieces = decode_in_pieces(verified, expected)
+            while True:
+                next(pieces)
+                await asyncio.sleep(0)
+        except StopIteration as end:
+            response: CachedResponse = end.value
+            return response
         except BadEntry as error:
             self.figures.failures += 1
             _bad_values.log(

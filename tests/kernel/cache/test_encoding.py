@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.cache.encoding import MAX_STRINGS, BadEntry, can_be_stored, decode, encode
+from kernel.cache.encoding import (
+    MAX_STRINGS,
+    STRINGS_AT_ONCE,
+    BadEntry,
+    can_be_stored,
+    decode,
+    decode_in_pieces,
+    encode,
+)
 from shm.tensor import Tensor
 
 EXPECTED = {"A": "FP32", "B": "BYTES", "C": "UINT8", "D": "BOOL"}
@@ -131,6 +139,23 @@ def test_bytes_whose_lengths_are_wrong_are_refused(shape: list[int], data: bytes
     assert decode(forged(([("A", "BYTES", [2], 8)], None), bytes(8)), {"A": "BYTES"}).outputs
     with pytest.raises(BadEntry):
         decode(forged(([("A", "BYTES", shape, len(data))], None), data), {"A": "BYTES"})
+
+
+def test_many_strings_are_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CountedLengths:
+        size, looks = 4, 0
+
+        def unpack_from(self, data: memoryview, position: int) -> tuple[int]:
+            CountedLengths.looks += 1
+            return (int.from_bytes(data[position : position + 4], "little"),)
+
+    monkeypatch.setattr("kernel.cache.encoding._LENGTH", CountedLengths())
+    outputs = [Tensor(name, "BYTES", [MAX_STRINGS // 2], b"\2\0\0\0hi" * (MAX_STRINGS // 2)) for name in "AB"]
+    looks: list[int] = []
+    for _ in decode_in_pieces(encode(outputs, None), {"A": "BYTES", "B": "BYTES"}):
+        looks.append(CountedLengths.looks - sum(looks))
+    assert looks == [STRINGS_AT_ONCE] * (MAX_STRINGS // STRINGS_AT_ONCE)
+    assert CountedLengths.looks == MAX_STRINGS
 
 
 def test_only_what_can_be_read_again_is_stored() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from kernel.cache.breaker import FAILURE_LIMIT, FIRST_PAUSE_NS
+from kernel.cache.encoding import MAX_STRINGS, STRINGS_AT_ONCE
 from kernel.cache.signing import Signing
 from kernel.cache.stored import MAX_INSERTED_BYTE_SIZE, MAX_INSERTIONS, MAX_LOOKUPS, StoredCache
 from kernel.testing import FakeClock
@@ -97,6 +98,25 @@ def test_what_was_stored_is_found() -> None:
         assert [*case.store.values] == ["naiad:1:6b6579"]
         figures = case.cache.figures
         assert (figures.lookups, figures.hits, figures.failures, figures.not_stored) == (2, 1, 0, 0)
+
+    run(scenario)
+
+
+def test_other_work_is_done_while_a_response_with_many_strings_is_decoded() -> None:
+    async def scenario(case: Case) -> None:
+        await case.put(output=Tensor("TEXT", "BYTES", [MAX_STRINGS], bytes(4 * MAX_STRINGS)))
+        turns = 0
+
+        async def other_work() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(other_work())
+        assert await case.find() is not None
+        assert turns >= MAX_STRINGS // STRINGS_AT_ONCE
+        other.cancel()
 
     run(scenario)
 
