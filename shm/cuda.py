@@ -384,7 +384,8 @@ def cuda() -> Cuda:
         runtime = importlib.import_module(f"{package}.runtime")
         driver = importlib.import_module(f"{package}.driver")
     except ImportError as error:
-        raise CudaUnavailable(f"cuda-bindings is not installed: pip install 'naiad-server[gpu]' ({error})") from None
+        how = "pip install '.[gpu]' (in a checkout of Naiad)"
+        raise CudaUnavailable(f"cuda-bindings is not installed: {how} ({error})") from None
     return Cuda(runtime, driver)
 
 

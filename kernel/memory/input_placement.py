@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from shm.tensor import Tensor
 
 
-_NO_LIMIT = ByteBudget(1 << 62)
-
-
 class InputPlacer:
     """Gives each input its place. Each model has its own arena, so that no worker sees the inputs of another model."""
 
@@ -40,7 +37,7 @@ class InputPlacer:
         """
         self._regions = regions
         self._arena_byte_size = arena_byte_size
-        self._budget = budget
+        self._budget = budget or ByteBudget(1 << 62)
         self._later = later
         self.refusals = MemoryRefusals(arena_byte_size, budget)
         #: Messages for helpers; None before the first.
@@ -100,7 +97,7 @@ class InputPlacer:
     @property
     def budget(self) -> ByteBudget:
         """The limit of all arenas; without one a very large one."""
-        return self._budget or _NO_LIMIT
+        return self._budget
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
         """Return a buffer for a message that a helper decodes; its model may be unknown.

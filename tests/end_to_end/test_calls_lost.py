@@ -150,7 +150,7 @@ def test_a_model_that_is_unloaded_while_it_executes_a_call_finishes_it(tmp_path:
             await sink.final
             assert sink.responses[0].error is None
             sink.responses[0].release()
-            assert "Model 'slow' is not ready" in str(await server.numbers("caller", 1))
+            assert "unknown model: 'slow' has no available versions" in str(await server.numbers("caller", 1))
 
         server.run(run)
 

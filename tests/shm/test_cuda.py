@@ -144,7 +144,7 @@ def test_bindings_that_are_not_installed_are_told(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(BINDINGS_VARIABLE, package)
         cuda.cuda.cache_clear()
         assert not cuda.is_installed()
-        with pytest.raises(CudaUnavailable, match=r"cuda-bindings is not installed: pip install 'naiad-server\[gpu\]'"):
+        with pytest.raises(CudaUnavailable, match=r"cuda-bindings is not installed: pip install '\.\[gpu\]'"):
             cuda.cuda()
     monkeypatch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
     assert cuda.is_installed()

@@ -220,7 +220,7 @@ def _unknown() -> list[HeavyRow]:
         row("unknown numbers", _with(_again(tag(wire.VARINT) + b"\1")), _INVALID, _TOO_LONG),
         row("unknown fields", _with(_again(wire.delimited(wire.UNKNOWN, b""))), _INVALID, _TOO_LONG),
         row("one unknown field", _with(lambda n: wire.delimited(wire.UNKNOWN, bytes(n))), _INVALID, _TOO_LONG),
-        row("unknown groups", _with(_again(groups)), "INTERNAL", _UNPARSED),
+        row("unknown groups", _with(_again(groups)), _INVALID, _TOO_LONG),
         row("nested groups", _with(wire.nested_groups), "INTERNAL", _UNPARSED),
         row("model name again and again", _again(wire.delimited(1, b"a")), "NOT_FOUND", "unknown model"),
         row("no such model", raw("missing", "UINT8", 1), "NOT_FOUND", "unknown model"),

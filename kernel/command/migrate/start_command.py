@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kernel.command.flags.read import REPOSITORY, read_flags
 from kernel.command.migrate.findings import CHANGE, NOTE, MigrationFinding
 from kernel.options import BadOption
+from kernel.texts import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,8 +151,6 @@ def _flag_findings(word: str) -> list[MigrationFinding]:
     if name in (REPOSITORY, "model-store") and value.startswith(("s3://", "gs://", "as://")):
         extra = {"s3": "s3", "gs": "gs", "as": "azure"}[value[:2]]
         found.append(
-            MigrationFinding(
-                NOTE, f"--{name}", f"the client of this cloud is an extra: pip install 'naiad-server[{extra}]'"
-            )
+            MigrationFinding(NOTE, f"--{name}", f"the client of this cloud is an extra: {install_command(extra)}")
         )
     return found

@@ -144,7 +144,7 @@ def test_nothing_is_completed_as_in_triton(lab: Lab, models: TorchModels) -> Non
 
 def test_without_pytorch_the_error_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(Unsupported, match=r"needs PyTorch, which cannot be imported: .* 'naiad-server\[pytorch\]'"):
+    with pytest.raises(Unsupported, match=r"needs PyTorch, which cannot be imported: .* '\.\[pytorch\]'"):
         library.load_torch()
 
 

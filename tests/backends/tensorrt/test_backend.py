@@ -92,7 +92,7 @@ def test_the_plan_for_the_capability_of_the_device_is_loaded(plans: Plans) -> No
 def test_a_server_without_tensorrt_says_what_to_install(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     plans.write(add_sub_plan())
     monkeypatch.setenv("NAIAD_TENSORRT", "tests.no_such_module")
-    with pytest.raises(Unavailable, match=r"^TensorRT is not installed: pip install 'naiad-server\[tensorrt\]'"):
+    with pytest.raises(Unavailable, match=r"^TensorRT is not installed: pip install '\.\[tensorrt\]'"):
         plans.completed()
 
 

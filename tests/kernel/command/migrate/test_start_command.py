@@ -66,7 +66,7 @@ def test_a_text_without_a_command_says_so() -> None:
         ("--http-thread-count=8", NOTE, "has no effect: one event loop serves all connections"),
         ("--backend-directory=/b", NOTE, "backends in C++"),
         ("--backend-config=tensorflow,version=2", NOTE, "there is no backend 'tensorflow'"),
-        ("--model-repository=s3://bucket/models", NOTE, "naiad-server[s3]"),
+        ("--model-repository=s3://bucket/models", NOTE, "pip install '.[s3]'"),
         ("--response-cache-byte-size=1000 --cache-config=local,size=10", CHANGE, "Incompatible flags"),
     ],
 )

@@ -64,6 +64,7 @@ async def test_a_figure_that_a_driver_does_not_say_has_no_line() -> None:
     assert sum(line.startswith("# TYPE") for line in lines) == len(FAMILIES) + 2
 
 
-def test_a_server_without_gpus_has_no_families_of_gpus() -> None:
+def test_a_server_without_gpus_has_only_the_families_of_pinned_memory_and_they_are_zero() -> None:
     figures = GpuFigureReader(None, PinnedPool(7), 1)  # type: ignore[arg-type]  # nobody reads
-    assert render_gpus(figures) == []
+    lines = [line for line in render_gpus(figures) if not line.startswith("#")]
+    assert lines == ["nv_pinned_memory_pool_total_bytes 0", "nv_pinned_memory_pool_used_bytes 0"]
