@@ -38,17 +38,23 @@ class JoinedCopy:
         self.byte_size = byte_size
 
 
-def joined(places: Sequence[tuple[int, int]]) -> tuple[list[JoinedCopy], list[int]]:
-    """Return the copies that fetch all `places` (address and bytes), and the offset of each in the block. Pure."""
+def joined(places: Sequence[tuple[int, int, int]]) -> tuple[list[JoinedCopy], list[int]]:
+    """Return the copies that fetch all `places` (memory, address and bytes), and the offset of each in the block. Pure.
+
+    No copy reaches from one memory into another, which begins a few bytes later perhaps: CUDA does not say that a copy
+    across two allocations works.
+    """
     runs: list[JoinedCopy] = []
+    last_memory = 0
     offsets = [0] * len(places)
     position = 0
     for index in sorted(range(len(places)), key=places.__getitem__):
-        address, byte_size = places[index]
+        memory, address, byte_size = places[index]
         last = runs[-1] if runs else None
-        if last is None or address > last.source + last.byte_size + _MAX_GAP:
+        if last is None or memory != last_memory or address > last.source + last.byte_size + _MAX_GAP:
             last = JoinedCopy(address, position, 0)
             runs.append(last)
+            last_memory = memory
         offsets[index] = last.offset + address - last.source
         last.byte_size = max(last.byte_size, address + byte_size - last.source)
         position = last.offset + last.byte_size
@@ -83,7 +89,7 @@ class SmallOutputs:
         if not self._waiting:
             return None
         waiting, self._waiting, self._byte_size = self._waiting, [], 0
-        runs, offsets = joined([(array.address, len(data)) for array, data in waiting])
+        runs, offsets = joined([(_memory_of(array), array.address, len(data)) for array, data in waiting])
         if not self._grow(runs[-1].offset + runs[-1].byte_size):
             for array, data in waiting:
                 copy(address_of(memoryview(data)), array.address, len(data))
@@ -119,3 +125,8 @@ class SmallOutputs:
             return False
         self._pinned_byte_size = wanted
         return True
+
+
+def _memory_of(array: DeviceArray) -> int:
+    """Return the same number for arrays in one piece of memory. Parts of an array have its owner."""
+    return array.address if array.owner is None else id(array.owner)

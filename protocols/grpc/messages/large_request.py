@@ -42,6 +42,9 @@ _NO_CONTENTS = bytes((_CONTENTS << 3 | _WITH_LENGTH, 0))
 #: Inputs up to this size are left to protobuf.
 _SMALL_BYTE_SIZE = 4096
 
+#: The most fields in groups: a field takes two bytes or more, and what is no tensor is limited.
+_MAX_IN_GROUPS = MAX_DESCRIPTION_BYTE_SIZE // 2
+
 #: Types of the elements of the other contents, by the numbers of their fields, in protobuf's wire format.
 _ELEMENT_TYPES = {1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 5, 7: 1}
 
@@ -74,7 +77,7 @@ def parse_large_request(message: Buffer) -> LargeRequest:
     typed: dict[int, Buffer] = {}
     counts = dict.fromkeys(_PARTS, 0)
     rest_size = 0
-    for field in fields_of(view):
+    for field in fields_of(view, _MAX_IN_GROUPS):
         number = field.number
         if number in counts:
             counts[number] += 1
@@ -98,7 +101,7 @@ def _split_input(tensor: memoryview) -> tuple[bytes, Buffer | None]:
     rest: list[Buffer] = []
     contents: list[memoryview] = []
     rest_size = 0
-    for field in fields_of(tensor):
+    for field in fields_of(tensor, _MAX_IN_GROUPS):
         if field.number == _CONTENTS and field.has_length:
             contents.append(tensor[field.start : field.end])
             continue
@@ -176,7 +179,7 @@ def _unusual_string(view: memoryview, position: int) -> tuple[int, int]:
 
     Raises `OtherField` for elements of another datatype, and `DecodeError`.
     """
-    field = next(fields_of(view[position:]))
+    field = next(fields_of(view[position:], len(view)))
     if field.number == _STRINGS and field.has_length:
         return position + field.start, position + field.end
     is_element = view[position] & 7 == _ELEMENT_TYPES.get(field.number)

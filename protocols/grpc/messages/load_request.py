@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from kernel.errors import InvalidArgument
 from protocols.grpc.generated.grpc_service_pb2 import RepositoryModelLoadRequest
-from protocols.grpc.messages.raw_contents import MessageField, fields_of
+from protocols.grpc.messages.raw_contents import MAX_LOOP_FIELDS, MessageField, fields_of
 from protocols.request_limits import check_count
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def parse_load_request(message: Buffer) -> tuple[RepositoryModelLoadRequest, dic
     #: How many fields of the rest came before each large file: of parameters with one key the last one counts.
     fields_before: dict[str, int] = {}
     rest_size = 0
-    for count, field in enumerate(fields_of(view), 1):
+    for count, field in enumerate(fields_of(view, MAX_LOOP_FIELDS), 1):
         check_count("parameters", count - _OTHER_FIELDS)
         if field.number == _PARAMETER and field.has_length and field.end - field.start > _SMALL_BYTE_SIZE:
             found = _large_file(view[field.start : field.end])
@@ -81,7 +81,7 @@ def _large_file(parameter: memoryview) -> tuple[str, memoryview] | None:
 def _single(message: memoryview, number: int) -> MessageField | None:
     """Return the only field with this number, None if there is none, several, or more of them than one of each."""
     found = None
-    for index, field in enumerate(fields_of(message)):
+    for index, field in enumerate(fields_of(message, MAX_LOOP_FIELDS)):
         if index > 1:
             return None
         if field.number == number:

@@ -21,8 +21,9 @@ _TAG_BYTE_SIZE, _VARINT_BYTE_SIZE, _MAX_DEPTH = 5, 10, 100
 _MAX_TAG, _MAX_LENGTH = 2**32 - 1, 2**31 - 1
 _MASK = 2**64 - 1
 
-#: The most fields of a message that is parsed on the event loop. To walk over 128 fields takes about 0.1 ms.
-_MAX_FIELDS = 128
+#: The most fields of a message that is parsed on the event loop, and the most in its groups. To walk over 128 fields
+#: takes about 0.1 ms.
+MAX_LOOP_FIELDS = 128
 
 
 class MessageField(msgspec.Struct, frozen=True):
@@ -38,8 +39,12 @@ class MessageField(msgspec.Struct, frozen=True):
     has_length: bool
 
 
-def fields_of(view: memoryview) -> Iterator[MessageField]:
-    """Yield the fields of a message. Raises protobuf's `DecodeError` where it is not understood."""
+def fields_of(view: memoryview, most_in_groups: int) -> Iterator[MessageField]:
+    """Yield the fields of a message. Raises protobuf's `DecodeError` where it is not understood.
+
+    A group is walked over in one step. So that this ends soon, all groups of the message together may have
+    `most_in_groups` fields; a message with more is not understood.
+    """
     position, size = 0, len(view)
     while position < size:
         begin = position
@@ -50,7 +55,8 @@ def fields_of(view: memoryview) -> Iterator[MessageField]:
             length, start = read_length(view, position)
             position = start + length
         elif wire_type == _GROUP:
-            start = position = _end_of_group(view, position, tag >> 3)
+            position, most_in_groups = _end_of_group(view, position, tag >> 3, most_in_groups)
+            start = position
         else:
             start = position = _end_of_number(view, position, wire_type)
         if position > size:
@@ -66,10 +72,16 @@ def _end_of_number(view: memoryview, position: int, wire_type: int) -> int:
     return position + (8 if wire_type == _FIXED64 else 4)
 
 
-def _end_of_group(view: memoryview, position: int, number: int) -> int:
-    """Return where the group `number` ends, whose tag ends at `position`. Raises `DecodeError`."""
+def _end_of_group(view: memoryview, position: int, number: int, most: int) -> tuple[int, int]:
+    """Return where the group `number` ends, whose tag ends at `position`, and how many of `most` fields are left.
+
+    Raises `DecodeError`.
+    """
     open_groups = [number]
     while open_groups:
+        if most <= 0:
+            raise DecodeError("groups with too many fields")
+        most -= 1
         if position >= len(view):
             raise DecodeError("a group without an end")
         tag, position = read_tag(view, position)
@@ -86,7 +98,7 @@ def _end_of_group(view: memoryview, position: int, number: int) -> int:
             position += length
         else:
             position = _end_of_number(view, position, wire_type)
-    return position
+    return position, most
 
 
 def read_tag(view: memoryview, position: int) -> tuple[int, int]:
@@ -116,13 +128,13 @@ def split_raw_contents(message: Buffer, max_rest: int | None = None) -> tuple[by
     raw_contents: list[memoryview] = []
     rest_size = 0
     try:
-        for count, field in enumerate(fields_of(view), 1):
+        for count, field in enumerate(fields_of(view, MAX_LOOP_FIELDS), 1):
             if field.number == _RAW_FIELD and field.has_length:
                 raw_contents.append(view[field.start : field.end])
             else:
                 rest.append(view[field.begin : field.end])
                 rest_size += field.end - field.begin
-            if count > _MAX_FIELDS or (max_rest is not None and rest_size > max_rest):
+            if count > MAX_LOOP_FIELDS or (max_rest is not None and rest_size > max_rest):
                 return None
     except DecodeError:
         return None

@@ -284,8 +284,15 @@ def test_small_outputs_without_pinned_memory_are_copied_each(cuda: Cuda) -> None
     assert [np.frombuffer(data, np.float32).tolist() for data in fetched] == values.tolist()
 
 
-@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 300)), min_size=1, max_size=20))
-def test_joined_copies_hold_every_output_and_do_not_overlap_in_the_block(places: list[tuple[int, int]]) -> None:
+def test_outputs_in_different_memory_are_not_fetched_with_one_copy() -> None:
+    """Two allocations can be neighbours, and CUDA does not say that a copy may reach across both."""
+    runs, offsets = joined([(1, 1000, 8), (2, 1008, 8), (1, 992, 8)])
+    assert [(run.source, run.byte_size, run.offset) for run in runs] == [(992, 16, 0), (1008, 8, 16)]
+    assert offsets == [8, 16, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5000), st.integers(1, 300)), min_size=1, max_size=20))
+def test_joined_copies_hold_every_output_and_do_not_overlap_in_the_block(places: list[tuple[int, int, int]]) -> None:
     runs, offsets = joined(places)
     memory_of_device = bytes(index % 251 for index in range(6000))
     block = bytearray(runs[-1].offset + runs[-1].byte_size)
@@ -294,7 +301,7 @@ def test_joined_copies_hold_every_output_and_do_not_overlap_in_the_block(places:
         assert run.offset >= end
         end = run.offset + run.byte_size
         block[run.offset : end] = memory_of_device[run.source : run.source + run.byte_size]
-    for (address, byte_size), offset in zip(places, offsets, strict=True):
+    for (_, address, byte_size), offset in zip(places, offsets, strict=True):
         assert block[offset : offset + byte_size] == memory_of_device[address : address + byte_size]
 
 

@@ -94,3 +94,14 @@ def test_of_several_files_with_one_key_the_last_one_counts(entries: list[tuple[s
     found |= {key: bytes(value) for key, value in files.items()}
     expected = pb.RepositoryModelLoadRequest.FromString(octets)
     assert found == {key: value.bytes_param for key, value in expected.parameters.items()}
+
+
+def test_a_group_with_many_fields_is_refused_and_not_walked_over() -> None:
+    """On the event loop a group of 1 MiB would take a second."""
+    group = b"\xf3\x01" + b"\x08\x01" * 1000 + b"\xf4\x01"
+    with pytest.raises(DecodeError, match="groups with too many fields"):
+        parse_load_request(load_request() + group)
+    few = b"\xf3\x01" + b"\x08\x01" * 100 + b"\xf4\x01"
+    assert parse_load_request(load_request() + few)[0].model_name == "m"
+    with pytest.raises(DecodeError, match="groups with too many fields"):  # all groups together
+        parse_load_request(load_request() + few + few)

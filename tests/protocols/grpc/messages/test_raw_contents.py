@@ -58,3 +58,9 @@ def test_a_response_in_parts_is_the_response_that_protobuf_writes(
     message = pb.ModelInferResponse()
     encode_response(response, message)
     assert pb.ModelInferResponse.FromString(b"".join(response_parts(response))) == message
+
+
+def test_a_group_with_many_fields_is_left_to_a_helper() -> None:
+    """To walk over its fields would keep the event loop for a microsecond each."""
+    group = b"\xf3\x01" + b"\x08\x01" * 1000 + b"\xf4\x01"
+    assert split_raw_contents(pb.ModelInferRequest(model_name="m").SerializeToString() + group) is None
