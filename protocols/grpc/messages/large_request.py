@@ -79,7 +79,7 @@ def parse_large_request(message: Buffer) -> LargeRequest:
     rest_size = 0
     for field in fields_of(view, _MAX_IN_GROUPS):
         number = field.number
-        if number in counts:
+        if number in counts and field.has_length:  # protobuf skips a number where a message is expected
             counts[number] += 1
             check_count(_PARTS[number], counts[number])
         part: Buffer = view[field.begin : field.end]

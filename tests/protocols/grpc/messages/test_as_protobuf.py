@@ -112,6 +112,9 @@ def ours(octets: bytes) -> ModelInferRequest | None:
 @example(
     octets=b"".join(tagged(9, GROUP, 0, b"") for _ in range(101)) + b"".join(tagged(9, 4, 0, b"") for _ in range(101))
 )
+@example(
+    octets=tagged(5, VARINT, 0, b"\0") + with_length(5, 0, 0, with_length(1, 0, 0, b"IN") + with_length(5, 0, 0, b""))
+)
 @example(octets=with_length(7, 4, 0, b"abc"))
 @example(octets=with_length(7, 0, 4, b"abc"))
 @example(octets=with_length(7, 0, 5, b"abc"))
