@@ -80,7 +80,7 @@ class ServerGpus(Protocol):
         """CUDA_VISIBLE_DEVICES for workers, so that they number the GPUs as the server does; "" to keep it."""
 
     def obstacle_of(self, backend: str) -> str | None:
-        """Return what `note` was told of this backend; None if it was not called."""
+        """Return the obstacle that was noted for this backend; None if none was noted, not even an empty one."""
 
     def note(self, backend: str, obstacle: str) -> None:
         """Note what a worker has said: why the backend cannot compute on a GPU as it is installed; "" if it can.

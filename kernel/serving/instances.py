@@ -79,7 +79,7 @@ class InstanceAdmission(Protocol):
         """`instance` is gone, with the batches that it had."""
 
     def pass_on(self) -> None:
-        """Let instances start batches that may do so now, also those of other models."""
+        """Let instances start batches that may do so now, also instances of other models."""
 
 
 #: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model

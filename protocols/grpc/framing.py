@@ -107,7 +107,7 @@ class MessageReader:
     )  # fmt: skip
 
     def __init__(self, encoding: str, memory: MessageMemory | None = None) -> None:
-        """Without `memory` what waits is not counted. Whoever has the reader calls `close` at the end of the call."""
+        """Without `memory` what waits is not counted. Its owner calls `close` at the end of the call."""
         self._encoding = encoding
         self._memory = memory
         #: What counts in the memory: all of it, and the part of it for bytes of an incomplete message.

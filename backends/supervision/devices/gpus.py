@@ -43,7 +43,7 @@ class FoundDevices:
         self._one_task = asyncio.Lock()
         #: All that CUDA sees; None before they were looked for.
         self._gpus: list[FoundGpu] | None = None
-        #: When a driver that could not answer is asked again, in seconds of the loop's clock.
+        #: When a driver that could not respond is asked again, in seconds of the loop's clock.
         self._again_s = 0.0
         self._failures = 0
         #: By backend: why it cannot compute on a GPU; "" if it can.

@@ -105,7 +105,7 @@ class _Progress:
         """A load begins."""
 
     def counted(self, completed: int, failed: int) -> None:
-        """So many requests have ended."""
+        """`completed` requests have succeeded so far, and `failed` requests have failed."""
 
     def end(self) -> None:
         """The load has ended."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kernel.command.bench.sending.messages import PointResult
     from kernel.command.bench.settings import BenchLevel, BenchSettings
 
-#: Sequences of one load process do not meet those of another one, nor those of another run at the same time.
+#: All load processes, also of another run at the same time, use different ids for their sequences.
 _IDS_OF_PROCESS = 1 << 34
 
 

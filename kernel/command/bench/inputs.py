@@ -1,4 +1,4 @@
-"""The values of the inputs of `naiad bench`: random ones, zeros, or those of a file. Reads files and nothing else."""
+"""The values of the inputs of `naiad bench`: random, zeros, or from a file. Reads files and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RANDOM, ZERO = "random", "zero"
 
-#: So many random elements are made; larger inputs repeat them.
+#: How many random elements are made; larger inputs repeat them.
 _RANDOM_ELEMENTS = 1 << 14
 
 #: The most different requests of a file.
@@ -115,8 +115,8 @@ def _text(source: random.Random | None) -> str:
 def file_values(shapes: InputShapes, path: Path) -> list[list[BenchInput]]:
     """Return the inputs of the requests in a file or folder. Raises `ClientError`.
 
-    JSON is that of perf_analyzer (`data`) or the body of a request (`inputs`); NumPy's files have an array for each
-    input (.npz) or that of the only one (.npy); a folder has a file with the raw bytes of each input.
+    JSON is that of perf_analyzer (`data`) or the body of a request (`inputs`); a file of NumPy has an array for
+    each input (.npz), or the array of the only input (.npy); a folder has a file with the raw bytes of each input.
     """
     try:
         if path.is_dir():
@@ -233,7 +233,7 @@ def _json_input(shapes: InputShapes, tensor: Mapping[str, Any], value: Any, *, b
     if shape is not None:
         if not isinstance(shape, list) or not all(type(dim) is int and dim >= 0 for dim in shape):
             raise ClientError(f"--input: input '{name}' has the shape {shape!r}, which is no list of sizes")
-        # perf_analyzer's shapes have no batch; those of a request have it.
+        # Shapes in files of perf_analyzer are without the batch, and shapes of a request have it.
         own = list(shape) if batched or len(shape) == len(own) else [*own[:1], *shape]
     if isinstance(content, dict):
         if not isinstance(content.get("b64"), str):

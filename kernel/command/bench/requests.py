@@ -87,7 +87,7 @@ def cut_at_id(encoded: bytes, placeholder: bytes) -> list[bytes]:
 
 
 def parameters_of(request: BenchRequest) -> dict[str, Any]:
-    """Return the parameters of a request, with those of its sequence."""
+    """Return the parameters of a request, with the parameters of its sequence."""
     found = dict(request.parameters)
     if request.sequence is not None:
         found["sequence_id"] = PLACEHOLDER_ID

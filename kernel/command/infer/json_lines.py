@@ -39,7 +39,7 @@ def response_line(response: Mapping[str, Any], binary: bytes) -> str:
 def event_line(event: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     """Return the line of a response of /generate_stream: output name → element, or list of elements.
 
-    Such a response has no shapes: they are those of the model's `metadata`, with sizes that fit.
+    Such a response has no shapes: they are taken from the model's `metadata`, with sizes that fit.
     """
     outputs = []
     for tensor in metadata["outputs"]:

@@ -81,7 +81,7 @@ def _models(path: Path, *, verbose: bool) -> MigrationSection:
 
 
 def _files(folder: str) -> list[str]:
-    """Return the files in a model's folder, without those of packed environments."""
+    """Return the files in a model's folder; not what is in archives, such as packed environments."""
     found: list[str] = []
     for parent, _, names in os.walk(folder):
         found += [os.path.relpath(os.path.join(parent, name), folder) for name in names]

@@ -28,7 +28,7 @@ _Instances = Annotated[
 _Batches = Annotated[
     str,
     typer.Option(
-        "--batch-sizes", metavar="A:B|N,N", show_default="that of the model and more",
+        "--batch-sizes", metavar="A:B|N,N", show_default="the one of the model and larger ones",
         help="max_batch_size that are tried.",
     ),
 ]  # fmt: skip

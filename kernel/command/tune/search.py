@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: A configuration with more instances, or a longer delay, must have this many times the rate to be worth it.
 WORTH = 1.03
 
-#: So many values of a setting in a row that are not better end the search along it.
+#: The search along a setting ends after this many values in a row that are not better.
 _FRUITLESS = 2
 
 _PASSES = 2

@@ -1,6 +1,6 @@
 """For the tests of authors: Python models without a server, and schedulers with a clock that the test moves.
 
-The names of this module stay, as those of `naiad` do.
+The names of this module stay, as the names of `naiad` do.
 """
 
 from __future__ import annotations

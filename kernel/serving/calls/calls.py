@@ -58,7 +58,7 @@ class Calls:
     def submit(self, call: Request, execution: Execution | None, *, streaming: bool, namespace: str = "") -> None:
         """Send `call` to its model. Without `streaming` it can have only one response.
 
-        With --model-namespacing the model is looked for in the repository `namespace` first, that of the caller.
+        With --model-namespacing the model is looked for in the repository of the caller, `namespace`, first.
 
         `execution` is the batch from which it was made, if it was made from one. Raises `ServingError` with the text
         for the caller if there is no model for it; then no lease is kept, and the sink gets no response. Otherwise

@@ -35,7 +35,7 @@ class LoadSetup(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadPoint(msgspec.Struct, frozen=True, tag=True):
-    """A load for a load process. Times are those of CLOCK_MONOTONIC in nanoseconds."""
+    """A load for a load process. Times are nanoseconds of CLOCK_MONOTONIC."""
 
     connections: int
     start_ns: int
