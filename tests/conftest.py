@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,18 @@ def check_requests_and_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def repeated_errors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log all errors of a test, however many equal ones earlier tests have caused in the same process."""
     monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def restore_root_logger() -> Iterator[None]:
+    """After the test, undo what a command or a server of the test has changed in the process's root logger."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if each not in handlers]:
+        root.removeHandler(handler)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

@@ -75,14 +75,17 @@ def test_what_a_server_responds_is_explained(response: bytes, problem: str) -> N
         port = listener.getsockname()[1]
 
         def respond() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(response)
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    if not connection.recv(65536):
+                        return
+                    connection.sendall(response)
 
         thread = threading.Thread(target=respond)
         thread.start()
         found = find_problem(f"127.0.0.1:{port}", 30)
+        socket.create_connection(("127.0.0.1", port)).close()
         thread.join()
     assert (problem in found) if problem else not found
 

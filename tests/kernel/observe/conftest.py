@@ -21,14 +21,12 @@ FLUSH_TIMEOUT_S = 60
 
 
 @pytest.fixture
-def root_logger() -> Iterator[logging.Logger]:
-    """Return the root logger. The test may change its handlers and level; they are restored afterwards."""
+def root_logger(restore_root_logger: None) -> Iterator[logging.Logger]:
+    """Return the root logger. The test may change its handlers and level."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
     yield root
-    logging.captureWarnings(False)
     root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 class LogOutput:
