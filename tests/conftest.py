@@ -101,11 +101,12 @@ def repeated_errors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def restore_root_logger() -> Iterator[None]:
-    """After the test, undo what a command or a server of the test has changed in the process's root logger."""
+    """Begin with Python's own level, and undo what a command or a server of the test changes in the root logger."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    root.setLevel(logging.WARNING)
+    handlers = root.handlers[:]
     yield
-    root.setLevel(level)
+    root.setLevel(logging.WARNING)
     for handler in [each for each in root.handlers if each not in handlers]:
         root.removeHandler(handler)
     logging.captureWarnings(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,7 @@ def test_the_log_has_the_reason_of_a_failed_load_request(
             await lab.lifecycle.load("m", parameters)
 
     run(lab, scenario)
-    assert caplog.messages == [
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
         "failed to load 'm': load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: cannot read "
         "'/whole/path';"
     ]
