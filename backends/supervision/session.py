@@ -103,8 +103,11 @@ class WorkerSession:
             raise worker_error(ErrorCode.UNAVAILABLE, f"the worker cannot run: {shortened(hello.text)}")
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
-            found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
-            raise InternalError(f"the worker uses another protocol: {found}, expected version {wire.PROTOCOL}")
+            found = f"version {shortened(hello.protocol)}" if isinstance(hello, wire.Hello) else type(hello).__name__
+            raise InternalError(
+                f"the worker uses another protocol: it sent {found}, expected version {wire.PROTOCOL}. Kernel and "
+                "workers need the same version of the server: was it upgraded while it runs?"
+            )
         self.local = hello.local
         self.pid = hello.pid if hello.local else 0
         if not hello.local:

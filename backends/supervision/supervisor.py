@@ -161,7 +161,7 @@ class InstanceSupervisor:
         With `verify` the files are checked against the configuration, which is complete.
         """
         assert self._session is not None
-        message = wire.Complete(config, model_dir, version, backend_config, verify)
+        message = wire.Complete(config, model_dir, version, backend_config, verify, wire.PROTOCOL)
         limit_s, doing = self._load_timeout_s, "completing its configuration"
         with while_loading(self._control, config):
             completed = await self._in_time(self._session, self._session.complete(message), doing, limit_s)
@@ -172,7 +172,7 @@ class InstanceSupervisor:
     async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """As `InstanceKeeper.gpu_obstacle`."""
         assert self._session is not None
-        question = wire.AskGpu(config, model_dir, version, backend_config)
+        question = wire.AskGpu(config, model_dir, version, backend_config, wire.PROTOCOL)
         doing = "looking for what its backend needs on a GPU"
         return await self._in_time(self._session, self._session.ask_gpu(question), doing, self._load_timeout_s)
 
@@ -197,7 +197,7 @@ class InstanceSupervisor:
         self._plan = plan
         load = self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
-            self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
+            self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus, protocol=wire.PROTOCOL,
         )  # fmt: skip
         if plan.kind == "GPU":
             load.device_pool_byte_size = plan.device_pool_byte_size
