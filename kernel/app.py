@@ -19,6 +19,7 @@ import protocols.http.light_aiohttp  # noqa: F401 - before the modules that impo
 from backends.registry import known_backends
 from backends.supervision.devices.server_devices import ServerDevices
 from backends.supervision.helper_pool import HelperPool
+from backends.supervision.launcher import LauncherSet
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
 from backends.supervision.shared.workers import SharedWorkers
@@ -268,10 +269,11 @@ class Server:
             ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
         )
         self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
-        shared = SharedWorkers(processes.launcher, output_limits)
+        launcher = LauncherSet(processes.launcher)  # launchers for other hosts come after that of this machine
+        shared = SharedWorkers(launcher, output_limits)
         poller, watchdog = LoopPoller(polling), Watchdog()
         return lambda: InstanceSupervisor(
-            processes.launcher,
+            launcher,
             poller,
             helpers,
             arena_byte_size=options.arena_byte_size,

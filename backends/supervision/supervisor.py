@@ -17,6 +17,7 @@ import msgspec
 from backends.supervision.backoff import Backoff
 from backends.supervision.calls.model_control import ModelControl, while_loading
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.launcher import not_shown
 from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
 from backends.supervision.watch.instance_watch import (
@@ -45,7 +46,7 @@ from shm.arena import pinned_window
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from backends.supervision.launcher import Launcher
+    from backends.supervision.launcher import Launcher, Pending
     from backends.supervision.shared.workers import SharedWorkers
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
@@ -114,6 +115,8 @@ class InstanceSupervisor:
         self._verbose = verbose
         #: What the lines of all its workers begin with in the log, and what its first worker needs.
         self._title, self._needs = "", NO_NEEDS
+        #: Shows what the start of the worker waits for, as long as its model is not loaded.
+        self.pending: Pending = not_shown
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
         #: The worker that was lost last, while no other has taken its place.
@@ -145,7 +148,20 @@ class InstanceSupervisor:
     async def _started(self, session: WorkerSession, needs: WorkerNeeds) -> None:
         """Start the worker of `session`. One that works may take as long as a load."""
         limit_s = max(self._load_timeout_s, HELLO_TIMEOUT_S) if self._load_timeout_s else 0
-        await self._in_time(session, session.start(self._launcher, needs=needs), "waiting for its worker", limit_s)
+        await self._in_time(
+            session,
+            session.start(self._launcher, needs=needs, pending=self._show_pending),
+            "waiting for its worker",
+            limit_s,
+        )
+
+    def _show_pending(self, text: str) -> None:
+        """Show what the start of a worker waits for: of a version that loads, or of an instance that was lost."""
+        if self._model is None:
+            self.pending(text)
+        elif text and self._lost_handle is not None and self._plan is not None:
+            condition = Condition(f"instance '{self._plan.name}' is started again: {text}", lost=True)
+            self._model.instances.set_condition(self._lost_handle, condition)
 
     def _new_session(self, title: str) -> WorkerSession:
         session = WorkerSession(title)

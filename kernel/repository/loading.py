@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -165,8 +166,11 @@ class VersionLoader:
         schedule: SchedulerFactory,
         new_keeper: Callable[[], InstanceKeeper],
         settings: LifecycleSettings,
+        note_pending: Callable[[str, int, str], None],
     ) -> None:
+        """`note_pending` shows what the load of a version waits for: by its model's identifier, its number, a text."""
         self._clock = clock
+        self._note_pending = note_pending
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
@@ -213,12 +217,13 @@ class VersionLoader:
             return await self._load_ensemble(source, config, version, started_ns)
         refuse_batching_library(config, source.folder.batching_library())
         await import_extensions(config)
-        slot.workers = keepers = [self._new_keeper()]
+        new_keeper = functools.partial(self._keeper_of, source.folder.identifier, version)
+        slot.workers = keepers = [new_keeper()]
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
             plans = await in_file_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
-            keepers += [self._new_keeper() for _ in plans[1:]]
+            keepers += [new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await self._load_instances(instances, prepared.json)
             model = loaded_model(prepared.spec, prepared.config, version, self._schedule, self._clock)
@@ -237,6 +242,12 @@ class VersionLoader:
                 each.keeper.serve()
         self._loaded(model, source, started_ns)
         return LoadedVersion(model, source.origin(config), instances, str(source.path))
+
+    def _keeper_of(self, identifier: str, version: int) -> InstanceKeeper:
+        """Return a keeper for an instance of a version that loads: the index shows what it waits for."""
+        keeper = self._new_keeper()
+        keeper.pending = functools.partial(self._note_pending, identifier, version)
+        return keeper
 
     async def _load_ensemble(
         self, source: ModelSource, config: ModelConfig, version: int, started_ns: int

@@ -122,6 +122,12 @@ class Catalog:
         versions[version] = VersionEntry(state, reason, model)
         self._choose_newest(identifier)
 
+    def note_pending(self, identifier: str, version: int, reason: str) -> None:
+        """Show in the index what the load of a version waits for."""
+        entry = self._models.get(identifier, {}).get(version)
+        if entry is not None and entry.state is ModelState.LOADING:
+            entry.reason = reason
+
     def _choose_newest(self, identifier: str) -> None:
         name = self._name(identifier)
         claimants = self._claimants(name) if self._namespacing else [identifier]
