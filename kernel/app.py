@@ -11,7 +11,8 @@ import contextlib
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -57,14 +58,14 @@ from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from backends.supervision.processes.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
     from kernel.operator import ProcessOperator, ServerOperator
-    from kernel.options import ServerOptions
+    from kernel.options import ListenAddress, ServerOptions
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,27 @@ _ANSWER_GRACE_S = 2
 
 
 _Part = TypeVar("_Part", bound="ServerPart")
+
+
+class DoorKind(NamedTuple):
+    """A kind of front door."""
+
+    #: In the ports that the operator of the server gets.
+    name: str
+    #: In errors.
+    title: str
+    #: Where it listens.
+    listener: Callable[[ServerOptions], ListenAddress]
+    #: The module whose `make_door` makes it; see `protocols.frontend.DoorParts`.
+    module: str
+
+
+#: All front doors, in the order in which they start.
+FRONT_DOORS = (
+    DoorKind("grpc", "GRPC", attrgetter("grpc_listener"), "protocols.grpc.server"),
+    DoorKind("http", "HTTP", attrgetter("http_listener"), "protocols.http.server"),
+    DoorKind("metrics", "Metrics", attrgetter("metrics_listener"), "protocols.http.metrics.server"),
+)
 
 
 class ServerPart(Protocol):
@@ -125,13 +147,9 @@ class Server:
         self._owner.begin(self._log)
         with contextlib.ExitStack() as stack:
             sockets = {
-                name: stack.enter_context(bind(title, listener))
-                for name, title, listener in (
-                    ("http", "HTTP", self._options.http_listener),
-                    ("grpc", "GRPC", self._options.grpc_listener),
-                    ("metrics", "Metrics", self._options.metrics_listener),
-                )
-                if listener.allow
+                door: stack.enter_context(bind(door.title, listener))
+                for door in FRONT_DOORS
+                if (listener := door.listener(self._options)).allow
             }
             self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
             SERVER_PATHS.add_repositories(self._options.repository.paths)
@@ -287,7 +305,7 @@ class Server:
             pinned_pool=devices.pinned_pool,
         )
 
-    async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:
+    async def _run_until_stop(self, sockets: dict[DoorKind, socket.socket]) -> int:
         stop = asyncio.Event()
         failure: Exception | None = None
         doors: list[FrontDoor] = []
@@ -314,7 +332,7 @@ class Server:
         return code
 
     async def _load_and_make_doors(
-        self, stop: asyncio.Event, sockets: dict[str, socket.socket], doors: list[FrontDoor]
+        self, stop: asyncio.Event, sockets: dict[DoorKind, socket.socket], doors: list[FrontDoor]
     ) -> Exception | None:
         """Load the models of the start and put the front doors into `doors`, until the server is to stop.
 
@@ -331,7 +349,7 @@ class Server:
                 nonlocal failure
                 try:
                     if sockets:
-                        await asyncio.to_thread(_import_front_doors)
+                        await asyncio.to_thread(_import_front_doors, sockets)
                         doors.extend(self._make_doors(sockets))
                     self._owner.imported()
                     if self._options.listen_while_loading:
@@ -352,55 +370,33 @@ class Server:
             tasks.cancel_scope.cancel()
         return failure
 
-    def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
+    def _make_doors(self, sockets: dict[DoorKind, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, while the models load, so that wrong options end the start at once."""
         from protocols.access.keys import KeyReader
-        from protocols.grpc.server import GrpcServer
-        from protocols.http.metrics.server import MetricsServer
-        from protocols.http.server import HttpServer
+        from protocols.frontend import DoorParts
 
-        doors: list[FrontDoor] = []
-        kernel, options, keys = self._kernel, self._options, KeyReader()
-        log_access, admin = options.log.access, options.admin
-        if "grpc" in sockets:
-            doors.append(
-                GrpcServer(kernel, sockets["grpc"], options.grpc, log_access=log_access, admin=admin, keys=keys)
-            )
-        if "http" in sockets:
-            doors.append(
-                HttpServer(kernel, sockets["http"], options.http, log_access=log_access, admin=admin, keys=keys)
-            )
-        if "metrics" in sockets:
-            doors.append(MetricsServer(kernel, sockets["metrics"], options.metrics, http=options.http, keys=keys))
-        return doors
+        keys = KeyReader()
+        return [
+            importlib.import_module(door.module).make_door(DoorParts(self._kernel, sock, self._options, keys))
+            for door, sock in sockets.items()
+        ]
 
-    async def _open(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
+    async def _open(self, doors: list[FrontDoor], sockets: dict[DoorKind, socket.socket]) -> None:
         if not self._options.listen_while_loading:
             await listen(doors, loading=False)
         for door in doors:
             logger.info("Started %s", door.title)
-        self._log_exposure(doors, sockets)
-        self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})
+        self._log_exposure(doors)
+        self._owner.opened(self._kernel, {door.name: sock.getsockname()[1] for door, sock in sockets.items()})
 
-    def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
+    def _log_exposure(self, doors: list[FrontDoor]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
-        from protocols.access.exposure import OpenPort, describe_exposure
-        from protocols.frontend import is_local
-        from protocols.grpc.server import GrpcServer
-        from protocols.http.server import HttpServer
-        from protocols.listening import listening_address
+        from protocols.access.exposure import describe_exposure
 
-        options, ports = self._options, []
-        for door in doors:
-            if isinstance(door, (HttpServer, GrpcServer)):
-                name, tls = ("http", options.http.tls) if isinstance(door, HttpServer) else ("grpc", options.grpc.tls)
-                sock = sockets[name]
-                title = f"{name.replace('http', 'HTTP').replace('grpc', 'gRPC')} at {listening_address(sock)}"
-                local, mutual = is_local(sock.getsockname()), tls is not None and tls.mutual
-                ports.append(OpenPort(title, door.restrictions, local, mutual))
+        ports = [port for door in doors if (port := door.administration) is not None]
         if ports:
-            explicit = options.repository.control_mode == "explicit"
-            exposure = describe_exposure(ports, explicit=explicit, client_shm=options.allow_client_shm)
+            explicit = self._options.repository.control_mode == "explicit"
+            exposure = describe_exposure(ports, explicit=explicit, client_shm=self._options.allow_client_shm)
             logger.log(logging.WARNING if exposure.is_warning else logging.INFO, "%s", exposure.text)
 
     async def _stop(self, doors: list[FrontDoor]) -> int:
@@ -424,7 +420,7 @@ class Server:
         return 0
 
 
-def _import_front_doors() -> None:
+def _import_front_doors(doors: Iterable[DoorKind]) -> None:
     """Import what `_make_doors` imports. Blocks, so it runs in a thread."""
-    for module in ("protocols.grpc.server", "protocols.http.server", "protocols.http.metrics.server"):
-        importlib.import_module(module)
+    for door in doors:
+        importlib.import_module(door.module)

@@ -102,14 +102,14 @@ class LauncherSet:
     """
 
     def __init__(self, local: Launcher, *others: ChosenLauncher) -> None:
-        self._local = local
+        self.local = local
         self._others = others
 
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
     ) -> Launched:
         """See `Launcher`."""
-        launcher = next((each for each in self._others if not helper and each.takes(needs)), self._local)
+        launcher = next((each for each in self._others if not helper and each.takes(needs)), self.local)
         return await launcher.launch(title, helper=helper, needs=needs, pending=pending)
 
 

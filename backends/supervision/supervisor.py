@@ -97,8 +97,7 @@ class InstanceSupervisor:
         `pinned_pool` has the pinned memory of instances on GPUs.
         """
         self._pinned_pool = pinned_pool
-        #: What the instance has of it.
-        self._pinned_byte_size = 0
+        self._pinned_byte_size = 0  # what the instance has of it
         self._watchdog = watchdog
         self._limits = limits
         self._watch = InstanceWatch(ExecutionLimits())
@@ -115,7 +114,6 @@ class InstanceSupervisor:
         self._verbose = verbose
         #: What the lines of all its workers begin with in the log, and what its first worker needs.
         self._title, self._needs = "", NO_NEEDS
-        #: Shows what the start of the worker waits for, as long as its model is not loaded.
         self.pending: Pending = not_shown
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.options import AdminOptions, GrpcOptions
+from protocols.access.exposure import open_port
 from protocols.access.keys import KeyReader
 from protocols.access.restricted import GRPC, parse_restrictions
 from protocols.grpc.admission import Admission
@@ -25,13 +26,23 @@ if TYPE_CHECKING:
     import socket
 
     from kernel.serving.front_doors.interface import KernelInterface
+    from protocols.access.exposure import OpenPort
     from protocols.access.restricted import Restrictions
+    from protocols.frontend import DoorParts
     from protocols.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = GrpcOptions()
 _MILLISECOND_NS = 1_000_000
+
+
+def make_door(parts: DoorParts) -> GrpcServer:
+    """Return the front door. Raises `BadOption`."""
+    options = parts.options
+    return GrpcServer(
+        parts.kernel, parts.sock, options.grpc, log_access=options.log.access, admin=options.admin, keys=parts.keys
+    )
 
 
 class GrpcServer:
@@ -54,6 +65,7 @@ class GrpcServer:
         self._kernel = kernel
         self._sock = sock
         self.restrictions = parse_restrictions(options.restricted_protocol, GRPC, keys or KeyReader(), admin)
+        self._administration = open_port("gRPC", sock, options.tls, self.restrictions)
         self._certificates: Certificates | None = None
         if options.tls is not None:
             from protocols.tls.certificates import Certificates  # few servers have any
@@ -70,6 +82,10 @@ class GrpcServer:
     @property
     def title(self) -> str:
         return self._title
+
+    @property
+    def administration(self) -> OpenPort:
+        return self._administration
 
     async def start(self) -> None:
         """Listen."""

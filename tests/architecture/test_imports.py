@@ -129,7 +129,7 @@ ROOMS = {
         "kernel/settings",
         "kernel/start",
     },
-    "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing"},
+    "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing", "kernel/version"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
