@@ -151,6 +151,8 @@ class Server:
                 for door in FRONT_DOORS
                 if (listener := door.listener(self._options)).allow
             }
+            # Now: from its start on the socket is the front door's, which may have given it to another process.
+            ports = {door.name: sock.getsockname()[1] for door, sock in sockets.items()}
             self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
             SERVER_PATHS.add_repositories(self._options.repository.paths)
             try:
@@ -161,7 +163,7 @@ class Server:
             except BaseException:
                 await self._close_parts()
                 raise
-            return await self._run_until_stop(sockets)
+            return await self._run_until_stop(sockets, ports)
 
     def _build(self) -> None:
         options = self._options
@@ -305,7 +307,7 @@ class Server:
             pinned_pool=devices.pinned_pool,
         )
 
-    async def _run_until_stop(self, sockets: dict[DoorKind, socket.socket]) -> int:
+    async def _run_until_stop(self, sockets: dict[DoorKind, socket.socket], ports: dict[str, int]) -> int:
         stop = asyncio.Event()
         failure: Exception | None = None
         doors: list[FrontDoor] = []
@@ -317,7 +319,7 @@ class Server:
                 failure = await self._load_and_make_doors(stop, sockets, doors)
                 if failure is None:
                     if not stop.is_set():
-                        await self._open(doors, sockets)
+                        await self._open(doors, ports)
                         await stop.wait()
                     code = await self._stop(doors)
             finally:
@@ -381,13 +383,13 @@ class Server:
             for door, sock in sockets.items()
         ]
 
-    async def _open(self, doors: list[FrontDoor], sockets: dict[DoorKind, socket.socket]) -> None:
+    async def _open(self, doors: list[FrontDoor], ports: dict[str, int]) -> None:
         if not self._options.listen_while_loading:
             await listen(doors, loading=False)
         for door in doors:
             logger.info("Started %s", door.title)
         self._log_exposure(doors)
-        self._owner.opened(self._kernel, {door.name: sock.getsockname()[1] for door, sock in sockets.items()})
+        self._owner.opened(self._kernel, ports)
 
     def _log_exposure(self, doors: list[FrontDoor]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
