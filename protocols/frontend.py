@@ -20,7 +20,7 @@ class FrontDoor(Protocol):
 
     @property
     def title(self) -> str:
-        """Name and address for the start-up lines, such as `HTTPService at 0.0.0.0:8000`. Asked before and after `start`."""
+        """Name and address for the log, such as `HTTPService at 0.0.0.0:8000`. Asked before and after `start`."""
 
     @property
     def administration(self) -> OpenPort | None:
