@@ -48,7 +48,7 @@ from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
-from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
+from kernel.serving.kernel import Kernel, KernelParts, KernelSettings, ServerIdentity
 from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Sequence
 
+    from backends.supervision.launcher import Launcher
     from backends.supervision.processes.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
@@ -179,11 +180,24 @@ class Server:
         )
         inputs = InputPlacer(regions, options.arena_byte_size, budget, in_next_iteration)
         settings = self._make_settings()
-        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock))
+        processes = self._make_processes()
+        pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
+        helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
+        devices = self._part(ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms))
+        regions.devices = devices.regions
+        caching = self._make_caching(catalog, helpers, clock, budget)
+        parts = KernelParts(
+            helpers=helpers,
+            cache_figures=None if caching is None else caching.cache.figures,
+            gpu_figures=devices.figures,
+            lost_log_lines=self._owner.lost_log_lines,
+        )
+        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock), parts)
         self._kernel.starting = True
-        self._kernel.lost_log_lines = self._owner.lost_log_lines
-        new_supervisor = self._supervisor_maker(polling, budget)
-        caching = self._make_caching(clock, budget)
+        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
+        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
+            self._part(recording)
+        new_supervisor = self._supervisor_maker(processes.launcher, helpers, devices, polling, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
@@ -214,7 +228,7 @@ class Server:
                 ),
                 has_cache=caching is not None,
                 has_limiter=limiting is not None,
-                gpus=self._devices.gpus,
+                gpus=devices.gpus,
             ),
         )
         self._lifecycle.on_retired = self._owner.model_retired
@@ -242,7 +256,9 @@ class Server:
             max_decompression_ratio=options.max_decompression_ratio,
         )
 
-    def _make_caching(self, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
+    def _make_caching(
+        self, catalog: Catalog, helpers: HelperPool, clock: Clock, budget: ByteBudget
+    ) -> ResponseCaching | None:
         """Return the response cache, if the options ask for one. Raises `ServingError`."""
         choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
         if choice is None:
@@ -250,9 +266,8 @@ class Server:
         from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
         from kernel.cache.registry import make_cache
 
-        cache, kernel, helpers = make_cache(choice, clock, budget), self._kernel, self._helpers
-        kernel.cache_figures = cache.figures
-        return self._part(ResponseCaching(cache, kernel.catalog, helpers=helpers, regions=helpers, clock=clock))
+        cache = make_cache(choice, clock, budget)
+        return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
@@ -263,34 +278,31 @@ class Server:
 
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
-    def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
-        """Make what all workers share: launchers, helpers, the watchdog. Returns a function that makes supervisors."""
+    def _make_processes(self) -> WorkerProcesses:
+        """Make what starts processes on this machine. Raises `StartFailed`."""
         options = self._options
-        output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
-            processes = WorkerProcesses(
-                # A program may wait for all its children, and may fork while it has threads: we must not interfere.
-                options.worker_start if self._owner.owns_process else "spawn",
-                shared_memory=options.worker_shared_memory,
-                output_limits=output_limits,
-                task_module="protocols.helper_tasks",
-                zygote=self._zygote,
-                environments=options.environments,
+            return self._part(
+                WorkerProcesses(
+                    # A program may wait for all its children, and may fork while it has threads: we must not interfere.
+                    options.worker_start if self._owner.owns_process else "spawn",
+                    shared_memory=options.worker_shared_memory,
+                    output_limits=_output_limits(options),
+                    task_module="protocols.helper_tasks",
+                    zygote=self._zygote,
+                    environments=options.environments,
+                )
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
-        self._part(processes)
-        pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
-        self._kernel.helpers = self._helpers = helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
-        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
-        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
-            self._part(recording)
-        devices = self._devices = self._part(
-            ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
-        )
-        self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
-        launcher = LauncherSet(processes.launcher)  # launchers for other hosts come after that of this machine
-        shared = SharedWorkers(launcher, output_limits)
+
+    def _supervisor_maker(
+        self, local: Launcher, helpers: HelperPool, devices: ServerDevices, polling: BusyPolling, budget: ByteBudget
+    ) -> Callable[[], InstanceSupervisor]:
+        """Make what all workers of models share. Returns a function that makes supervisors."""
+        options = self._options
+        launcher = LauncherSet(local)  # launchers for other hosts come after that of this machine
+        shared = SharedWorkers(launcher, _output_limits(options))
         poller, watchdog = LoopPoller(polling), Watchdog()
         return lambda: InstanceSupervisor(
             launcher,
@@ -420,6 +432,10 @@ class Server:
                 self._lifecycle.running_loads.end_all()  # no request needs them, and doors wait for their clients
         logger.info("Stopped: every accepted request got its response")
         return 0
+
+
+def _output_limits(options: ServerOptions) -> OutputLimits:
+    return OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
 
 
 def _import_front_doors(doors: Iterable[DoorKind]) -> None:
