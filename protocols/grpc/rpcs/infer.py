@@ -150,6 +150,8 @@ class InferCall(msgspec.Struct, eq=False):
         """The response is not wanted any more."""
         if self.decoding is not None:
             self.decoding.cancel()
+            # They refer to this call: such a cycle keeps the message until garbage is collected.
+            self.decoding = self.request = None
         elif self.request is not None:
             self.intake.kernel.cancel(self.request)
 

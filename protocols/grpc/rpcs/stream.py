@@ -89,8 +89,9 @@ class StreamCall:
             await self._ended
         finally:
             self._ended.cancel()  # responses that are still to come are released
-            if self._decoding is not None and (task := self._decoding.decoding) is not None:
-                task.cancel()
+            if (opened := self._decoding) is not None and opened.decoding is not None:
+                opened.decoding.cancel()
+                opened.decoding = opened.request = None  # they refer to it, in a cycle
             self._release()
             requests = [request for each in self._open_requests if (request := each.request) is not None]
             self._intake.kernel.cancel(*requests)
@@ -135,6 +136,7 @@ class StreamCall:
         """Take the messages that have arrived, unless the client does not read its responses; `later` as it was to."""
         try:
             self._reads_later = self._reads_later and not later
+            messages = self._intake.messages
             for _ in range(MESSAGES_PER_ITERATION):
                 if (
                     not self._reads
@@ -148,6 +150,8 @@ class StreamCall:
                 message = self.call.take_message()
                 if message is not None:
                     self._submit(message)
+                    if messages is not None and not messages.room:  # it took long
+                        break
                 elif self.call.at_end:
                     self._reads = False
                     self._end_if_done()
