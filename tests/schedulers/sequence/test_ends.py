@@ -334,8 +334,11 @@ def test_thousands_of_sequences_whose_time_is_over_end_a_few_at_a_time(oldest: b
     lab = sequence_lab(0, oldest=oldest)
     waiting = [lab.submit_to_sequence(number, start=True, timeout_us=5) for number in range(1, 2 * ENDED_AT_ONCE + 1)]
     lab.clock.end_iteration()
-    lab.clock.advance(5_000)
-    assert len(lab.sequences) == ENDED_AT_ONCE
+    lab.clock.time_ns += 5_000
+    waiting.append(lab.submit_to_sequence(1 << 20, start=True, timeout_us=5))
+    lab.clock.end_iteration()
+    assert len(lab.sequences) == ENDED_AT_ONCE + 1
+    lab.clock.time_ns += 5_000
     while lab.sequences:
         lab.clock.advance(1)
         lab.clock.end_iteration()
