@@ -33,8 +33,8 @@ class MessageBudget:
         self._least = least
         self._most = most
         self._in_next_iteration = in_next_iteration
-        #: How many messages a connection may handle now; with 0 it waits. It counts them, except for a single one, which
-        #: costs nothing.
+        #: How many messages a connection may handle now; with 0 it waits. It counts them, except for a single one,
+        #: which costs nothing.
         self.room = most
         self._used = self._spent_ns = 0
         self._scheduled = False

@@ -109,7 +109,7 @@ class Intake(ABC):
         self.forwarded = forwarded
         #: Why no more requests are taken, because the front door stops; None as long as they are.
         self.refusal: ServingError | None = None
-        #: Where the time of messages counts that have to be decoded; None where each message has an iteration of its own.
+        #: Where the time counts that it takes to decode messages; None where each has an iteration of its own.
         self.messages: MessageBudget | None = None
 
     @abstractmethod

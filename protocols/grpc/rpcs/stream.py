@@ -20,6 +20,7 @@ from protocols.grpc.rpcs.stream_messages import (
     MAX_OPEN_REQUESTS,
     MAX_UNANSWERED_REQUESTS,
     MESSAGES_PER_ITERATION,
+    STEPS_PER_ITERATION,
     EncodedStreamResponse,
     StreamRequest,
     encode_for_stream,
@@ -72,6 +73,8 @@ class StreamCall:
         self._reads = True
         #: Whether `_read_on` will be called.
         self._reads_later = False
+        #: Whether `_write_on` will be called.
+        self._writes_later = False
         #: The request that a helper decodes. No more messages are taken before it is submitted.
         self._decoding: StreamRequest | None = None
         self._stopped = False
@@ -235,7 +238,7 @@ class StreamCall:
             opened.forget_ended()
             return
         self._responses.append((opened, response))
-        if self._leaving is None:
+        if self._leaving is None and not self._writes_later:
             self._write()
 
     def _message_sent(self) -> None:
@@ -247,9 +250,11 @@ class StreamCall:
             self._read()
 
     def _write(self) -> None:
-        """Send responses as far as the client's windows allow."""
+        """Send responses as far as the client's windows allow, those beyond `STEPS_PER_ITERATION` later."""
         try:
-            while self._leaving is None and not self._ended.done():
+            for _ in range(STEPS_PER_ITERATION):
+                if self._leaving is not None or self._ended.done():
+                    return
                 if self._encoded:
                     self._send(self._encoded.popleft())
                 elif self._responses and not self._responses[0][0].submitting:
@@ -258,6 +263,16 @@ class StreamCall:
                     return
         except Exception as error:
             self._fail(error)
+            return
+        if not self._writes_later:
+            self._writes_later = True
+            asyncio.get_running_loop().call_soon(self._write_on)
+
+    def _write_on(self) -> None:
+        """Send more responses, and read requests if that makes room for them."""
+        self._writes_later = False
+        self._write()
+        self._read()
 
     def _encode_next(self) -> None:
         """Encode the next response, and put what may be sent now into `_encoded`."""

@@ -52,8 +52,8 @@ class _SlowNumbers(Exception):
     """Numbers that take msgspec long."""
 
 
-#: What `ValueReader.pack` raises for elements that are too many, too few, or out of range, and `decode` for numbers that
-#: would take it long.
+#: What `ValueReader.pack` raises for elements that are too many, too few, or out of range, and `decode` for numbers
+#: that would take it long.
 _UNPACKABLE = (struct.error, OverflowError, _WrongNumber, _SlowNumbers)
 
 
