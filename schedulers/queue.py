@@ -46,7 +46,6 @@ class Waiting(msgspec.Struct, gc=False):
     gone: bool = False
 
 
-
 class _Level:
     """One priority level: requests before their timeout, then expired ones that the policy DELAY keeps."""
 

@@ -41,11 +41,10 @@ class FullCollections:
             self._last_ns = now_ns
         if younger_collections < LEAST_YOUNGER_COLLECTIONS:
             return False
+        least_ns = 0 if idle else BUSY_LATEST_NS
         if live_count > FEW_REQUESTS:
-            waits_ns = LATEST_NS
-        else:
-            waits_ns = 0 if idle else BUSY_LATEST_NS
-        if now_ns - self._last_ns < waits_ns:
+            least_ns = LATEST_NS
+        if now_ns - self._last_ns < least_ns:
             return False
         self._last_ns = now_ns
         return True

@@ -125,7 +125,9 @@ class WaitingRequests:
 
     def _expire(self) -> None:
         now_ns = self._clock.now_ns()
-        late = [(request, found.wait.error) for request, found in self._waiting.items() if found.wait.until_ns <= now_ns]
+        late = [
+            (request, found.wait.error) for request, found in self._waiting.items() if found.wait.until_ns <= now_ns
+        ]
         self._due.extend(late)
         self._until_ns = math.inf
         if len(late) < len(self._waiting):

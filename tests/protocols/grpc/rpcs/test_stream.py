@@ -429,8 +429,9 @@ def test_responses_that_have_waited_for_an_older_one_are_not_all_sent_in_one_pie
         stream = FastClient([infer("slow", ids[0]), *(infer("echo", id, b"a") for id in ids[1:])])
         call = StreamCall(MessageIntake(lab.kernel, streaming=True), cast("Any", stream))
         running = asyncio.ensure_future(call.run())
-        while stream.unread:
+        for _ in range(100):
             await asyncio.sleep(0)
+        assert not stream.unread
         assert stream.taken == []
         respond(held.pop(), b"s", final=True)
         while not running.done():
