@@ -114,3 +114,18 @@ def test_other_numbers_are_read_as_usual(number: bytes) -> None:
 
 def test_a_few_extreme_numbers_are_read_as_usual() -> None:
     assert not reads_slowly(b"[%b]" % b",".join([b"1e308"] * 8))
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_a_text_of_thousands_of_containers_within_each_other_is_too_deep(opening: bytes) -> None:
+    with pytest.raises(TooDeep):
+        parse(opening * 10_001)
+
+
+@pytest.mark.parametrize("text", ["NaN", "-NaN", "Infinity", "-Infinity", "Inf", "-Inf"])
+def test_special_numbers_are_read_in_all_their_forms(text: str) -> None:
+    [found, kept] = parse(f'[{text}, "-NaN Inf {text}"]'.encode())
+    assert math.isnan(found) if "NaN" in text else found == float(text)
+    assert kept == f"-NaN Inf {text}"
+    [found] = parse(f"[{text}]".encode())
+    assert math.isnan(found) if "NaN" in text else found == float(text)
