@@ -365,7 +365,7 @@ class VersionLoader:
         completed: str | None = None
         if self._settings.auto_complete:
             completed = await keeper.complete(text, str(source.path), version, settings)
-        return await in_file_thread(_prepared, source, config, completed)
+        return await in_file_thread(_prepared, source, config, text, completed)
 
     def _described(self, source: ModelSource, config: ModelConfig, version: int) -> tuple[str, WorkerNeeds]:
         """Return the configuration in JSON, and what the workers need. Blocks. Raises `BadConfig`."""
@@ -412,9 +412,12 @@ class VersionLoader:
         ]
 
 
-def _prepared(source: ModelSource, config: ModelConfig, completed: str | None) -> PreparedConfig:
-    """Return the configuration as the worker has completed it, if it has, checked. Blocks. Raises `ServingError`."""
-    prepared = source.prepare(config if completed is None else source.complete(config, completed))
+def _prepared(source: ModelSource, config: ModelConfig, sent: str, completed: str | None) -> PreparedConfig:
+    """Return the configuration, checked, as the worker that it was `sent` to has completed it; None if none has.
+
+    Blocks. Raises `ServingError`.
+    """
+    prepared = source.prepare(config if completed is None else source.complete(config, completed, sent))
     refuse_unsupported(prepared.config)
     return prepared
 
