@@ -122,7 +122,7 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 def heavy_command(
     only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False, triton_in_all: TritonInAll = False
 ) -> None:
-    """What one heavy request does to other clients and to the kernel's memory: 240 rows. A quarter of an hour.
+    """What one heavy request does to other clients and to the kernel's memory: 248 rows. A quarter of an hour.
 
     The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
     expected one. With --only the figures are written to build/bench/.
