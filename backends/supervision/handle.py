@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from shm.budget import ByteBudget
+    from shm.tensor import RequestedOutput, Tensor
 
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
 _OUTBOX_CHECK_S = 0.002
@@ -183,14 +184,10 @@ class WorkerHandle:
         own_region = None if arena is None or self._model.poison is not None else arena.region
         attached, attach = self._memory.attached, self._memory.attach
         try:
-            for tensor in request.inputs:
-                if tensor.span is not None:
-                    region = tensor.span.lease.region
-                    if region.number not in attached:
-                        attach(region, writable=region.of_client or region is own_region)
-            for output in request.outputs:
-                if output.span is not None:
-                    region = output.span.lease.region
+            places: list[Tensor | RequestedOutput] = [*request.inputs, *request.outputs]
+            for place in places:
+                if place.span is not None:
+                    region = place.span.lease.region
                     if region.number not in attached:
                         attach(region, writable=region.of_client or region is own_region)
         except OSError as error:
@@ -337,9 +334,8 @@ class WorkerHandle:
         if self._reports.pending:
             batch.reports = self._reports.of_batch(batch)
         if message.copies:
-            statistics = self._model.statistics  # runs for each request in the memory of a client
-            statistics.copied_tensors += message.copies
-            statistics.copied_byte_size += message.copied_byte_size
+            self._model.statistics.copied_tensors += message.copies
+            self._model.statistics.copied_byte_size += message.copied_byte_size
         if not message.responses and self._requests:
             self._reports.counted(batch, times, time.monotonic_ns(), self._requests)
         self._model.instances.executed(self, batch, times)
