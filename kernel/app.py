@@ -36,6 +36,7 @@ from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.garbage import GarbageCollection
 from kernel.memory.input_placement import InputPlacer
 from kernel.memory.trimming import give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
@@ -332,7 +333,10 @@ class Server:
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
-            tasks.start_soon(give_freed_memory_back, self._kernel.budget, give_memory_back)
+            garbage = GarbageCollection(self._count_live) if self._owner.owns_process else None
+            if garbage is not None:
+                garbage.begin()
+            tasks.start_soon(give_freed_memory_back, self._kernel.budget, give_memory_back, garbage)
             try:
                 failure = await self._load_and_make_doors(stop, sockets, doors)
                 if failure is None:
@@ -346,10 +350,16 @@ class Server:
                     await self._lifecycle.close(at_once=bool(code))
                     await self._close_parts()
                 self._kernel.regions.close()
+                if garbage is not None:
+                    garbage.end()
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
         return code
+
+    def _count_live(self) -> int:
+        """Return how many requests have no final response."""
+        return sum(model.in_flight for model in self._kernel.catalog.executing_models())
 
     async def _load_and_make_doors(
         self, stop: asyncio.Event, sockets: dict[DoorKind, socket.socket], doors: list[FrontDoor]

@@ -365,18 +365,22 @@ class VersionLoader:
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
         check_before_completion(config, source.gpus)
-        await keeper.start(source.name, await in_file_thread(self._needs, source, config, version))
+        # Configurations are read and written in threads: one of 256 KiB takes 250 ms. What follows one another is done
+        # in one: to pass it to a thread and back takes as long as for a small model all that the thread does.
+        text, needs = await in_file_thread(self._described, source, config, version)
+        await keeper.start(source.name, needs)
         settings = backend_config(self._settings.backend_configs, config.backend)
         if source.is_on_gpu_by_default(config):
             config = await self._where_it_can_run(source, config, version, keeper)
-        if self._settings.auto_complete:
-            # In threads: a configuration of 256 KiB takes 250 ms.
             text = await in_file_thread(to_json, config)
+        completed: str | None = None
+        if self._settings.auto_complete:
             completed = await keeper.complete(text, str(source.path), version, settings)
-            config = await in_file_thread(source.complete, config, completed)
-        prepared = await in_file_thread(source.prepare, config)
-        refuse_unsupported(prepared.config)
-        return prepared
+        return await in_file_thread(_prepared, source, config, text, completed)
+
+    def _described(self, source: ModelSource, config: ModelConfig, version: int) -> tuple[str, WorkerNeeds]:
+        """Return the configuration in JSON, and what the workers need. Blocks. Raises `BadConfig`."""
+        return to_json(config), self._needs(source, config, version)
 
     async def _where_it_can_run(
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
@@ -417,6 +421,16 @@ class VersionLoader:
             )
             for plan in plan_instances(config, str(source.path), version, count)
         ]
+
+
+def _prepared(source: ModelSource, config: ModelConfig, sent: str, completed: str | None) -> PreparedConfig:
+    """Return the configuration, checked, as the worker that it was `sent` to has completed it; None if none has.
+
+    Blocks. Raises `ServingError`.
+    """
+    prepared = source.prepare(config if completed is None else source.complete(config, completed, sent))
+    refuse_unsupported(prepared.config)
+    return prepared
 
 
 def _first_count(config: ModelConfig) -> int | None:

@@ -90,9 +90,12 @@ class Catalog:
 
         `duplicates` are models that are in several repositories.
         """
+        known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        found_twice = set(duplicates)
+        if known == self._known and found_twice == self._duplicates:
+            return  # as at most polls, loads and questions for the index, which then disturb no request
         self.generation += 1
-        self._known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
-        self._duplicates = set(duplicates)
+        self._known, self._duplicates = known, found_twice
         for identifier in self._models:
             self._choose_newest(identifier)
 

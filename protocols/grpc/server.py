@@ -13,6 +13,7 @@ from protocols.access.restricted import GRPC, parse_restrictions
 from protocols.grpc.admission import Admission
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
+from protocols.grpc.h2.transport import message_budget
 from protocols.grpc.handlers import Handlers
 from protocols.grpc.listener import GrpcListener, ListenerOptions
 from protocols.grpc.metadata import make_metadata_forwarder
@@ -89,17 +90,21 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen."""
-        kernel, calls = self._kernel, self._calls
+        kernel, calls, messages = self._kernel, self._calls, message_budget()
         services = (
-            InferenceService(kernel, calls, self.restrictions.admin, self._forwarder, self._max_response_pool_size),
+            InferenceService(
+                kernel, calls, self.restrictions.admin, self._forwarder, self._max_response_pool_size, messages
+            ),
             HealthService(kernel, calls),
             ReflectionService(),
         )
+        inference = Inference(kernel, calls, self._forwarder, self._compression)
+        inference.messages = messages
         mapping = {path: handler for service in services for path, handler in service.__mapping__().items()}
         self._listener = GrpcListener(
             self._sock,
             self._listener_options,
-            Inference(kernel, calls, self._forwarder, self._compression),
+            inference,
             Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
         )
         await self._listener.start()

@@ -24,7 +24,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
-from protocols.http.route_hints import route_hint
+from protocols.http.route_hints import method_hint, route_hint
 from protocols.http.routes import find_endpoint, request_path
 from protocols.listening import is_local, local_url
 from protocols.status import HTTP_STATUS, http_status
@@ -150,7 +150,8 @@ class HttpServer:
         handler = endpoint.handlers.get(http.method)
         if handler is None:
             allowed = {"Allow": ", ".join(endpoint.handlers)}
-            return error_response(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
+            text = f"Method Not Allowed{method_hint(path, http.method, endpoint.handlers)}"
+            return error_response(405, text, plain=endpoint.plain_errors, headers=allowed)
         call = HttpCall(
             http, names, self._settings, plain_errors=endpoint.plain_errors, response_headers=response_headers
         )

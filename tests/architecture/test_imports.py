@@ -171,6 +171,7 @@ FOREIGN = {
     "aiohttp": ("protocols/http", "protocols/replay"),
     "grpclib": ("protocols",),
     "orjson": ("protocols/http/json",),
+    "re2": ("protocols/forwarding.py",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),
     "pickle": (),
