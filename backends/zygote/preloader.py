@@ -20,11 +20,20 @@ from typing import TYPE_CHECKING
 from backends.registry import BUILT_IN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backends.worker.process import PreparedWorker
 
 
 class PreloadFailed(Exception):
     """The message says what was imported and why it failed."""
+
+
+class PreloadLeavesThreads(Exception):
+    """What a model has chosen is imported, and this process must not fork any more. The message names the threads.
+
+    A library that has computed leaves threads, too: the team of OpenMP, for which a fork would wait without an end.
+    """
 
 
 class Preloader:
@@ -55,25 +64,29 @@ class Preloader:
         _imported()
 
     def import_chosen(self, modules: tuple[str, ...], file: str) -> None:
-        """Import modules that a model has chosen, and run its file. Raises `PreloadFailed`."""
-        for module in modules:
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
-        if file:
-            try:
-                runpy.run_path(file)
-            except Exception as error:
-                raise PreloadFailed(f"{os.path.basename(file)} failed: {type(error).__name__}: {error}") from error
+        """Import modules that a model has chosen, and run its file.
+
+        Raises `PreloadFailed`, and `PreloadLeavesThreads`.
+        """
+        run_chosen(modules, file)
         gc.collect()  # unlike our modules, these may leave much
         _imported()
         if (threads := thread_names())[1:]:
-            what = ", ".join((*modules, *([os.path.basename(file)] if file else [])))
-            raise PreloadFailed(
-                f"after '{what}' there are {len(threads)} threads ({', '.join(threads)}). Only what starts no threads "
-                "can be imported before workers are forked"
-            )
+            raise PreloadLeavesThreads(f"{len(threads)} threads ({', '.join(threads)})")
+
+
+def run_chosen(modules: Sequence[str], file: str) -> None:
+    """Import modules that a model has chosen, and run its file ("" for none). Raises `PreloadFailed`."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
+    if file:
+        try:
+            runpy.run_path(file)
+        except Exception as error:
+            raise PreloadFailed(f"{os.path.basename(file)} failed: {type(error).__name__}: {error}") from error
 
 
 def thread_names() -> list[str]:

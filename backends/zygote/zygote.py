@@ -33,7 +33,7 @@ from backends.transport.zygote_messages import (
     encode,
     to_zygote_decoder,
 )
-from backends.zygote.preloader import Preloader, PreloadFailed, thread_names
+from backends.zygote.preloader import Preloader, PreloadFailed, PreloadLeavesThreads, thread_names
 
 if TYPE_CHECKING:
     from backends.transport.zygote_messages import ZygoteMessage
@@ -74,7 +74,8 @@ class Zygote:
                     return None
                 message = to_zygote_decoder.decode(data)
                 if isinstance(message, PreloadChosen):
-                    self._preload(message)
+                    if not self._preload(message):
+                        return None
                     continue
                 if not message.imports_late:
                     self._preloader.import_backend(message.backend)
@@ -90,13 +91,18 @@ class Zygote:
                 if forked is None:
                     _close(fds)
 
-    def _preload(self, message: PreloadChosen) -> None:
+    def _preload(self, message: PreloadChosen) -> bool:
+        """Import what a model has chosen, and respond. Returns whether this process can still fork."""
         try:
             self._preloader.import_chosen(message.modules, message.file)
         except PreloadFailed as error:
             self._send(ForkFailed(0, str(error)))
+        except PreloadLeavesThreads as error:
+            self._send(ThreadsLeft(0, "", str(error)))
+            return False
         else:
             self._send(Preloaded())
+        return True
 
     def _fork(self, request: ForkWorker, fds: list[int]) -> ForkedWorker | None:
         """Fork a worker, close `fds`, and respond. Returns None in the zygote, and what it is in the worker."""
