@@ -33,6 +33,7 @@ ENTRY_POINT_GROUP = "naiad.backends"
 
 BUILT_IN = {
     "add_sub": "backends.builtin.add_sub:AddSubBackend",
+    "fil": "backends.fil.backend:FilBackend",
     "identity": "backends.builtin.identity:IdentityBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
