@@ -39,6 +39,7 @@ BUILT_IN = {
     "python": "backends.python.backend:PythonBackend",
     "pytorch": "backends.pytorch.backend:PyTorchBackend",
     "repeat": "backends.builtin.repeat:RepeatBackend",
+    "sklearn": "backends.sklearn.backend:SklearnBackend",
     "square": "backends.builtin.square:SquareBackend",
     "tensorrt": "backends.tensorrt.backend:TensorRtBackend",
 }

@@ -61,7 +61,8 @@ class FilBackend(Backend):
             self.host.log("WARNING", line)
         if arguments.kind == "GPU":
             self.host.log(
-                "WARNING", f"{arguments.instance_name} is of KIND_GPU, and runs on the CPU: the backend 'fil' has no GPU"
+                "WARNING",
+                f"{arguments.instance_name} is of KIND_GPU, and runs on the CPU: the backend 'fil' has no GPU",
             )
         forest = open_forest(arguments, settings)
         model = ForestModel(arguments, forest, settings)

@@ -230,4 +230,3 @@ def _time_s(engine: Engine, rows: Array) -> float:
         engine.scores(rows)
         best = min(best, time.perf_counter() - start)
     return best
-

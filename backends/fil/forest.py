@@ -10,8 +10,9 @@ import numpy as np
 
 from backends.fil.checkpoint import check_checkpoint
 from backends.fil.library import load_failure, treelite_library
-from backends.fil.model_file import find_model_file, type_of_bytes
+from backends.fil.model_file import find_model_file
 from kernel.errors import InvalidArgument, Unsupported
+from kernel.tree_files import TREE_HEAD_BYTE_SIZE, tree_file_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ class Forest:
         self._treelite = treelite_library()
         self._model = model
         self.path = path
-        #: A key of `FILE_NAMES`.
+        #: A key of `TREE_FILE_NAMES`.
         self.model_type = model_type
         self.signature = signature
         #: The type that the model computes with.
@@ -119,9 +120,7 @@ def _read(path: Path, model_type: str, model: str, settings: FilSettings) -> Any
 def _hint(path: Path, model_type: str) -> str:
     """Return what helps if the file has another type than the configuration says."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        found = type_of_bytes(file.read(64))
+        found = tree_file_type(file.read(TREE_HEAD_BYTE_SIZE))
         if found and found != model_type:
             return f". The file looks like '{found}', and was read as '{model_type}' (parameter model_type)"
     return ""
-
-

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, Unsupported
+from kernel.tree_files import TREE_FILE_NAMES
 
 if TYPE_CHECKING:
     from backends.base import ModelArguments
-
-#: Type of a model → the name of its file.
-FILE_NAMES = {
-    "xgboost": "xgboost.model",
-    "xgboost_json": "xgboost.json",
-    "xgboost_ubj": "xgboost.ubj",
-    "lightgbm": "model.txt",
-    "treelite_checkpoint": "checkpoint.tl",
-}
 
 #: How a model can be computed; "" chooses by measurement.
 ENGINES = ("treelite", "xgboost", "lightgbm")
@@ -48,7 +40,7 @@ _FOR_GPUS = ("layout", "chunk_size", "transfer_threshold")
 class FilSettings(msgspec.Struct, frozen=True):
     """How a model is loaded and computed."""
 
-    #: A key of `FILE_NAMES`; "" if the file says it.
+    #: A key of `TREE_FILE_NAMES`; "" if the file says it.
     model_type: str
     #: None if the file says it.
     is_classifier: bool | None
@@ -64,10 +56,10 @@ class FilSettings(msgspec.Struct, frozen=True):
 def fil_settings(arguments: ModelArguments) -> FilSettings:
     """Return the settings of a model. Raises `ServingError` for a wrong value."""
     model_type = arguments.parameter("model_type") or ""
-    if model_type and model_type not in FILE_NAMES:
+    if model_type and model_type not in TREE_FILE_NAMES:
         raise Unsupported(
             f"model_type '{model_type}' of model '{arguments.model_name}' is unknown; it is one of "
-            f"{', '.join(FILE_NAMES)}"
+            f"{', '.join(TREE_FILE_NAMES)}"
         )
     engine = arguments.parameter("engine") or ""
     if engine and engine not in ENGINES:

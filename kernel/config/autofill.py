@@ -67,6 +67,10 @@ FORMATS = (
     ModelFormat("fil", "", "xgboost.model", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "model.txt", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "checkpoint.tl", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.skops", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.joblib", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.pkl", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.pickle", FileKind.FILE, backend_only=True),
 )
 
 

@@ -37,7 +37,7 @@ _KERNEL_BASE = {"kernel", "kernel/errors", "kernel/server_paths", "kernel/texts"
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
     "kernel/errors", "kernel/loop", "kernel/machine", "kernel/naiad_module", "kernel/observe", "kernel/server_paths",
-    "kernel/serving", "kernel/texts", "kernel/tracing",
+    "kernel/serving", "kernel/texts", "kernel/tracing", "kernel/tree_files",
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/backend_file", "backends/base", "backends/batch_input", "backends/config_requirements",
@@ -63,6 +63,7 @@ _PROTOCOLS_SHARED = {
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
     "kernel/texts": set[str](),
+    "kernel/tree_files": set[str](),
     "kernel/server_paths": set[str](),
     "kernel/descriptors": set[str](),
     "kernel/errors": {"kernel/server_paths", "kernel/texts"},
@@ -128,6 +129,7 @@ ROOMS = {
         "kernel/serving",
         "kernel/settings",
         "kernel/start",
+        "kernel/tree_files",
     },
     "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
@@ -173,6 +175,7 @@ FOREIGN = {
     "xgboost": ("backends/fil",),
     "lightgbm": ("backends/fil",),
     "joblib": ("backends/sklearn",),
+    "pandas": ("backends/sklearn",),
     "skops": ("backends/sklearn",),
     "threadpoolctl": ("backends/sklearn",),
     "tensorrt": ("backends/tensorrt",),

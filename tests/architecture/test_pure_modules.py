@@ -17,6 +17,8 @@ PURE = (
     "backends/fil/autofill.py",
     "backends/fil/checkpoint.py",
     "backends/fil/settings.py",
+    "backends/sklearn/trusted_types.py",
+    "kernel/tree_files.py",
     "backends/worker/devices/graph_specs.py",
     "backends/tensorrt/autofill.py",
     "backends/tensorrt/building/config_text.py",

@@ -123,6 +123,7 @@ def test_two_hundred_loads_leave_nothing(server: ServerProcess) -> None:
         return total
 
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
+
         def cycle(count: int) -> None:
             for _ in range(count):
                 client.load_model("forked")

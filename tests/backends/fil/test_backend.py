@@ -68,9 +68,7 @@ def test_a_regression_gives_the_values_of_its_library(lab: Lab, models: FilModel
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("classes", [2, 3])
-def test_a_classifier_gives_classes_and_probabilities(
-    lab: Lab, models: FilModels, kind: str, classes: int
-) -> None:
+def test_a_classifier_gives_classes_and_probabilities(lab: Lab, models: FilModels, kind: str, classes: int) -> None:
     model = save(models, kind, classes)
     assert np.array_equal(outputs(lab, models.loaded(), rows(40)), model.predict(rows(40)))
     found = outputs(lab, models.loaded(predict_proba="true"), rows(40))
@@ -101,9 +99,10 @@ def test_a_classifier_as_a_regression_gives_its_scores(lab: Lab, models: FilMode
     model = save(models, "json", 3)
     found = outputs(lab, models.loaded(output_class="false"), rows(7))
     assert np.allclose(found, model.predict_proba(rows(7)), atol=TOLERANCE)
-    assert ("WARNING", "The `output_class` parameter has been removed in 25.09 release. Use `is_classifier` instead.") in (
-        lab.logged
-    )
+    assert (
+        "WARNING",
+        "The `output_class` parameter has been removed in 25.09 release. Use `is_classifier` instead.",
+    ) in (lab.logged)
 
 
 def test_a_row_has_the_same_result_alone_and_in_a_batch(lab: Lab, models: FilModels) -> None:
@@ -239,7 +238,9 @@ def test_without_the_library_treelite_computes_and_without_treelite_nothing_does
     with pytest.raises(Unavailable, match="pip install xgboost-cpu"):
         models.loaded(engine="xgboost")
     monkeypatch.setitem(found, "treelite", ImportError("No module named 'treelite'"))
-    with pytest.raises(Unavailable, match=r"needs Treelite, which cannot be imported: No module.*pip install '.\[fil\]'"):
+    with pytest.raises(
+        Unavailable, match=r"needs Treelite, which cannot be imported: No module.*pip install '.\[fil\]'"
+    ):
         models.loaded()
 
 
