@@ -17,7 +17,7 @@ _SIZES = {"b": 1, "B": 1, "i": 4, "I": 4, "Q": 8, "d": 8, "f": 4}
 _FLOATS = {2: "f", 3: "d"}
 
 
-class _Reader:
+class _CheckpointReader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
@@ -47,7 +47,7 @@ class _Reader:
 
 def check_checkpoint(data: bytes) -> None:
     """Raise `InvalidArgument` if `data` is not a whole checkpoint. Versions before 4 are left to Treelite."""
-    reader = _Reader(data)
+    reader = _CheckpointReader(data)
     major = reader.number("i")
     reader.number("i")
     reader.number("i")

@@ -1,4 +1,4 @@
-"""A model as Treelite has read it: what it says of itself, and its predictions, which are those of Triton's CPU path."""
+"""A model as Treelite has read it: what it says of itself, and its scores, which are those of Triton's CPU path."""
 
 from __future__ import annotations
 

@@ -52,4 +52,3 @@ def _type_of(path: Path, model: str) -> str:
             f"(checkpoint); if it is one, name its type in the parameter model_type ({', '.join(TREE_FILE_NAMES)})"
         )
     return found
-

@@ -38,11 +38,13 @@ class OutputRule:
     def output(self, scores: Array) -> Array:
         """Return FP32 [rows, width] of `scores` [rows, classes]."""
         if self._gives_both:
-            return np.concatenate([1.0 - scores, scores], axis=1, dtype=np.float32)
+            both: Array = np.concatenate([1.0 - scores, scores], axis=1, dtype=np.float32)
+            return both
         if self._gives_scores:
             return scores.astype(np.float32, copy=False)
         if self._class_count == 1:
-            return (scores.astype(np.float32, copy=False) > self._threshold).astype(np.float32)
+            above: Array = (scores.astype(np.float32, copy=False) > self._threshold).astype(np.float32)
+            return above
         classes = scores.argmax(axis=1)
         # Triton begins with class 0 and a maximum of 0: if no score is positive, it is class 0.
         classes[scores.max(axis=1) <= 0] = 0
@@ -67,19 +69,20 @@ def configured_rule(
         if spec.datatype != "FP32":
             raise InvalidArgument(f"output '{name}' of model '{model}' is {spec.datatype}; expected FP32")
     rule = OutputRule(signature, settings)
-    if (spec := specs.get(OUTPUT)) is not None:
-        width = _width_of(spec, rule.width)
+    if (output := specs.get(OUTPUT)) is not None:
+        width = _width_of(output, rule.width)
         if width not in rule.widths:
             expected = " or ".join(str([each]) for each in sorted(rule.widths))
             raise InvalidArgument(
-                f"output '{OUTPUT}' of model '{model}' has dims {_row_dims(spec)}; expected {expected}, because "
+                f"output '{OUTPUT}' of model '{model}' has dims {_row_dims(output)}; expected {expected}, because "
                 f"{_reason(rule, signature)}"
             )
         rule = OutputRule(signature, settings, width)
-    if (spec := specs.get(SHAP_OUTPUT)) is not None and _width_of(spec, shap_width(signature)) != shap_width(signature):
+    shap, wanted = specs.get(SHAP_OUTPUT), shap_width(signature)
+    if shap is not None and _width_of(shap, wanted) != wanted:
         raise InvalidArgument(
-            f"output '{SHAP_OUTPUT}' of model '{model}' has dims {_row_dims(spec)}; expected "
-            f"{[shap_width(signature)]} or {[signature.class_count, signature.feature_count + 1]}"
+            f"output '{SHAP_OUTPUT}' of model '{model}' has dims {_row_dims(shap)}; expected "
+            f"{[wanted]} or {[signature.class_count, signature.feature_count + 1]}"
         )
     return rule
 

@@ -14,6 +14,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from backends.python.failures import model_code
+from backends.python.plain_function import find_function, model_class_of
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ def import_model_class(arguments: ModelArguments) -> type[Any]:
     with model_code():
         spec.loader.exec_module(module)
         if not hasattr(module, "TritonPythonModel"):
-            from backends.python.plain_function import find_function, model_class_of  # few models are a function
-
             function = find_function(module)
             if function is not None:
                 return model_class_of(function)

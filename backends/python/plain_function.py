@@ -53,8 +53,8 @@ class FunctionTensor:
         kind = (typing.get_args(scalars[0]) or (None,))[0] if scalars else None
         if kind not in _NUMPY:
             raise InvalidArgument(
-                f"{place} has the annotation {annotation!r}, which says no datatype; expected numpy.typing.NDArray of a "
-                "type such as numpy.float32 (with dims: Annotated[NDArray[numpy.float32], (4,)]), or bool, int, float, "
+                f"{place} has the annotation {annotation!r}, which says no datatype; expected numpy.typing.NDArray of "
+                "a type such as numpy.float32 (with dims: Annotated[NDArray[numpy.float32], (4,)]), or bool, int, float, "
                 "str, bytes"
             )
         self.datatype = _NUMPY[kind]
@@ -103,10 +103,10 @@ class PlainFunction:
         if missing:
             what = "what it returns" if missing[0] == "return" else f"argument '{missing[0]}'"
             raise InvalidArgument(f"function '{name}' has no annotation for {what}")
-        self.optional = {
-            each.name for each in parameters.values() if each.default is not inspect.Parameter.empty
-        }
-        self.inputs = [FunctionTensor(each, hints[each], f"argument '{each}' of function '{name}'") for each in parameters]
+        self.optional = {each.name for each in parameters.values() if each.default is not inspect.Parameter.empty}
+        self.inputs = [
+            FunctionTensor(each, hints[each], f"argument '{each}' of function '{name}'") for each in parameters
+        ]
         self.several, self.outputs = _outputs(name, hints["return"])
 
     def call(self, request: Any) -> Any:
@@ -173,7 +173,7 @@ def model_class_of(function: Callable[..., Any]) -> type[Any]:
             for request in requests:
                 try:
                     responses.append(plain.call(request))
-                except ValueError as error:
+                except ValueError as error:  # noqa: PERF203 - one try for all would fail the whole batch
                     failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
                     responses.append(pb_utils.InferenceResponse(error=failure))
             return responses

@@ -52,8 +52,8 @@ def _inputs(model: str, signature: EstimatorSignature, *, by_column: bool) -> li
     if by_column:
         if not signature.feature_names:
             raise InvalidArgument(
-                f"model '{model}' cannot have an input for each column (parameter inputs): it was fitted with an array, "
-                "whose columns have no names"
+                f"model '{model}' cannot have an input for each column (parameter inputs): it was fitted with an "
+                "array, whose columns have no names"
             )
         return [{"name": name, "data_type": "TYPE_FP64", "dims": [1]} for name in signature.feature_names]
     if not signature.feature_count:

@@ -36,8 +36,8 @@ def signature_of(estimator: Any, model: str) -> EstimatorSignature:
     methods = tuple(name for name in METHODS if callable(getattr(estimator, name, None)))
     if not methods:
         raise InvalidArgument(
-            f"the file of model '{model}' has an object of {type(estimator).__module__}.{type(estimator).__qualname__}, "
-            f"which has none of the methods {', '.join(METHODS)}"
+            f"the file of model '{model}' has an object of "
+            f"{type(estimator).__module__}.{type(estimator).__qualname__}, which has none of the methods {', '.join(METHODS)}"
         )
     names = getattr(estimator, "feature_names_in_", ())
     count = int(getattr(estimator, "n_features_in_", 0) or 0)

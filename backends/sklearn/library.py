@@ -26,7 +26,7 @@ def _import_all() -> None:
     for name in (*_USUAL, "joblib", "threadpoolctl", "pandas", "skops.io"):
         try:
             _found[name] = importlib.import_module(name)
-        except (ImportError, OSError) as error:  # noqa: PERF203 - few; OSError: a shared library is missing
+        except (ImportError, OSError) as error:
             _found[name] = error
 
 

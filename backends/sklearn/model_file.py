@@ -57,8 +57,8 @@ def load_estimator(arguments: ModelArguments, warn: Callable[[str], None]) -> An
     pickled = path.suffix != _SKOPS
     if pickled and not may_load_pickles(arguments):
         raise Unsupported(
-            f"model '{arguments.model_name}' is a pickle ('{path.name}'), and a pickle runs code of whoever has written "
-            f"it. If you trust its origin, start the server with --allow-pickle={arguments.model_name} (or "
+            f"model '{arguments.model_name}' is a pickle ('{path.name}'), and a pickle runs code of its author. "
+            f"If you trust its origin, start the server with --allow-pickle={arguments.model_name} (or "
             "--allow-pickle=true for all models). A file of skops needs no flag: skops.io.dump(model, 'model.skops')"
         )
     with warnings.catch_warnings(record=True) as caught:

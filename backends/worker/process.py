@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
+from backends.preloading.chosen_modules import PreloadFailed, run_chosen
 from backends.process_control import (
     die_with_parent,
     end_sooner_without_memory,
@@ -110,12 +111,10 @@ def _preload(modules: Sequence[str], file: str) -> None:
 
     Raises `SystemExit` if it cannot be imported; the log has the reason.
     """
-    from backends.zygote.preloader import PreloadFailed, run_chosen  # of no use for other workers
-
     try:
         run_chosen(modules, file)
     except PreloadFailed as error:
-        logger.error("the preload failed: %s", error)  # noqa: TRY400 - a traceback of ours says no more
+        logger.error("the preload failed: %s", error)
         sys.exit(1)
 
 

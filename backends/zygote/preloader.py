@@ -13,23 +13,17 @@ import ctypes
 import gc
 import importlib
 import os
-import runpy
 import sys
 from typing import TYPE_CHECKING
 
+from backends.preloading.chosen_modules import run_chosen
 from backends.registry import BUILT_IN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from backends.worker.process import PreparedWorker
 
 
-class PreloadFailed(Exception):
-    """The message says what was imported and why it failed."""
-
-
-class PreloadLeavesThreads(Exception):
+class ThreadsStarted(Exception):
     """What a model has chosen is imported, and this process must not fork any more. The message names the threads.
 
     A library that has computed leaves threads, too: the team of OpenMP, for which a fork would wait without an end.
@@ -66,27 +60,13 @@ class Preloader:
     def import_chosen(self, modules: tuple[str, ...], file: str) -> None:
         """Import modules that a model has chosen, and run its file.
 
-        Raises `PreloadFailed`, and `PreloadLeavesThreads`.
+        Raises `PreloadFailed`, and `ThreadsStarted`.
         """
         run_chosen(modules, file)
         gc.collect()  # unlike our modules, these may leave much
         _imported()
         if (threads := thread_names())[1:]:
-            raise PreloadLeavesThreads(f"{len(threads)} threads ({', '.join(threads)})")
-
-
-def run_chosen(modules: Sequence[str], file: str) -> None:
-    """Import modules that a model has chosen, and run its file ("" for none). Raises `PreloadFailed`."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
-    if file:
-        try:
-            runpy.run_path(file)
-        except Exception as error:
-            raise PreloadFailed(f"{os.path.basename(file)} failed: {type(error).__name__}: {error}") from error
+            raise ThreadsStarted(f"{len(threads)} threads ({', '.join(threads)})")
 
 
 def thread_names() -> list[str]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.preloading.chosen_modules import PreloadFailed
 from backends.transport.descriptors import descriptors_in
 from backends.transport.zygote_messages import (
     MAX_MESSAGE,
@@ -33,7 +34,7 @@ from backends.transport.zygote_messages import (
     encode,
     to_zygote_decoder,
 )
-from backends.zygote.preloader import Preloader, PreloadFailed, PreloadLeavesThreads, thread_names
+from backends.zygote.preloader import Preloader, ThreadsStarted, thread_names
 
 if TYPE_CHECKING:
     from backends.transport.zygote_messages import ZygoteMessage
@@ -97,7 +98,7 @@ class Zygote:
             self._preloader.import_chosen(message.modules, message.file)
         except PreloadFailed as error:
             self._send(ForkFailed(0, str(error)))
-        except PreloadLeavesThreads as error:
+        except ThreadsStarted as error:
             self._send(ThreadsLeft(0, "", str(error)))
             return False
         else:

@@ -1,4 +1,4 @@
-"""Models of trees in a whole server: over both protocols and shared memory, in batches, after kills, many times loaded."""
+"""Models of trees in a whole server: protocols, shared memory, batches, kills, many loads."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class ForkingLauncher:
             )
         self._zygotes.is_unsafe(preload, threads)
         logger.warning(
-            "the workers of '%s' are started without forks, which takes more memory and time: %s, and a fork would have "
-            "none of them. A preload should only import, and compute nothing",
+            "the workers of '%s' are started without forks, which takes more memory and time: %s, and a fork would "
+            "have none of them. A preload should only import, and compute nothing",
             title, what,
         )  # fmt: skip
 
