@@ -23,7 +23,7 @@ def run_chosen(modules: Sequence[str], file: str) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except Exception as error:  # noqa: PERF203 - few modules
             raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
     if file:
         try:

@@ -54,8 +54,8 @@ class FunctionTensor:
         if kind not in _NUMPY:
             raise InvalidArgument(
                 f"{place} has the annotation {annotation!r}, which says no datatype; expected numpy.typing.NDArray of "
-                "a type such as numpy.float32 (with dims: Annotated[NDArray[numpy.float32], (4,)]), or bool, int, float, "
-                "str, bytes"
+                "a type such as numpy.float32 (with dims: Annotated[NDArray[numpy.float32], (4,)]), or bool, int, "
+                "float, str, bytes"
             )
         self.datatype = _NUMPY[kind]
         self.texts = kind is np.str_

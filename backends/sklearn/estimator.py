@@ -37,7 +37,8 @@ def signature_of(estimator: Any, model: str) -> EstimatorSignature:
     if not methods:
         raise InvalidArgument(
             f"the file of model '{model}' has an object of "
-            f"{type(estimator).__module__}.{type(estimator).__qualname__}, which has none of the methods {', '.join(METHODS)}"
+            f"{type(estimator).__module__}.{type(estimator).__qualname__}, which has none of the methods "
+            f"{', '.join(METHODS)}"
         )
     names = getattr(estimator, "feature_names_in_", ())
     count = int(getattr(estimator, "n_features_in_", 0) or 0)

@@ -42,7 +42,8 @@ _FOR_WORKERS = {
 _WORKER_SIDE = {
     "backends/backend_file", "backends/base", "backends/batch_input", "backends/config_requirements",
     "backends/entry_points", "backends/gather", "backends/helper", "backends/lifecycle", "backends/metric_registry",
-    "backends/model_names", "backends/preloading", "backends/process_control", "backends/registry", "backends/reshape", "backends/scatter",
+    "backends/model_names", "backends/preloading", "backends/process_control", "backends/registry", "backends/reshape",
+    "backends/scatter",
     "backends/streaming", "backends/traced_tensors", "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {

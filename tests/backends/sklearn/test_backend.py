@@ -120,7 +120,7 @@ def test_columns_can_be_inputs_and_become_a_table(lab: Lab, models: SklearnModel
     columns = make_column_transformer((StandardScaler(), ["size"]), (OneHotEncoder(), ["town"]))
     model = make_pipeline(columns, LogisticRegression()).fit(table, [0, 0, 1, 1] * 5)
     joblib.dump(model, models.version / "model.joblib")
-    config = {
+    config: dict[str, Any] = {
         "max_batch_size": 8,
         "input": [
             {"name": "town", "data_type": "TYPE_STRING", "dims": [1]},
@@ -264,7 +264,7 @@ def test_a_configuration_that_does_not_fit_the_model_is_refused(
 ) -> None:
     skops.dump(classifier(), models.version / "model.skops")
     with pytest.raises(ServingError) as failure:
-        models.loaded(config, **parameters)
+        models.loaded(config, None, **parameters)
     assert text in failure.value.message
 
 
