@@ -41,7 +41,8 @@ class OutputRule:
             both: Array = np.concatenate([1.0 - scores, scores], axis=1, dtype=np.float32)
             return both
         if self._gives_scores:
-            return scores.astype(np.float32, copy=False)
+            given: Array = scores.astype(np.float32, copy=False)
+            return given
         if self._class_count == 1:
             above: Array = (scores.astype(np.float32, copy=False) > self._threshold).astype(np.float32)
             return above
