@@ -37,19 +37,19 @@ class OutputRule:
 
     def output(self, scores: Array) -> Array:
         """Return FP32 [rows, width] of `scores` [rows, classes]."""
+        found: Array
         if self._gives_both:
-            both: Array = np.concatenate([1.0 - scores, scores], axis=1, dtype=np.float32)
-            return both
-        if self._gives_scores:
-            given: Array = scores.astype(np.float32, copy=False)
-            return given
-        if self._class_count == 1:
-            above: Array = (scores.astype(np.float32, copy=False) > self._threshold).astype(np.float32)
-            return above
-        classes = scores.argmax(axis=1)
-        # Triton begins with class 0 and a maximum of 0: if no score is positive, it is class 0.
-        classes[scores.max(axis=1) <= 0] = 0
-        return classes.astype(np.float32).reshape(-1, 1)
+            found = np.concatenate([1.0 - scores, scores], axis=1, dtype=np.float32)
+        elif self._gives_scores:
+            found = scores.astype(np.float32, copy=False)
+        elif self._class_count == 1:
+            found = (scores.astype(np.float32, copy=False) > self._threshold).astype(np.float32)
+        else:
+            classes = scores.argmax(axis=1)
+            # Triton begins with class 0 and a maximum of 0: if no score is positive, it is class 0.
+            classes[scores.max(axis=1) <= 0] = 0
+            found = classes.astype(np.float32).reshape(-1, 1)
+        return found
 
 
 def shap_width(signature: ForestSignature) -> int:
