@@ -307,3 +307,15 @@ def test_the_configuration_is_completed_from_the_file(lab: Lab, models: FilModel
     assert completed["dynamic_batching"] == {}
     assert completed["input"] == [{"name": "input__0", "data_type": "TYPE_FP32", "dims": [FEATURES]}]
     assert completed["output"] == [{"name": "output__0", "data_type": "TYPE_FP32", "dims": [3]}]
+
+
+def test_a_model_that_returns_only_its_class_has_classes_and_probabilities(lab: Lab, models: FilModels) -> None:
+    given = rows(300, seed=0)
+    data = xgboost.DMatrix(given, (given[:, 0] * 3).astype(int))
+    booster = xgboost.train({"objective": "multi:softmax", "num_class": 3}, data, 5)
+    booster.save_model(models.version / "xgboost.json")
+    expected = booster.predict(xgboost.DMatrix(rows(40)))
+    assert np.array_equal(outputs(lab, models.loaded(), rows(40)), expected)
+    found = outputs(lab, models.loaded(predict_proba="true"), rows(40))
+    assert np.array_equal(found.argmax(axis=1), expected)
+    assert np.allclose(found.sum(axis=1), 1)
