@@ -43,7 +43,7 @@ from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent.recent import keep_recent
 from kernel.options import BadOption
 from kernel.recording.start import start_recording
-from kernel.repository.backend_config import parse_backend_configs, with_directory
+from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
@@ -235,8 +235,9 @@ class Server:
             namespacing=repository.namespacing,
             load_thread_count=repository.load_thread_count,
             load_retry_count=repository.load_retry_count,
-            backend_configs=with_directory(
-                parse_backend_configs(repository.backend_config), repository.backend_directory
+            backend_configs=with_allowed_pickles(
+                with_directory(parse_backend_configs(repository.backend_config), repository.backend_directory),
+                repository.allow_pickle,
             ),
             host_policies=parse_host_policies(repository.host_policy),
             load_timeout_s=repository.load_timeout_s,

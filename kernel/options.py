@@ -186,6 +186,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     unload_timeout_s: int = 300
     #: Values of --backend-config, not parsed: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
+    #: Which models may be loaded from pickles: `false`, `true`, or names separated by commas.
+    allow_pickle: str = "false"
     #: The folder with a folder for each backend that is a file.
     backend_directory: Path | None = None
     #: Values of --host-policy, not parsed: "name,key=value".

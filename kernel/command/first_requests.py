@@ -20,6 +20,9 @@ MAX_MODELS = 3
 #: An input with more elements is too long to be typed: it gets random numbers.
 _MAX_ELEMENTS = 16
 
+#: A row of a table has more elements, which JSON still carries in a line or two.
+_MAX_JSON_ELEMENTS = 64
+
 #: Datatypes that JSON does not carry (Triton).
 _NOT_IN_JSON = frozenset({"FP16", "BF16"})
 
@@ -57,7 +60,7 @@ def _json_body(inputs: Sequence[TensorSpec]) -> str | None:
     given: list[dict[str, Any]] = []
     for tensor in inputs:
         shape = _shape(tensor)
-        if math.prod(shape) > _MAX_ELEMENTS or tensor.datatype in _NOT_IN_JSON:
+        if math.prod(shape) > _MAX_JSON_ELEMENTS or tensor.datatype in _NOT_IN_JSON:
             return None
         data = _elements(tensor, shape)
         given.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data})

@@ -60,6 +60,13 @@ def test_large_inputs_are_random_and_not_typed_as_json() -> None:
     assert all(0 <= element <= 1 for element in made.elements)
 
 
+def test_a_row_of_a_table_is_random_for_naiad_and_typed_as_json() -> None:
+    infer, curl = commands(first_requests([spec(tensor("input__0", dims=(30,)))], URL))
+    assert arguments(infer) == [f"input__0={RANDOM}"]
+    [given] = json.loads(curl[-1])["inputs"]
+    assert (given["shape"], given["data"]) == ([30], list(range(1, 31)))
+
+
 @pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP16", "BF16", "FP64", "BYTES"])
 def test_every_datatype_can_be_random(datatype: str) -> None:
     metadata = {"name": "m", "inputs": [{"name": "A", "datatype": datatype, "shape": [-1, 5]}]}

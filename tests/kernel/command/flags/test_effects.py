@@ -175,6 +175,9 @@ _MODEL_EFFECTS = {
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),
+    "allow-pickle": Effect(
+        "--allow-pickle=m", lambda r: r.supervisors[0].plan.backend_config.get("allow-pickle"), "m"  # type: ignore[union-attr]
+    ),
     "backend-directory": Effect(
         "--backend-directory={models}",
         lambda r: "backend-directory" in r.supervisors[0].plan.backend_config, True  # type: ignore[union-attr]
