@@ -51,6 +51,7 @@ from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
 from kernel.tracing.tracing import Tracing
+from kernel.traffic.control import Traffic
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
@@ -198,6 +199,9 @@ class Server:
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
+        self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
+            self._kernel, namespacing=repository.namespacing
+        )
 
     def _part(self, part: _Part) -> _Part:
         """Close `part` at the end of the server."""

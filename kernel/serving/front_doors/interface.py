@@ -14,7 +14,9 @@ Whether a call may wait:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -47,6 +49,12 @@ class CatalogView(Protocol):
     def ready_names(self) -> Collection[str]:
         """Return the names of the models that clients reach without a version, in no order."""
 
+    def has_label(self, name: str, label: str) -> bool:
+        """Whether `label` is one of a model's labels, which stand for versions."""
+
+    def number_of(self, name: str, version: str) -> int:
+        """Return the number of the version that a number or a label means. Raises `ServingError`."""
+
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance."""
 
@@ -58,6 +66,42 @@ class CatalogView(Protocol):
 
     def wanted(self) -> list[IndexItem]:
         """Return the lines of the index about versions that serve, or that should and do not."""
+
+
+class RoutedCount(msgspec.Struct, frozen=True):
+    """How many requests a traffic rule has sent to a version for one reason."""
+
+    model: str
+    version: int
+    reason: str
+    count: int
+
+
+class TargetShare(msgspec.Struct, frozen=True):
+    """The share of the requests without a version that a version gets, from 0 to 1."""
+
+    model: str
+    version: str
+    share: float
+
+
+class TrafficControl(Protocol):
+    """The traffic rules of models. Implemented by `kernel.traffic.control.Traffic`."""
+
+    def report(self, name: str) -> dict[str, Any]:
+        """Return the rule of a model and what it means now, for JSON. Raises `ServingError` for an unknown model."""
+
+    def change(self, name: str, members: dict[str, Any], by: str) -> None:
+        """Replace members of the rule of a model; `by` is who does it, for the history. Raises `ServingError`."""
+
+    def reset(self, name: str, by: str) -> None:
+        """Give a model the rule of its file again, or none. Raises `ServingError` for an unknown model."""
+
+    def routed(self) -> list[RoutedCount]:
+        """Return the counts of all rules."""
+
+    def shares(self) -> dict[str, list[TargetShare]]:
+        """Return the shares of the versions by the name of the model that has the rule."""
 
 
 class KernelInterface(Protocol):
@@ -208,6 +252,9 @@ class KernelInterface(Protocol):
 
     @property
     def repository(self) -> RepositoryControl: ...
+
+    @property
+    def traffic(self) -> TrafficControl | None: ...
 
     @property
     def regions(self) -> RegionRegistry: ...
