@@ -52,12 +52,14 @@ from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
 from kernel.tracing.tracing import Tracing
 from kernel.traffic.control import Traffic
+from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from backends.supervision.processes.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
@@ -199,9 +201,20 @@ class Server:
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
-        self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
-            self._kernel, namespacing=repository.namespacing
+        traffic = self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
+            self._kernel, clock, self._lifecycle, namespacing=repository.namespacing
         )
+        if options.state_directory is not None:
+            self._restore_traffic(traffic, options.state_directory)
+
+    def _restore_traffic(self, traffic: Traffic, directory: Path) -> None:
+        """Keep traffic rules and rollouts in `directory`, and go on with those of an earlier server."""
+        try:
+            keeper = self._part(StateFile(directory))
+        except OSError as error:
+            raise StartFailed(f"--state-directory={directory} cannot be used: {error.strerror}") from None
+        traffic.restore(keeper.read())
+        traffic.keeper = keeper
 
     def _part(self, part: _Part) -> _Part:
         """Close `part` at the end of the server."""

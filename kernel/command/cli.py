@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from kernel.command.bench.options import bench
 from kernel.command.run import run_server
+from kernel.command.traffic.rollout import rollout_cli
 from kernel.command.tune.options import tune
 from kernel.options import DEMO_REPOSITORY, BadOption
 from kernel.version import __version__
@@ -320,6 +321,7 @@ def replay(
     )
 
 
+cli.add_typer(rollout_cli, name="rollout")
 cli.command()(bench)
 cli.command()(tune)
 

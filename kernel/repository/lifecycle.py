@@ -193,6 +193,19 @@ class Lifecycle:
         if not self._settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
+    def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
+        """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.control.ModelLoads`."""
+        if not self._settings.explicit:
+            return
+
+        async def load() -> None:
+            try:
+                await self.load(name)
+            except ServingError as error:
+                failed(error.message)
+
+        self._background.start(load())
+
     # ---- loading -----------------------------------------------------------------------------
 
     async def _load_files(self, name: str, files: dict[str, bytes | memoryview], config: str | None) -> None:
@@ -279,7 +292,7 @@ class Lifecycle:
                 parts_changed, self._ensembles.loading[identifier] = self._ensembles.loading[identifier], False
                 if unchanged and not parts_changed:
                     return  # neither it nor a model of its steps has changed
-            versions = source.versions(config)
+            versions = self.traffic_files.versions(folder.name, source.versions(config), folder.versions)
         except ModelLoadFailed as error:
             self._mark_broken(folder, error.__cause__ or error, override, is_model=False)
             if identifier not in self._loaded and override is None and not request.again:

@@ -19,6 +19,9 @@ class FileRules(Protocol):
     def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
         """Use the content of a model's file; None: it has none. `error` is why it could not be read."""
 
+    def kept_versions(self, name: str) -> set[int]:
+        """Return the versions that the rule of a model names."""
+
 
 class TrafficFiles:
     """The files that were read. Each is read again when it has changed."""
@@ -29,6 +32,14 @@ class TrafficFiles:
         self._known: dict[str, TrafficFile] = {}
         #: Set by the composition root, before the first listing; None where nothing uses the rules.
         self.rules: FileRules | None = None
+
+    def versions(self, name: str, chosen: list[int], found: Collection[int]) -> list[int]:
+        """Return the versions to load, ascending: those that the policy has `chosen`, and those that the rule names.
+
+        `found` are the versions that there are.
+        """
+        kept = set() if self.rules is None else self.rules.kept_versions(name) & set(found)
+        return sorted({*chosen, *kept}) if kept else chosen
 
     async def read(self, found: RepositoryContents, names: Collection[str] | None = None) -> None:
         """Read what is new in a listing, which is of the models `names`, or of all."""

@@ -10,20 +10,23 @@ import logging
 import random
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.front_doors.interface import RoutedCount, TargetShare
+from kernel.serving.front_doors.interface import RolloutFigures, RoutedCount, TargetShare
 from kernel.traffic.buckets import BUCKETS
+from kernel.traffic.rollouts.control import Rollouts
 from kernel.traffic.route import REASONS, TrafficRoute
-from kernel.traffic.settings import TrafficSettings, changed, read_toml
+from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernel.loop.clock import Clock
     from kernel.serving.kernel import Kernel
+    from kernel.traffic.rollouts.control import ModelLoads
     from kernel.traffic.route import Routed
 
 logger = logging.getLogger(__name__)
@@ -36,7 +39,7 @@ _MOST_MODELS = 1000
 
 
 class RuleChange(msgspec.Struct, frozen=True):
-    """A change of the rule of a model."""
+    """A change of the rule of a model, or of its rollout."""
 
     #: UTC, as in ISO 8601.
     time: str
@@ -44,6 +47,15 @@ class RuleChange(msgspec.Struct, frozen=True):
     by: str
     #: The rule from then on; None for none.
     rule: dict[str, Any] | None
+    #: Why, of a change by a rollout.
+    reason: str = ""
+
+
+class TrafficKeeper(Protocol):
+    """Keeps the rules over a restart. Implemented by `kernel.traffic.state_file.StateFile`."""
+
+    def save(self, document: dict[str, Any]) -> None:
+        """Keep what `Traffic.document` has returned. Never waits."""
 
 
 class _ModelTraffic:
@@ -66,18 +78,23 @@ class Traffic:
     def __init__(
         self,
         kernel: Kernel,
+        clock: Clock,
+        loads: ModelLoads | None = None,
         *,
         namespacing: bool = False,
         draw: Callable[[], float] = random.random,
         utc: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`draw` returns a number from 0 to 1 for a request without a key; `utc` the time for the history."""
+        """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key; `utc` the time for the history."""
         self._kernel = kernel
         self._catalog = kernel.catalog
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
         self._models: dict[str, _ModelTraffic] = {}
+        self.rollouts = Rollouts(self, kernel.catalog, clock, loads)
+        #: None: a restart forgets what clients have set.
+        self.keeper: TrafficKeeper | None = None
 
     # ---- kernel.repository.traffic_files.FileRules ------------------------------------------------
 
@@ -123,6 +140,7 @@ class Traffic:
         return {
             "model": name,
             "source": source,
+            "rollout": self.rollouts.status(name),
             **({"file_error": traffic.file_error} if traffic.file_error else {}),
             "rule": {} if route is None else route.settings.as_dict(),
             "targets": [] if route is None else [msgspec.to_builtins(state) for state in route.states()],
@@ -134,6 +152,8 @@ class Traffic:
         traffic = self._of(name)
         if self._namespacing:
             raise InvalidArgument("traffic rules are not possible with --model-namespacing=true")
+        if self.rollouts.is_active(name):
+            raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
         if name not in self._models and len(self._models) >= _MOST_MODELS:
             raise InvalidArgument(f"{_MOST_MODELS} models have traffic rules already")
         settings = changed(traffic.of_client or traffic.file or TrafficSettings(), members)
@@ -143,10 +163,29 @@ class Traffic:
 
     def reset(self, name: str, by: str) -> None:
         traffic = self._of(name)
+        if self.rollouts.is_active(name):
+            raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
         if traffic.of_client is None:
             return
         traffic.of_client = None
         self._use(name, traffic, traffic.file, by)
+
+    def start_rollout(self, name: str, document: dict[str, Any], by: str) -> None:
+        if self._namespacing:
+            raise InvalidArgument("rollouts are not possible with --model-namespacing=true")
+        self._of(name)
+        self.rollouts.start(name, document, by)
+
+    def command_rollout(self, name: str, action: str, by: str) -> None:
+        self._of(name)
+        self.rollouts.command(name, action, by)
+
+    def rollout_figures(self) -> list[RolloutFigures]:
+        figures = self.rollouts.figures()
+        return [
+            RolloutFigures(name, state.candidate, state.stable, state.phase, state.share, figures[name])
+            for name, state in self.rollouts.states().items()
+        ]
 
     def routed(self) -> list[RoutedCount]:
         return [count for traffic in self._models.values() for count in _counts(traffic)]
@@ -162,6 +201,48 @@ class Traffic:
             if traffic.route is not None
         }
 
+    # ---- kernel.traffic.rollouts.control.RuleSetter ----------------------------------------------------
+
+    def rule_of(self, name: str) -> TrafficSettings:
+        """Return the rule that a model has. Raises `ModelNotFound`."""
+        traffic = self._of(name)
+        return traffic.of_client or traffic.file or TrafficSettings()
+
+    def use_for_rollout(self, name: str, settings: TrafficSettings, by: str) -> None:
+        """Use the rule of a rollout, and keep the state of the rollout with it."""
+        traffic = self._models.setdefault(name, _ModelTraffic())
+        traffic.of_client = settings
+        state = self.rollouts.states()[name]
+        self._use(name, traffic, settings, by, state.reason)
+
+    # ---- a restart -----------------------------------------------------------------------------------
+
+    def document(self) -> dict[str, Any]:
+        """Return what a restart must not forget."""
+        return {
+            name: {
+                "rule": None if traffic.of_client is None else traffic.of_client.as_dict(),
+                "rollout": self.rollouts.document(name),
+                "history": [msgspec.to_builtins(change) for change in traffic.changes],
+            }
+            for name, traffic in self._models.items()
+            if traffic.changes
+        }
+
+    def restore(self, document: dict[str, Any]) -> None:
+        """Use what another server has kept, before any model is loaded. Raises `InvalidArgument`."""
+        try:
+            for name, kept in document.items():
+                traffic = self._models.setdefault(name, _ModelTraffic())
+                traffic.changes.extend(msgspec.convert(kept["history"], list[RuleChange]))
+                if kept["rule"] is not None:
+                    traffic.of_client = read_settings(kept["rule"])
+                    self._use(name, traffic, traffic.of_client, "the start of the server")
+                if kept["rollout"] is not None:
+                    self.rollouts.restore(name, kept["rollout"])
+        except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgument(f"it is not what the server has written: {error}") from None
+
     # ---- the rest ------------------------------------------------------------------------------------
 
     def _of(self, name: str) -> _ModelTraffic:
@@ -173,11 +254,22 @@ class Traffic:
             return _ModelTraffic()
         return traffic
 
-    def _use(self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None, by: str) -> None:
+    def kept_versions(self, name: str) -> set[int]:
+        """Return the versions that the rule of a model names: the version policy does not unload them."""
+        traffic = self._models.get(name)
+        if traffic is None or traffic.route is None:
+            return set()
+        settings = traffic.route.settings
+        targets = [settings.target(text) for text in [*settings.labels, *settings.weights]]
+        return {int(version) for model, version in targets if version and model in ("", name)}
+
+    def _use(
+        self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None, by: str, reason: str = ""
+    ) -> None:
         """Let `settings` decide from now on; None: the newest version gets all requests."""
         rule = None if settings is None else settings.as_dict()
         former = None if traffic.route is None else traffic.route.settings.as_dict()
-        traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule))
+        traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
         if settings is None:
             traffic.route = None
             self._catalog.set_labels(name, {})
@@ -186,6 +278,8 @@ class Traffic:
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
         self._kernel.set_rule(name, traffic.route)
+        if self.keeper is not None:
+            self.keeper.save(self.document())
         logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)
         for state in () if traffic.route is None else traffic.route.states():
             if state.trouble:

@@ -79,8 +79,7 @@ class TrafficRoute:
         self._draw = draw
         self._routed = routed
         self._seed = seed_of(name, settings.salt)
-        self._key_kind, _, name_of_key = settings.key.partition(":")
-        self._key_name = name_of_key.lower() if self._key_kind == "header" else name_of_key
+        self._key_of = _key_reader(settings.key)
         self._generation = -1
         #: Bound of the buckets → target, ascending; the last one has the highest buckets.
         self._shares: list[tuple[int, ResolvedTarget]] = []
@@ -107,7 +106,7 @@ class TrafficRoute:
             if matches(request):
                 target.routed.rule += 1
                 return target.model
-        if self._key_kind and (key := self._key_of(request)):
+        if self._key_of is not None and (key := self._key_of(request)):
             bucket = request.bucket = bucket_of(key, self._seed)
             for bound, target in self._shares:
                 if bucket < bound:
@@ -150,20 +149,8 @@ class TrafficRoute:
 
     def _bucket_for(self, request: Request) -> int:
         """Return the bucket of a client's request to another model."""
-        key = self._key_of(request)
+        key = self._key_of(request) if self._key_of is not None else ""
         return bucket_of(key, self._seed) if key else int(self._draw() * BUCKETS)
-
-    def _key_of(self, request: Request) -> str:
-        """Return the key of a request; "" if it has none."""
-        kind = self._key_kind
-        if kind == "header":
-            return request.sink.header(self._key_name)
-        if kind == "sequence":
-            return str(request.correlation_id or "")
-        if kind == "request-id":
-            return request.id
-        found = request.parameters.get(self._key_name) if kind else None
-        return "" if found is None else _text(found)
 
     def _owner_of(self, request: Request) -> ResolvedTarget | None:
         """Return the READY version that has the sequence of the request; None if none has, or the request may not."""
@@ -270,6 +257,19 @@ def signature_difference(own: ModelSpec, other: ModelSpec) -> str | None:
         if mine != its:
             return what
     return None
+
+
+def _key_reader(key: str) -> Callable[[Request], str] | None:
+    """Return a function that returns the key of a request, "" if it has none; None if requests have no keys."""
+    kind, _, name = key.partition(":")
+    if kind == "header":
+        header = name.lower()
+        return lambda request: request.sink.header(header)
+    if kind == "parameter":
+        return lambda request: "" if (found := request.parameters.get(name)) is None else _text(found)
+    if kind == "sequence":
+        return lambda request: str(request.correlation_id or "")
+    return (lambda request: request.id) if kind else None
 
 
 def _matcher(rule: MatchRule) -> _Matcher:

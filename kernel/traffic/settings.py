@@ -126,6 +126,11 @@ def changed(settings: TrafficSettings, members: Mapping[str, Any]) -> TrafficSet
     return read_settings({**settings.as_dict(), **members})
 
 
+def is_key(text: str) -> bool:
+    """Whether a text can say where keys come from; an empty one does."""
+    return _KEY.fullmatch(text) is not None
+
+
 def _check(settings: TrafficSettings) -> None:
     for label in settings.labels:
         if LABEL.fullmatch(label) is None:
@@ -147,7 +152,7 @@ def _check(settings: TrafficSettings) -> None:
             raise InvalidArgument(f"rule {number} needs one of 'header', 'parameter' and 'sequence = true'")
         if rule.sequence and rule.values:
             raise InvalidArgument(f"rule {number} cannot have 'is': a sequence has no value that could be compared")
-    if _KEY.fullmatch(settings.key) is None:
+    if not is_key(settings.key):
         raise InvalidArgument(
             f"'{settings.key}' is no key: expected header:NAME, parameter:NAME, request-id or sequence"
         )

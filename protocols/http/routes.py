@@ -56,14 +56,17 @@ _LITERAL = {
 
 _ENDPOINTS = r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting|poison/clear"
 _MODEL = re.compile(
-    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?" + _ENDPOINTS + r"|traffic|traffic/reset))?"
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?" + _ENDPOINTS + r"|traffic|traffic/reset"
+    r"|rollout|rollout/(?:pause|resume|promote|abort)))?"
 )
 #: A label in place of the number of a version: Triton has no such path, so it exists only for labels that a model has.
 _LABELLED = re.compile(
     r"/v2/models/(?P<model>[^/]+)/versions/(?P<version>[A-Za-z_][A-Za-z0-9_.-]{0,63})" + _ENDPOINTS + "))?"
 )
 #: What belongs to a model and not to a version.
-_WITHOUT_VERSION = frozenset({"trace/setting", "traffic", "traffic/reset"})
+_WITHOUT_VERSION = frozenset(
+    {"trace/setting", "traffic", "traffic/reset", "rollout", *(f"rollout/{action}" for action in traffic.ACTIONS)}
+)
 _MODEL_ENDPOINTS = {
     "": Endpoint(Category.METADATA, {"GET": models.metadata}),
     "infer": Endpoint(Category.INFERENCE, {"POST": infer.infer}, plain_errors=True),
@@ -77,6 +80,15 @@ _MODEL_ENDPOINTS = {
         Category.MODEL_REPOSITORY, {"GET": traffic.report, "POST": traffic.change}, administers=True
     ),
     "traffic/reset": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.reset}, administers=True),
+    "rollout": Endpoint(
+        Category.MODEL_REPOSITORY, {"GET": traffic.rollout_status, "POST": traffic.start_rollout}, administers=True
+    ),
+    **{
+        f"rollout/{action}": Endpoint(
+            Category.MODEL_REPOSITORY, {"POST": traffic.command_rollout}, administers=True
+        )
+        for action in traffic.ACTIONS
+    },
     "poison/clear": Endpoint(Category.MODEL_REPOSITORY, {"POST": models.clear_poison}, administers=True),
 }
 

@@ -90,6 +90,7 @@ ROOMS = {
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
     | {"kernel/tracing"},
+    "kernel/traffic": _KERNEL_BASE | {"kernel/config", "kernel/serving"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",
@@ -128,6 +129,7 @@ ROOMS = {
         "kernel/serving",
         "kernel/settings",
         "kernel/start",
+        "kernel/traffic",
     },
     "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,

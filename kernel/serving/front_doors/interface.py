@@ -85,6 +85,19 @@ class TargetShare(msgspec.Struct, frozen=True):
     share: float
 
 
+class RolloutFigures(msgspec.Struct, frozen=True):
+    """Where the rollout of a model is."""
+
+    model: str
+    candidate: int
+    stable: int
+    phase: str
+    #: Percent of the requests that the candidate gets.
+    share: int
+    #: Guard → `candidate`, `candidate_bad`, `stable`, `stable_bad` → how many.
+    guards: dict[str, dict[str, int]]
+
+
 class TrafficControl(Protocol):
     """The traffic rules of models. Implemented by `kernel.traffic.control.Traffic`."""
 
@@ -96,6 +109,15 @@ class TrafficControl(Protocol):
 
     def reset(self, name: str, by: str) -> None:
         """Give a model the rule of its file again, or none. Raises `ServingError` for an unknown model."""
+
+    def start_rollout(self, name: str, document: dict[str, Any], by: str) -> None:
+        """Begin a guarded rollout. Raises `ServingError`."""
+
+    def command_rollout(self, name: str, action: str, by: str) -> None:
+        """Pause, resume, promote or abort a rollout. Raises `ServingError`."""
+
+    def rollout_figures(self) -> list[RolloutFigures]:
+        """Return where the last rollout of each model is."""
 
     def routed(self) -> list[RoutedCount]:
         """Return the counts of all rules."""

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from protocols.http.call import HttpCall
 
 
+#: What people can do to a rollout.
+ACTIONS = ("pause", "resume", "promote", "abort")
+
+
 async def report(call: HttpCall) -> web.Response:
     """Return the rule of a model, where it comes from, and what its labels and weights mean now."""
     return json_response(_control(call).report(call.names["model"]))
@@ -36,6 +40,27 @@ async def reset(call: HttpCall) -> web.Response:
     await read_control_text(call)
     _control(call).reset(call.names["model"], _by(call))
     return await report(call)
+
+
+async def rollout_status(call: HttpCall) -> web.Response:
+    """Return where the last rollout of a model is; null if it had none."""
+    return json_response(_control(call).report(call.names["model"])["rollout"])
+
+
+async def start_rollout(call: HttpCall) -> web.Response:
+    """Begin a rollout, and return where it is."""
+    document = parse(await read_control_text(call))
+    if not isinstance(document, dict):
+        raise InvalidArgument("a rollout must be a JSON object with the version 'to'")
+    _control(call).start_rollout(call.names["model"], document, _by(call))
+    return await rollout_status(call)
+
+
+async def command_rollout(call: HttpCall) -> web.Response:
+    """Pause, resume, promote or abort a rollout, and return where it is."""
+    await read_control_text(call)
+    _control(call).command_rollout(call.names["model"], call.names["endpoint"].rpartition("/")[2], _by(call))
+    return await rollout_status(call)
 
 
 def _control(call: HttpCall) -> TrafficControl:

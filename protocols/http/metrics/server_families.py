@@ -81,6 +81,14 @@ class ServerMetrics:
             "Share of the requests without a version that a model version gets by the traffic rule of a model [0.0 - 1.0]",
         )
 
+        self._rollout_phase = self._gauge(
+            "naiad_traffic_rollout_phase", "1 for the phase in which the last rollout of a model is"
+        )
+        self._rollout_events = self._gauge(
+            "naiad_traffic_rollout_events",
+            "Number of events that a guard of the last rollout of a model has counted for a model version, by kind",
+        )
+
     def render(self, now_ns: int) -> str:
         """Return the lines in Prometheus' text format, each with its end."""
         if self._load is not None:
@@ -116,6 +124,15 @@ class ServerMetrics:
         # Versions that have ended, or have no share any more, have no series.
         self._routed.values.clear()
         self._shares.values.clear()
+        self._rollout_phase.values.clear()
+        self._rollout_events.values.clear()
+        for rollout in traffic.rollout_figures():
+            self._rollout_phase.set({"model": rollout.model, "phase": rollout.phase}, 1)
+            for guard, counts in rollout.guards.items():
+                for side, version in (("candidate", rollout.candidate), ("stable", rollout.stable)):
+                    labels = {"model": rollout.model, "version": str(version), "guard": guard}
+                    self._rollout_events.set({**labels, "kind": "all"}, counts[side])
+                    self._rollout_events.set({**labels, "kind": "bad"}, counts[f"{side}_bad"])
         for routed in traffic.routed():
             labels = {"model": routed.model, "version": str(routed.version), "by": routed.reason}
             self._routed.set(labels, routed.count)

@@ -72,7 +72,7 @@ def test_the_history_says_who_changed_what_and_is_bounded(lab: TrafficLab, caplo
     caplog.set_level(logging.INFO)
     lab.rule(weights={"3": 1})
     assert lab.traffic.report("m")["history"] == [
-        {"time": "2026-11-28T00:00:00+00:00", "by": "a test", "rule": {"weights": {"3": 1}}}
+        {"time": "2026-11-28T00:00:00+00:00", "by": "a test", "rule": {"weights": {"3": 1}}, "reason": ""}
     ]
     assert "traffic rule {'weights': {'3': 1}} in place of None, set by a test" in caplog.text
     for weight in range(MOST_CHANGES + 5):
@@ -97,7 +97,7 @@ def test_a_wrong_change_changes_nothing(lab: TrafficLab) -> None:
 
 
 def test_rules_are_refused_where_repositories_are_namespaces(lab: TrafficLab) -> None:
-    traffic = Traffic(lab.kernel, namespacing=True)
+    traffic = Traffic(lab.kernel, lab.front.clock, namespacing=True)
     with pytest.raises(InvalidArgument, match="--model-namespacing"):
         traffic.change("m", {"weights": {"3": 1}}, "")
     traffic.set_file("m", b"weights = { '3' = 1 }")
