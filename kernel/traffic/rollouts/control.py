@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 #: How often the candidates are looked at.
 LOOK_NS = 200_000_000
 
-#: How many requests of a version that hangs fail at each look.
+#: How many requests of a version that cannot execute them fail at each look.
 _FAILED_AT_ONCE = 64
 
 #: A candidate whose workers have died so often is stopped.
@@ -76,7 +76,7 @@ class _Rollout:
         self.deaths = self.timeouts = 0
         #: How often the candidate had ended an execution, and since when that has not changed while it had requests.
         self.progress, self.progress_ns = -1, 0
-        #: Requests of a candidate that hangs, which fail at the next looks.
+        #: Requests of a candidate that cannot execute them, which fail at the next looks.
         self.to_fail: list[Request] = []
 
 
@@ -192,8 +192,7 @@ class Rollouts:
         """See how a candidate does, and do what follows."""
         rollout = self._rollouts[name]
         for request in rollout.to_fail[:_FAILED_AT_ONCE]:
-            if not request.finished:
-                request.fail(Unavailable("the version hangs, and its rollout was stopped"))
+            _give_up(request)
         del rollout.to_fail[:_FAILED_AT_ONCE]
         if not rollout.state.active:
             return
@@ -215,7 +214,7 @@ class Rollouts:
             return
         rollout.state = after
         self._enter(name, "the server")
-        if hangs and candidate is not None and not after.active:
+        if trouble and candidate is not None and not after.active:  # it may never execute them
             rollout.to_fail = list(candidate.live.instance_of)
             self._set_alarm()
 
@@ -307,6 +306,15 @@ class Rollouts:
                 f"model '{name}' has no version below {candidate} that is READY: name the stable version"
             )
         return below[-1]
+
+
+def _give_up(request: Request) -> None:
+    """Fail a request that its version may never execute: one that is queued by way of its scheduler."""
+    error = Unavailable("the version that was to execute the request cannot, and its rollout was stopped: send it again")
+    if request.dispatched and not request.finished:
+        request.fail(error)
+    else:
+        request.expire(error)
 
 
 def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:

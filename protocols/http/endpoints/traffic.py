@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kernel.errors import InvalidArgument, Unsupported
+from kernel.errors import InternalError, InvalidArgument, Unsupported
 from kernel.observe.access import peer_text
 from protocols.http.bodies.reading import read_control_text
 from protocols.http.call import peer_of
@@ -28,9 +28,7 @@ async def report(call: HttpCall) -> web.Response:
 
 async def change(call: HttpCall) -> web.Response:
     """Replace members of the rule, and return what `report` returns."""
-    members = parse(await read_control_text(call))
-    if not isinstance(members, dict):
-        raise InvalidArgument("the traffic rule must be a JSON object with 'labels', 'weights', 'rules', 'key', 'salt'")
+    members = await _object(call, "the traffic rule must be a JSON object with labels, weights, rules, key, salt")
     _control(call).change(call.names["model"], members, _by(call))
     return await report(call)
 
@@ -49,9 +47,7 @@ async def rollout_status(call: HttpCall) -> web.Response:
 
 async def start_rollout(call: HttpCall) -> web.Response:
     """Begin a rollout, and return where it is."""
-    document = parse(await read_control_text(call))
-    if not isinstance(document, dict):
-        raise InvalidArgument("a rollout must be a JSON object with the version 'to'")
+    document = await _object(call, "a rollout must be a JSON object with the version 'to'")
     _control(call).start_rollout(call.names["model"], document, _by(call))
     return await rollout_status(call)
 
@@ -61,6 +57,17 @@ async def command_rollout(call: HttpCall) -> web.Response:
     await read_control_text(call)
     _control(call).command_rollout(call.names["model"], call.names["endpoint"].rpartition("/")[2], _by(call))
     return await rollout_status(call)
+
+
+async def _object(call: HttpCall, expected: str) -> dict[str, Any]:
+    """Return the object that is the body of a request. Raises `InvalidArgument`."""
+    try:
+        document = parse(await read_control_text(call))
+    except InternalError as error:  # Triton's code for JSON that is wrong
+        raise InvalidArgument(error.message) from None
+    if not isinstance(document, dict):
+        raise InvalidArgument(expected)
+    return document
 
 
 def _control(call: HttpCall) -> TrafficControl:
