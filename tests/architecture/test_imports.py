@@ -90,7 +90,8 @@ ROOMS = {
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
     | {"kernel/tracing"},
-    "kernel/traffic": _KERNEL_BASE | {"kernel/config", "kernel/serving"},
+    "kernel/traffic": _KERNEL_BASE
+    | {"kernel/config", "kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",
