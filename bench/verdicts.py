@@ -137,7 +137,9 @@ def line(row: Row, outcomes: list[Outcome]) -> str:
     most = math.ceil(0.98 * len(outcomes)) - 1  # the place of the run after which 98 % of all were stopped
     all_after = f"{times[most]:,}" if len(times) > most else "-"
     passed, passed_after = part("pass")
-    return f"| {row.title} | {stopped} | {after} | {all_after} | {passed} | {passed_after} | {part('inconclusive')[0]} |"
+    return (
+        f"| {row.title} | {stopped} | {after} | {all_after} | {passed} | {passed_after} | {part('inconclusive')[0]} |"
+    )
 
 
 def print_table(runs: int, only: str = "") -> None:

@@ -85,7 +85,9 @@ class Traffic:
         draw: Callable[[], float] = random.random,
         utc: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key; `utc` the time for the history."""
+        """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key, `utc`
+        the time for the history.
+        """
         self._kernel = kernel
         self._catalog = kernel.catalog
         self._namespacing = namespacing

@@ -76,17 +76,13 @@ _MODEL_ENDPOINTS = {
     "config": Endpoint(Category.MODEL_CONFIG, {"GET": models.config}),
     "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
     "trace/setting": _TRACE_SETTING,
-    "traffic": Endpoint(
-        Category.MODEL_REPOSITORY, {"GET": traffic.report, "POST": traffic.change}, administers=True
-    ),
+    "traffic": Endpoint(Category.MODEL_REPOSITORY, {"GET": traffic.report, "POST": traffic.change}, administers=True),
     "traffic/reset": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.reset}, administers=True),
     "rollout": Endpoint(
         Category.MODEL_REPOSITORY, {"GET": traffic.rollout_status, "POST": traffic.start_rollout}, administers=True
     ),
     **{
-        f"rollout/{action}": Endpoint(
-            Category.MODEL_REPOSITORY, {"POST": traffic.command_rollout}, administers=True
-        )
+        f"rollout/{action}": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.command_rollout}, administers=True)
         for action in traffic.ACTIONS
     },
     "poison/clear": Endpoint(Category.MODEL_REPOSITORY, {"POST": models.clear_poison}, administers=True),

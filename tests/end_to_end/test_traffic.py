@@ -11,7 +11,6 @@ import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 from bench.server import ServerProcess
 from kernel.traffic.buckets import bucket_of, seed_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONFIG = """
 backend: "python"

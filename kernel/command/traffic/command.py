@@ -40,9 +40,8 @@ def show_traffic(
         if "labels" in members and file is None:
             members["labels"] = {**call(address)["rule"].get("labels", {}), **members["labels"]}
         if reset:
-            found = call(f"{address}/reset", {})
-        else:
-            found = call(address, members) if members else call(address)
+            address, members = f"{address}/reset", {}
+        found = call(address, members) if members or reset else call(address)
     except ClientError as error:
         typer.echo(f"error: {error}", err=True)
         return 1

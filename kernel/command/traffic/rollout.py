@@ -38,7 +38,9 @@ def start(
         int | None, typer.Option("--stable", min=0, metavar="VERSION", help="Default: that with the largest share.")
     ] = None,
     steps: Annotated[str, typer.Option("--steps", metavar="PERCENT,...")] = "1,5,25,50,100",
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m, 2h.")] = "10m",
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m, 2h.")
+    ] = "10m",
     least_requests: Annotated[
         int, typer.Option("--least-requests", min=0, help="The least requests of the new version in a step.")
     ] = 300,
@@ -51,10 +53,13 @@ def start(
     guard: Annotated[str, typer.Option("--guard", metavar="NAME,...", help="errors, latency")] = "errors,latency",
     slow_ms: Annotated[
         float | None,
-        typer.Option("--slow-ms", help="Executions that count as slow; default: the slowest 1 % of the stable version."),
+        typer.Option(
+            "--slow-ms", help="Executions that count as slow; default: the slowest 1 % of the stable version."
+        ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence; default: the rule's.")
+        str | None,
+        typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence; default: the rule's."),
     ] = None,
     url: Url = _URL,
     as_json: AsJson = False,
@@ -69,9 +74,8 @@ def start(
         "hang_s": seconds(hang),
         "guards": guard.split(","),
     }
-    for name, value in (("stable", stable), ("slow_ms", slow_ms), ("key", key)):
-        if value is not None:
-            document[name] = value
+    given = {"stable": stable, "slow_ms": slow_ms, "key": key}
+    document |= {name: value for name, value in given.items() if value is not None}
     raise typer.Exit(_ask(url, model, "rollout", document, as_json=as_json))
 
 
@@ -144,9 +148,7 @@ def _json(found: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
 
 
-def _ask(
-    url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False
-) -> int:
+def _ask(url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False) -> int:
     """Ask a server and print where the rollout is. Returns the exit code."""
     try:
         found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}", body)

@@ -310,7 +310,9 @@ class Rollouts:
 
 def _give_up(request: Request) -> None:
     """Fail a request that its version may never execute: one that is queued by way of its scheduler."""
-    error = Unavailable("the version that was to execute the request cannot, and its rollout was stopped: send it again")
+    error = Unavailable(
+        "the version that was to execute the request cannot, and its rollout was stopped: send it again"
+    )
     if request.dispatched and not request.finished:
         request.fail(error)
     else:

@@ -1,8 +1,8 @@
 """The states of a rollout, and what leads from one to the next. Pure: events carry times and verdicts.
 
-    loading -> step 0 -> step 1 ... -> done
-    a step can be paused, and everything before `done` can be aborted; `done` can be aborted too, which brings the
-    former version back
+loading -> step 0 -> step 1 ... -> done
+a step can be paused, and everything before `done` can be aborted; `done` can be aborted too, which brings the
+former version back
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ def _loading(state: RolloutState, look: Look) -> RolloutState:
     if look.ready:
         return _at(state, "step", look.now_ns, "the candidate is READY", step=state.step)
     if look.now_ns - state.since_ns >= state.settings.load_timeout_s * 1e9:
-        return _aborted(
-            state, look.now_ns, f"the candidate is not READY after {state.settings.load_timeout_s:g} s"
-        )
+        return _aborted(state, look.now_ns, f"the candidate is not READY after {state.settings.load_timeout_s:g} s")
     return state
 
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 STEPS = (1, 5, 25, 50, 100)
 
 _Version = Annotated[int, msgspec.Meta(ge=0)]
-_Steps = Annotated[
-    tuple[Annotated[int, msgspec.Meta(ge=1, le=100)], ...], msgspec.Meta(min_length=1, max_length=50)
-]
+_Steps = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=100)], ...], msgspec.Meta(min_length=1, max_length=50)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=30 * 24 * 3600)]
 
 

@@ -14,7 +14,7 @@ from kernel.traffic.verdicts import GUARDS, Counts, Guard, Verdict, judge, toget
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
-    from kernel.observe.statistics import ExecutionTimes
+    from kernel.observe.reporting.execution_times import ExecutionTimes
     from kernel.serving.batch import Batch
     from kernel.serving.request import Request
     from kernel.traffic.rollouts.settings import RolloutSettings

@@ -78,7 +78,7 @@ class ServerMetrics:
         )
         self._shares = self._gauge(
             "naiad_traffic_share",
-            "Share of the requests without a version that a model version gets by the traffic rule of a model [0.0 - 1.0]",
+            "Share of the requests without a version that a model version gets by a traffic rule [0.0 - 1.0]",
         )
 
         self._rollout_phase = self._gauge(

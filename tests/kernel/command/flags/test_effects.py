@@ -437,7 +437,8 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.listen()
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
         FILES.update(
-            (name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached", "record", "state")
+            (name, tmp_path / name)
+            for name in ("models", "other", "same", "broken", "key", "cached", "record", "state")
         )
         FILES["key"].write_text("secret\n")
         yield

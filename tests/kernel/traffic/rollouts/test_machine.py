@@ -21,9 +21,7 @@ from kernel.traffic.rollouts.machine import (
 from kernel.traffic.rollouts.settings import RolloutSettings, read_rollout
 from kernel.traffic.verdicts import Verdict
 
-SETTINGS = RolloutSettings(
-    4, steps=(1, 50, 100), every_s=10, least_requests=30, step_timeout_s=100, load_timeout_s=60
-)
+SETTINGS = RolloutSettings(4, steps=(1, 50, 100), every_s=10, least_requests=30, step_timeout_s=100, load_timeout_s=60)
 S = 1_000_000_000
 PASS, STOP, UNSURE = Verdict("pass", "all well"), Verdict("stop", "9 of 9"), Verdict("inconclusive", "too few")
 
