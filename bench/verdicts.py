@@ -24,7 +24,7 @@ LOOK = 100
 RUNS = 2000
 
 
-class Row(msgspec.Struct, frozen=True):
+class SimulatedRow(msgspec.Struct, frozen=True):
     """Rates of bad events of the stable version and of the candidate, by guard; of outputs the rate of pairs."""
 
     title: str
@@ -40,24 +40,24 @@ class Row(msgspec.Struct, frozen=True):
 _SLOWER_1_2, _SLOWER_1_5 = 0.025, 0.065
 
 ROWS = (
-    Row("as good, 0.5 % errors"),
-    Row("as good, 5 % errors", errors=(0.05, 0.05)),
-    Row("as good, 0.1 % errors", errors=(0.001, 0.001)),
-    Row("as good, 0.5 % errors, share 50 %", share=0.5),
-    Row("errors 0.5 % to 1 %", errors=(0.005, 0.01)),
-    Row("errors 0.5 % to 2 %", errors=(0.005, 0.02)),
-    Row("errors 0.5 % to 2 %, share 1 %", errors=(0.005, 0.02), share=0.01, requests=2 * REQUESTS),
-    Row("errors 0.5 % to 2 %, share 50 %", errors=(0.005, 0.02), share=0.5),
-    Row("errors 0.5 % to 10 %", errors=(0.005, 0.1)),
-    Row("errors 0.5 % to 50 %", errors=(0.005, 0.5)),
-    Row("1.2 times slower", slow=(0.01, _SLOWER_1_2)),
-    Row("1.5 times slower", slow=(0.01, _SLOWER_1_5)),
-    Row("1 of 1,000 pairs differs, the bound", outputs=0.001),
-    Row("1 of 200 pairs differs", outputs=0.005),
+    SimulatedRow("as good, 0.5 % errors"),
+    SimulatedRow("as good, 5 % errors", errors=(0.05, 0.05)),
+    SimulatedRow("as good, 0.1 % errors", errors=(0.001, 0.001)),
+    SimulatedRow("as good, 0.5 % errors, share 50 %", share=0.5),
+    SimulatedRow("errors 0.5 % to 1 %", errors=(0.005, 0.01)),
+    SimulatedRow("errors 0.5 % to 2 %", errors=(0.005, 0.02)),
+    SimulatedRow("errors 0.5 % to 2 %, share 1 %", errors=(0.005, 0.02), share=0.01, requests=2 * REQUESTS),
+    SimulatedRow("errors 0.5 % to 2 %, share 50 %", errors=(0.005, 0.02), share=0.5),
+    SimulatedRow("errors 0.5 % to 10 %", errors=(0.005, 0.1)),
+    SimulatedRow("errors 0.5 % to 50 %", errors=(0.005, 0.5)),
+    SimulatedRow("1.2 times slower", slow=(0.01, _SLOWER_1_2)),
+    SimulatedRow("1.5 times slower", slow=(0.01, _SLOWER_1_5)),
+    SimulatedRow("1 of 1,000 pairs differs, the bound", outputs=0.001),
+    SimulatedRow("1 of 200 pairs differs", outputs=0.005),
 )
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SimulatedRollout(msgspec.Struct, frozen=True):
     """How one run ended: `stop`, `pass` or `inconclusive`, and after how many requests, or pairs."""
 
     decision: str
@@ -77,7 +77,7 @@ def _events(rate: float, count: int, random_: random.Random) -> Iterator[int]:
         place += _next(rate, random_)
 
 
-def simulate(row: Row, seed: int) -> Outcome:
+def simulate(row: SimulatedRow, seed: int) -> SimulatedRollout:
     """Return the outcome of one rollout."""
     random_ = random.Random(f"{row.title} {seed}")
     if row.outputs is not None:
@@ -96,7 +96,8 @@ def simulate(row: Row, seed: int) -> Outcome:
         while position < len(bad) and bad[position][0] <= looked:
             _, name, side = bad[position]
             events = counts[name].bad[0]
-            setattr(events, side, getattr(events, side) + 1)
+            events.candidate += side == "candidate"
+            events.stable += side == "stable"
             position += 1
             changed = True
         for each in counts.values():
@@ -105,26 +106,26 @@ def simulate(row: Row, seed: int) -> Outcome:
             continue
         verdict = together([judge(guard, counts[guard.name]) for guard, _ in pairs])
         if verdict.decision == "stop":
-            return Outcome("stop", looked)
+            return SimulatedRollout("stop", looked)
         if verdict.decision == "pass" and not passed:
             passed = looked
-    return Outcome("pass", passed) if passed else Outcome("inconclusive", row.requests)
+    return SimulatedRollout("pass", passed) if passed else SimulatedRollout("inconclusive", row.requests)
 
 
-def _simulate_pairs(row: Row, rate: float, random_: random.Random) -> Outcome:
+def _simulate_pairs(row: SimulatedRow, rate: float, random_: random.Random) -> SimulatedRollout:
     bad = list(_events(rate, row.requests, random_))
     passed = 0
     for looked in range(LOOK, row.requests + 1, LOOK):
         counts = Counts([BadEvents(0.5, candidate=sum(place <= looked for place in bad))], candidate=looked)
         decision = judge(OUTPUTS, counts).decision
         if decision == "stop":
-            return Outcome("stop", looked)
+            return SimulatedRollout("stop", looked)
         if decision == "pass" and not passed:
             passed = looked
-    return Outcome("pass", passed) if passed else Outcome("inconclusive", row.requests)
+    return SimulatedRollout("pass", passed) if passed else SimulatedRollout("inconclusive", row.requests)
 
 
-def line(row: Row, outcomes: list[Outcome]) -> str:
+def line(row: SimulatedRow, outcomes: list[SimulatedRollout]) -> str:
     """Return the line of the table for the outcomes of a row."""
 
     def part(decision: str) -> tuple[str, str]:

@@ -96,6 +96,9 @@ class ExecutionObserver(Protocol):
 class ModelStatistics:
     """The counters of one model version. They start at 0 with each load."""
 
+    #: Sees the executions of a version of a rollout; None for most versions.
+    observer: ExecutionObserver | None = None
+
     def __init__(self, *, decoupled: bool = False) -> None:
         #: `record_response` observes each response; otherwise `record_execution` observes all of them.
         self.decoupled = decoupled
@@ -149,8 +152,6 @@ class ModelStatistics:
         self.exemplars_look_ns = 0
         #: The metrics that the model defines.
         self.custom = CustomMetrics()
-        #: Sees the executions of a version of a rollout; None for most versions.
-        self.observer: ExecutionObserver | None = None
         #: A request that takes longer is noted in `recent`, and so is one that fails; None if the dashboard is
         #: disabled.
         self.slow_ns = NEVER_NS

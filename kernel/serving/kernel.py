@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from kernel.observe.recent.recent import Recent
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.front_doors.interface import TrafficControl
     from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.front_doors.route import RouteRule
+    from kernel.serving.front_doors.traffic_control import TrafficControl
     from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.model import Model
     from kernel.serving.prepared import PreparedRequest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.front_doors.interface import RolloutFigures, RoutedCount, TargetShare
+from kernel.serving.front_doors.traffic_control import RolloutFigures, RoutedCount, TargetShare
 from kernel.traffic.buckets import BUCKETS
 from kernel.traffic.rollouts.control import Rollouts
 from kernel.traffic.route import REASONS, TrafficRoute
@@ -133,7 +133,7 @@ class Traffic:
             return
         self._use(name, traffic, settings, "file")
 
-    # ---- kernel.serving.front_doors.interface.TrafficControl -----------------------------------------
+    # ---- kernel.serving.front_doors.traffic_control.TrafficControl -----------------------------------------
 
     def report(self, name: str) -> dict[str, Any]:
         traffic = self._of(name)

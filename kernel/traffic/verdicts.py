@@ -65,7 +65,7 @@ class Counts(msgspec.Struct):
         return sum(each.stable for each in self.bad)
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class GuardVerdict(msgspec.Struct, frozen=True):
     """What one guard, or all of them, say."""
 
     decision: Literal["stop", "pass", "inconclusive"]
@@ -73,17 +73,17 @@ class Verdict(msgspec.Struct, frozen=True):
     sentence: str
 
 
-def judge(guard: Guard, counts: Counts) -> Verdict:
+def judge(guard: Guard, counts: Counts) -> GuardVerdict:
     """Return what one guard says."""
     numbers = _numbers(guard, counts)
     worse, good = log_evidence(guard, counts)
     needed = math.log(1 / (FALSE_STOPS * guard.part))
     if worse >= needed:
-        return Verdict("stop", f"{numbers}: worse, evidence {_times(worse)} of {_times(needed)} needed")
+        return GuardVerdict("stop", f"{numbers}: worse, evidence {_times(worse)} of {_times(needed)} needed")
     wanted = math.log(1 / FALSE_PASSES)
     if good >= wanted:
-        return Verdict("pass", f"{numbers}: good enough, evidence {_times(good)} of {_times(wanted)} needed")
-    return Verdict(
+        return GuardVerdict("pass", f"{numbers}: good enough, evidence {_times(good)} of {_times(wanted)} needed")
+    return GuardVerdict(
         "inconclusive",
         f"{numbers}: neither is sure, evidence {_times(worse)} of {_times(needed)} for worse, "
         f"{_times(good)} of {_times(wanted)} for good enough",
@@ -103,16 +103,16 @@ def log_evidence(guard: Guard, counts: Counts) -> tuple[float, float]:
     return worse, good
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
+def together(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
     """Return what all guards say: one that stops decides, and all must pass. No guard is inconclusive."""
     decisions: tuple[Literal["stop", "inconclusive"], ...] = ("stop", "inconclusive")
     for decision in decisions:
         found = [verdict.sentence for verdict in verdicts if verdict.decision == decision]
         if found:
-            return Verdict(decision, "; ".join(found))
+            return GuardVerdict(decision, "; ".join(found))
     if not verdicts:
-        return Verdict("inconclusive", "no guard looks at the candidate")
-    return Verdict("pass", "; ".join(verdict.sentence for verdict in verdicts))
+        return GuardVerdict("inconclusive", "no guard looks at the candidate")
+    return GuardVerdict("pass", "; ".join(verdict.sentence for verdict in verdicts))
 
 
 def _numbers(guard: Guard, counts: Counts) -> str:

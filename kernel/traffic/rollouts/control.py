@@ -21,7 +21,7 @@ from kernel.traffic.rollouts.machine import (
     restarted,
 )
 from kernel.traffic.rollouts.settings import read_rollout
-from kernel.traffic.rollouts.trial import SideObserver, Trial
+from kernel.traffic.rollouts.trial import RolloutTrial, SideObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ class _Rollout:
 
     def __init__(self, state: RolloutState, *, sticky: bool) -> None:
         self.state = state
-        self.trial = Trial(state.settings, sticky=sticky)
+        self.trial = RolloutTrial(state.settings, sticky=sticky)
         self.load_error = ""
         #: The versions that are observed.
         self.models: tuple[Model | None, Model | None] = (None, None)

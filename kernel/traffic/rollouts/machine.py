@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.errors import InvalidArgument
 from kernel.traffic.rollouts.settings import RolloutSettings  # noqa: TC001 - msgspec reads it
-from kernel.traffic.verdicts import Verdict  # noqa: TC001 - as above
+from kernel.traffic.verdicts import GuardVerdict  # noqa: TC001 - as above
 
 Phase = Literal["loading", "step", "paused", "done", "aborted"]
 Action = Literal["pause", "resume", "promote", "abort"]
@@ -58,7 +58,7 @@ class Look(msgspec.Struct, frozen=True):
     #: Why the candidate must be stopped without statistics; empty if nothing is wrong.
     trouble: str = ""
     #: What the guards say; None before the first event.
-    verdict: Verdict | None = None
+    verdict: GuardVerdict | None = None
     #: Requests of the candidate in this step.
     requests: int = 0
 

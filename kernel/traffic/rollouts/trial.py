@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kernel.errors import ErrorCode, ExecutionTimeout, NoInstanceInTime, SequenceLost, WorkerLost
 from kernel.traffic.evidence import BadEvents
-from kernel.traffic.verdicts import GUARDS, Counts, Guard, Verdict, judge, together
+from kernel.traffic.verdicts import GUARDS, Counts, Guard, GuardVerdict, judge, together
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
@@ -28,7 +28,7 @@ BASELINE = 500
 _ALONE = Guard("errors", 0.35, at_most=0.01, event="errors")
 
 
-class Trial:
+class RolloutTrial:
     """Counts for the guards of one rollout. At most 10,000 buckets are remembered for each guard."""
 
     def __init__(self, settings: RolloutSettings, *, sticky: bool) -> None:
@@ -82,10 +82,11 @@ class Trial:
         if counts is None or not counts.bad or not self._share:
             return
         if self._is_new(name, side, bucket, bad=False):
-            setattr(counts, side, getattr(counts, side) + 1)
+            counts.candidate += side == "candidate"
+            counts.stable += side == "stable"
         if bad and self._is_new(name, side, bucket, bad=True):
-            events = counts.bad[-1]
-            setattr(events, side, getattr(events, side) + 1)
+            counts.bad[-1].candidate += side == "candidate"
+            counts.bad[-1].stable += side == "stable"
 
     def _is_new(self, name: str, side: Side, bucket: int, *, bad: bool) -> bool:
         if not self._sticky:
@@ -96,11 +97,11 @@ class Trial:
         seen.add(bucket)
         return True
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> GuardVerdict | None:
         """Return what the guards say; None before the first event."""
         if self._share == 100 and self._alone.candidate:
             found = judge(_ALONE, self._alone)
-            return found if found.decision == "stop" else Verdict("pass", found.sentence)
+            return found if found.decision == "stop" else GuardVerdict("pass", found.sentence)
         if not any(counts.candidate for counts in self._counts.values()):
             return None
         return together([judge(guard, self._counts[guard.name]) for guard in self._guards])
@@ -121,7 +122,7 @@ class Trial:
 class SideObserver:
     """Gives the executions of one version to a trial. A `kernel.observe.statistics.ExecutionObserver`."""
 
-    def __init__(self, trial: Trial, side: Side) -> None:
+    def __init__(self, trial: RolloutTrial, side: Side) -> None:
         self._trial = trial
         self._side: Side = side
 

@@ -12,7 +12,7 @@ from protocols.http.json.document import parse
 from protocols.http.responses import json_response
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.interface import TrafficControl
+    from kernel.serving.front_doors.traffic_control import TrafficControl
     from protocols.http import web
     from protocols.http.call import HttpCall
 

@@ -14,7 +14,8 @@ from protocols.http.metrics.host_load import HostLoad
 
 if TYPE_CHECKING:
     from kernel.options import MetricsOptions
-    from kernel.serving.front_doors.interface import KernelInterface, TrafficControl
+    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.traffic_control import TrafficControl
 
 
 class ServerMetrics:
@@ -70,7 +71,10 @@ class ServerMetrics:
             "waited",
             registry=self.registry,
         )
+        self._add_traffic()
 
+    def _add_traffic(self) -> None:
+        """Add the families of traffic rules and rollouts."""
         self._routed = Counter(
             "naiad_traffic_requests_total",
             "Number of requests that a traffic rule has sent to a model version, by reason",

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from bench.verdicts import Row, line, simulate
+from bench.verdicts import SimulatedRow, line, simulate
 from kernel.traffic.evidence import BadEvents, evidence_above, evidence_below, evidence_good, evidence_worse
-from kernel.traffic.verdicts import ERRORS, LATENCY, OUTPUTS, Counts, Verdict, judge, together
+from kernel.traffic.verdicts import ERRORS, LATENCY, OUTPUTS, Counts, GuardVerdict, judge, together
 
 
 def test_nothing_is_known_without_events() -> None:
@@ -58,24 +58,24 @@ def test_different_outputs_have_a_bound() -> None:
 
 
 def test_one_guard_stops_and_all_must_pass() -> None:
-    stop, good, unsure = Verdict("stop", "a"), Verdict("pass", "b"), Verdict("inconclusive", "c")
+    stop, good, unsure = GuardVerdict("stop", "a"), GuardVerdict("pass", "b"), GuardVerdict("inconclusive", "c")
     assert together([good, stop, unsure]) == stop
     assert together([good, unsure]) == unsure
-    assert together([good, good]) == Verdict("pass", "b; b")
+    assert together([good, good]) == GuardVerdict("pass", "b; b")
     assert together([]).decision == "inconclusive"
 
 
 @pytest.mark.parametrize(
     ("row", "decision", "least"),
     [
-        (Row("as good"), "stop", 0),
-        (Row("errors", errors=(0.005, 0.1)), "stop", 20),
-        (Row("slower", slow=(0.01, 0.065)), "stop", 20),
-        (Row("outputs", outputs=0.005), "stop", 19),
-        (Row("half", errors=(0.005, 0.02), share=0.5), "stop", 20),
+        (SimulatedRow("as good"), "stop", 0),
+        (SimulatedRow("errors", errors=(0.005, 0.1)), "stop", 20),
+        (SimulatedRow("slower", slow=(0.01, 0.065)), "stop", 20),
+        (SimulatedRow("outputs", outputs=0.005), "stop", 19),
+        (SimulatedRow("half", errors=(0.005, 0.02), share=0.5), "stop", 20),
     ],
 )
-def test_simulated_rollouts(row: Row, decision: str, least: int) -> None:
+def test_simulated_rollouts(row: SimulatedRow, decision: str, least: int) -> None:
     """Twenty rollouts with given seeds; `python -m bench verdicts` makes the table with 2,000."""
     outcomes = [simulate(row, seed) for seed in range(20)]
     stopped = sum(outcome.decision == decision for outcome in outcomes)

@@ -19,11 +19,15 @@ from kernel.traffic.rollouts.machine import (
     restarted,
 )
 from kernel.traffic.rollouts.settings import RolloutSettings, read_rollout
-from kernel.traffic.verdicts import Verdict
+from kernel.traffic.verdicts import GuardVerdict
 
 SETTINGS = RolloutSettings(4, steps=(1, 50, 100), every_s=10, least_requests=30, step_timeout_s=100, load_timeout_s=60)
 S = 1_000_000_000
-PASS, STOP, UNSURE = Verdict("pass", "all well"), Verdict("stop", "9 of 9"), Verdict("inconclusive", "too few")
+PASS, STOP, UNSURE = (
+    GuardVerdict("pass", "all well"),
+    GuardVerdict("stop", "9 of 9"),
+    GuardVerdict("inconclusive", "too few"),
+)
 
 
 def at_step(step: int = 0, phase: str = "step") -> RolloutState:
