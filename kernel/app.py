@@ -214,7 +214,7 @@ class Server:
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
         traffic = self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
-            self._kernel, clock, self._lifecycle, namespacing=repository.namespacing
+            self._kernel, clock, self._lifecycle, namespacing=options.repository.namespacing
         )
         if options.state_directory is not None:
             self._restore_traffic(traffic, options.state_directory)
