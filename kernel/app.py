@@ -54,12 +54,15 @@ from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
 from kernel.tracing.tracing import Tracing
+from kernel.traffic.control import Traffic
+from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.processes.zygote_start import StartedZygote
@@ -210,6 +213,20 @@ class Server:
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
+        traffic = self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
+            self._kernel, clock, self._lifecycle, namespacing=options.repository.namespacing
+        )
+        if options.state_directory is not None:
+            self._restore_traffic(traffic, options.state_directory)
+
+    def _restore_traffic(self, traffic: Traffic, directory: Path) -> None:
+        """Keep traffic rules and rollouts in `directory`, and go on with those of an earlier server."""
+        try:
+            keeper = self._part(StateFile(directory))
+        except OSError as error:
+            raise StartFailed(f"--state-directory={directory} cannot be used: {error.strerror}") from None
+        traffic.restore(keeper.read())
+        traffic.keeper = keeper
 
     def _part(self, part: _Part) -> _Part:
         """Close `part` at the end of the server."""

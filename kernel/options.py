@@ -210,6 +210,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     trace: TraceValues = TraceValues()
     #: What the flight recorder records, and where; None for nothing.
     record: RecordSettings | None = None
+    #: Where what clients have set outlives the server; None: nowhere.
+    state_directory: Path | None = None
     server_id: str = "triton"
     strict_readiness: bool = True
     #: Whether the ports listen while the models of the start load, or only when these are loaded (as Triton's).

@@ -92,6 +92,8 @@ ROOMS = {
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
     | {"kernel/tracing"},
+    "kernel/traffic": _KERNEL_BASE
+    | {"kernel/config", "kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",
@@ -131,6 +133,7 @@ ROOMS = {
         "kernel/settings",
         "kernel/start",
         "kernel/tree_files",
+        "kernel/traffic",
     },
     "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing", "kernel/version"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,

@@ -321,6 +321,8 @@ _SERVER = FlagGroup(
     "",
     (
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
+        Flag(name="state-directory", kind=FOLDER, option="state_directory", ours=True, default="none",
+             help="A folder in which traffic rules of clients and rollouts outlive the server. It is created."),
         Flag(name="listen-while-loading", kind=SWITCH, option="listen_while_loading", ours=True,
              help="true: the ports listen while the models of the start load; the server is live, and ready when all "
              "are loaded. false: they listen when the models are loaded, as in tritonserver."),

@@ -358,6 +358,7 @@ _SERVER_EFFECTS = {
     "trace-rate": Effect("--trace-rate=7", setting("trace/setting", "trace_rate"), "7"),
     "trace-count": Effect("--trace-count=7", setting("trace/setting", "trace_count"), "7"),
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
+    "state-directory": Effect("--state-directory={state}", lambda r: FILES["state"].is_dir(), True),
     "record": Effect("--record={record}", lambda r: r.kernel.traces, True),
     "max-decompression-ratio": Effect(
         "--max-decompression-ratio=2",
@@ -439,7 +440,8 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.listen()
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
         FILES.update(
-            (name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached", "record")
+            (name, tmp_path / name)
+            for name in ("models", "other", "same", "broken", "key", "cached", "record", "state")
         )
         FILES["key"].write_text("secret\n")
         yield
