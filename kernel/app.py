@@ -129,6 +129,7 @@ class Server:
                     ("http", "HTTP", self._options.http_listener),
                     ("grpc", "GRPC", self._options.grpc_listener),
                     ("metrics", "Metrics", self._options.metrics_listener),
+                    ("openai", "OpenAI", self._options.openai_listener),
                 )
                 if listener.allow
             }
@@ -370,6 +371,15 @@ class Server:
             )
         if "metrics" in sockets:
             doors.append(MetricsServer(kernel, sockets["metrics"], options.metrics, http=options.http, keys=keys))
+        if "openai" in sockets:
+            from protocols.openai.server import OpenAiServer  # few servers have it
+
+            doors.append(
+                OpenAiServer(
+                    kernel, sockets["openai"], options.openai, http=options.http, log_access=log_access, admin=admin,
+                    keys=keys,
+                )
+            )  # fmt: skip
         return doors
 
     async def _open(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:

@@ -1,0 +1,203 @@
+"""POST /v1/chat/completions and /v1/completions: a stream of chunks, or one body."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from kernel.errors import ServingError
+from kernel.observe.repeats.internal_errors import unexpected_error
+from protocols.access.peer_identity import peer_identity
+from protocols.http import web
+from protocols.http.call import REQUEST_ID
+from protocols.http.responses import SERVER_HEADER
+from protocols.openai.bodies import Identity
+from protocols.openai.dialects import read_piece, required_dialect
+from protocols.openai.errors import error_event
+from protocols.openai.generation import Generation, GenerationHead
+from protocols.openai.plans import Api
+from protocols.openai.preparing import prepare
+from protocols.openai.receivers import ReadyBody, ReadyEvents, TextBody, TextEvents
+
+if TYPE_CHECKING:
+    from kernel.serving.response import Response
+    from protocols.openai.calls import OpenAiCall
+    from protocols.openai.dialects import Dialect
+    from protocols.openai.generation import ChoiceCall
+    from protocols.openai.preparing import Prepared
+    from protocols.openai.receivers import Receiver
+
+#: How many requests are submitted, and how many responses become chunks, before other clients are served.
+_SUBMITTED_AT_ONCE = 32
+_TAKEN_AT_ONCE = 256
+
+#: A comment, which clients ignore: something has to come, so that nobody takes the connection for dead.
+_COMMENT = b": waiting for the model\n\n"
+
+_EVENT_STREAM = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+    **SERVER_HEADER,
+}
+
+
+async def chat_completions(call: OpenAiCall) -> web.StreamResponse:
+    """Continue a conversation."""
+    return await _generate(call, Api.CHAT)
+
+
+async def completions(call: OpenAiCall) -> web.StreamResponse:
+    """Continue a text."""
+    return await _generate(call, Api.COMPLETIONS)
+
+
+async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
+    door = call.door
+    call.http[REQUEST_ID] = call.request_id
+    begin_ns = monotonic_ns() if door.kernel.takes_times else 0
+    body = await call.read_body()
+    try:
+        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, _peer(call))
+    finally:
+        body.release()
+    head = GenerationHead(
+        prepared.route, prepared.plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call)
+    )
+    generation = Generation(door.intake, head, begin_ns)
+    prefix = "chatcmpl-" if api.is_chat else "cmpl-"
+    identity = Identity(prefix + uuid.uuid4().hex, int(door.now_s()), prepared.plan.model)
+    try:
+        await _submit(generation, prepared)
+        dialect = required_dialect(prepared.route.spec)
+        progress = _Progress(generation, dialect, prepared.plan.model)
+        if prepared.plan.stream:
+            return await _stream(
+                call, progress, (ReadyEvents if dialect.ready else TextEvents)(prepared.plan, identity)
+            )
+        return await _whole(call, progress, (ReadyBody if dialect.ready else TextBody)(prepared.plan, identity))
+    finally:
+        generation.close()
+
+
+def _peer(call: OpenAiCall) -> str:
+    try:
+        return peer_identity(call.http.transport)
+    except ServingError:
+        return ""
+
+
+async def _submit(generation: Generation, prepared: Prepared) -> None:
+    """Submit the requests of all choices. Those that cannot be submitted any more are released."""
+    waiting = prepared.inputs
+    try:
+        for number in range(len(waiting)):
+            inputs, waiting[number] = waiting[number], []
+            generation.submit(number, inputs)
+            if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+    finally:
+        for inputs in waiting:
+            for tensor in inputs:
+                tensor.release()
+
+
+class _Progress:
+    """How far the requests to the model are."""
+
+    def __init__(self, generation: Generation, dialect: Dialect, model: str) -> None:
+        self.generation = generation
+        self._dialect = dialect
+        self._model = model
+        #: How many requests have not ended.
+        self.open = len(generation.calls)
+
+    def take(self, receiver: Receiver) -> bool:
+        """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
+        arrived = self.generation.arrived()
+        last, count = None, 0
+        for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
+            call, response = arrived.popleft()
+            if isinstance(response, Exception):
+                if isinstance(response, ServingError):
+                    raise response
+                raise unexpected_error(f"a request to model '{self._model}'", response)
+            try:
+                self._take(call, response, receiver)
+            finally:
+                response.release()
+            if call is not last:  # responses of one choice come together: its model is given credit once for all
+                if last is not None:
+                    last.consumed(count)
+                last, count = call, 0
+            count += 1
+        if last is not None:
+            last.consumed(count)
+        return bool(arrived)
+
+    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver) -> None:
+        if call.ended:
+            return
+        number = call.number
+        if response.error is not None and not receiver.is_finished(number):
+            raise response.error
+        if response.outputs is not None:
+            receiver.add(number, read_piece(response, self._dialect))
+        if response.final:
+            call.ended = True
+        elif receiver.is_stopped(number):  # the model would go on for nothing
+            call.ended = True
+            call.cancel()
+        if call.ended:
+            self.open -= 1
+            receiver.end(number)
+
+
+async def _whole(call: OpenAiCall, progress: _Progress, receiver: TextBody | ReadyBody) -> web.StreamResponse:
+    """Return the response when the model has ended. Its text counts in the budget meanwhile."""
+    budget, counted = call.door.kernel.budget, 0
+    try:
+        while progress.open:
+            await progress.generation.wait()
+            if progress.take(receiver):
+                await asyncio.sleep(0)
+            budget.add(receiver.byte_size - counted)
+            counted = receiver.byte_size
+        return call.json(receiver.body())
+    finally:
+        budget.remove(counted)
+
+
+async def _stream(call: OpenAiCall, progress: _Progress, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
+    """Send chunks as they come: all that wait in one write. The status is that of the first response."""
+    silence, generation = call.door.silence, progress.generation
+    response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)
+    silence.add(generation)
+    try:
+        while progress.open:
+            heard = await generation.wait()
+            failure: ServingError | None = None
+            try:
+                if heard:
+                    progress.take(receiver)
+            except ServingError as error:
+                if not response.prepared:
+                    raise
+                failure = error
+            events = receiver.take()
+            generation.silent_s = 0
+            if failure is not None:
+                await response.write(events + error_event(failure))
+                return response
+            if not response.prepared and (events or not heard or not progress.open):
+                await response.prepare(call.http)
+                silence.begun(generation)
+            if events or not heard:
+                await response.write(events or _COMMENT)
+        receiver.end_stream()
+        await response.write(receiver.take())
+        return response
+    finally:
+        silence.remove(generation)
