@@ -21,8 +21,8 @@ from kernel.settings import LogSettings, LogValues, TraceValues
 #: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
 
-#: The demo of the OpenAI front door (`--demo=chat`).
-CHAT_DEMO_REPOSITORY = Path(__file__).parent / "demo_chat"
+#: The demo of the OpenAI front door (`--demo=chat`), and the files of `naiad init --template chat`.
+CHAT_DEMO_REPOSITORY = Path(__file__).parent / "authoring" / "demo"
 
 
 class BadOption(Exception):

@@ -17,7 +17,7 @@ from protocols.http.generate.tasks import (
     encode_generate_task,
 )
 from protocols.http.inference.tasks import DECODE_INFER, ENCODE_INFER, decode_infer_task, encode_infer_task
-from protocols.openai.preparing import FIND_MODEL, PREPARE, find_model_task, prepare_task
+from protocols.openai.requests.preparing import FIND_MODEL, PREPARE, find_model_task, prepare_task
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import TaskFunction

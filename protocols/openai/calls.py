@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernel.serving.front_doors.interface import KernelInterface
     from protocols.http.request_rules import RequestRules
     from protocols.openai.generation import GenerationIntake
-    from protocols.openai.silence import SilenceWatch
+    from protocols.openai.responses.silence import SilenceWatch
 
 #: The header with the id of a request, which clients log.
 REQUEST_ID_HEADER = "x-request-id"

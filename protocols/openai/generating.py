@@ -13,21 +13,21 @@ from protocols.access.peer_identity import peer_identity
 from protocols.http import web
 from protocols.http.call import REQUEST_ID
 from protocols.http.responses import SERVER_HEADER
-from protocols.openai.bodies import Identity
 from protocols.openai.dialects import read_piece, required_dialect
 from protocols.openai.errors import error_event
 from protocols.openai.generation import Generation, GenerationHead
-from protocols.openai.plans import Api
-from protocols.openai.preparing import prepare
-from protocols.openai.receivers import ReadyBody, ReadyEvents, TextBody, TextEvents
+from protocols.openai.requests.plans import Api
+from protocols.openai.requests.preparing import prepare
+from protocols.openai.responses.bodies import Identity
+from protocols.openai.responses.receivers import ReadyBody, ReadyEvents, TextBody, TextEvents
 
 if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.openai.calls import OpenAiCall
     from protocols.openai.dialects import Dialect
     from protocols.openai.generation import ChoiceCall
-    from protocols.openai.preparing import Prepared
-    from protocols.openai.receivers import Receiver
+    from protocols.openai.requests.preparing import Prepared
+    from protocols.openai.responses.receivers import Receiver
 
 #: How many requests are submitted, and how many responses become chunks, before other clients are served.
 _SUBMITTED_AT_ONCE = 32
@@ -72,7 +72,7 @@ async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
     try:
         await _submit(generation, prepared)
         dialect = required_dialect(prepared.route.spec)
-        progress = _Progress(generation, dialect, prepared.plan.model)
+        progress = _ModelRequests(generation, dialect, prepared.plan.model)
         if prepared.plan.stream:
             return await _stream(
                 call, progress, (ReadyEvents if dialect.ready else TextEvents)(prepared.plan, identity)
@@ -104,7 +104,7 @@ async def _submit(generation: Generation, prepared: Prepared) -> None:
                 tensor.release()
 
 
-class _Progress:
+class _ModelRequests:
     """How far the requests to the model are."""
 
     def __init__(self, generation: Generation, dialect: Dialect, model: str) -> None:
@@ -155,7 +155,7 @@ class _Progress:
             receiver.end(number)
 
 
-async def _whole(call: OpenAiCall, progress: _Progress, receiver: TextBody | ReadyBody) -> web.StreamResponse:
+async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody | ReadyBody) -> web.StreamResponse:
     """Return the response when the model has ended. Its text counts in the budget meanwhile."""
     budget, counted = call.door.kernel.budget, 0
     try:
@@ -170,7 +170,7 @@ async def _whole(call: OpenAiCall, progress: _Progress, receiver: TextBody | Rea
         budget.remove(counted)
 
 
-async def _stream(call: OpenAiCall, progress: _Progress, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
+async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
     """Send chunks as they come: all that wait in one write. The status is that of the first response."""
     silence, generation = call.door.silence, progress.generation
     response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)

@@ -15,7 +15,7 @@ from protocols.openai.calls import OpenAiCall
 _Handler = Callable[[OpenAiCall], Awaitable[web.StreamResponse]]
 
 
-class Route(msgspec.Struct, frozen=True):
+class OpenAiRoute(msgspec.Struct, frozen=True):
     """What the requests to one path are."""
 
     #: With `--http-restricted-api` and its like, requests of this category may need a header.
@@ -27,24 +27,24 @@ class Route(msgspec.Struct, frozen=True):
 
 
 _LITERAL = {
-    "/v1/chat/completions": Route(Category.INFERENCE, {"POST": generating.chat_completions}),
-    "/v1/completions": Route(Category.INFERENCE, {"POST": generating.completions}),
-    "/v1/models": Route(Category.METADATA, {"GET": endpoints.list_models}),
-    "/health/ready": Route(Category.HEALTH, {"GET": endpoints.ready}),
+    "/v1/chat/completions": OpenAiRoute(Category.INFERENCE, {"POST": generating.chat_completions}),
+    "/v1/completions": OpenAiRoute(Category.INFERENCE, {"POST": generating.completions}),
+    "/v1/models": OpenAiRoute(Category.METADATA, {"GET": endpoints.list_models}),
+    "/health/ready": OpenAiRoute(Category.HEALTH, {"GET": endpoints.ready}),
 }
 
 _MODEL = "/v1/models/"
-_MODEL_ROUTE = Route(Category.METADATA, {"GET": endpoints.get_model})
+_MODEL_ROUTE = OpenAiRoute(Category.METADATA, {"GET": endpoints.get_model})
 _ACTIONS = {
-    "load": Route(Category.MODEL_REPOSITORY, {"POST": endpoints.load}, administers=True),
-    "unload": Route(Category.MODEL_REPOSITORY, {"POST": endpoints.unload}, administers=True),
+    "load": OpenAiRoute(Category.MODEL_REPOSITORY, {"POST": endpoints.load}, administers=True),
+    "unload": OpenAiRoute(Category.MODEL_REPOSITORY, {"POST": endpoints.unload}, administers=True),
 }
 
 #: Every path, for documents and tests.
 PATHS = (*_LITERAL, f"{_MODEL}NAME", *(f"{_MODEL}NAME/{action}" for action in _ACTIONS))
 
 
-def find_route(path: str) -> tuple[Route, dict[str, str]] | None:
+def find_route(path: str) -> tuple[OpenAiRoute, dict[str, str]] | None:
     """Return the route of a path, and the names in it. Names are decoded once."""
     found = _LITERAL.get(path)
     if found is not None:

@@ -21,8 +21,8 @@ from protocols.http.routes import request_path
 from protocols.openai.calls import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.generation import GenerationIntake
+from protocols.openai.responses.silence import SilenceWatch
 from protocols.openai.routes import find_route
-from protocols.openai.silence import SilenceWatch
 
 if TYPE_CHECKING:
     import socket
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from protocols.access.restricted import Restrictions
     from protocols.forwarding import ForwardedHeaders
     from protocols.openai.generation import ChoiceCall
-    from protocols.openai.routes import Route
+    from protocols.openai.routes import OpenAiRoute
     from protocols.tls.certificates import Certificates
 
 _DEFAULTS = OpenAiOptions()
@@ -134,7 +134,11 @@ class OpenAiServer:
         return response
 
     async def _respond_by_route(
-        self, http: web.BaseRequest, path: str, found: tuple[Route, dict[str, str]] | None, headers: dict[str, str]
+        self,
+        http: web.BaseRequest,
+        path: str,
+        found: tuple[OpenAiRoute, dict[str, str]] | None,
+        headers: dict[str, str],
     ) -> web.StreamResponse:
         try:
             if found is None:
@@ -166,7 +170,9 @@ class OpenAiServer:
             check_not_begun(http)
             return _error(refused, http)
 
-    def _preflight(self, http: web.BaseRequest, found: tuple[Route, dict[str, str]] | None) -> web.Response | None:
+    def _preflight(
+        self, http: web.BaseRequest, found: tuple[OpenAiRoute, dict[str, str]] | None
+    ) -> web.Response | None:
         """Return the response to a browser that asks whether it may send a request; None if it does not."""
         cors, origin = self._rules.cors, http.headers.get("Origin")
         if cors is None or http.method != "OPTIONS" or origin is None or found is None:

@@ -87,6 +87,7 @@ CATCH_ALL = {
     "protocols/intake/intake.py _Decoding.prepared": "called by a task's end, which it must not hurt",
     "protocols/intake/intake.py take": "the connection handler of inference",
     "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",
+    "protocols/openai/server.py OpenAiServer._respond_by_route": "the same of OpenAI's API",
 }
 
 _TASK_GROUPS = {"asyncio.TaskGroup()", "anyio.create_task_group()"}

@@ -8,7 +8,7 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
-from tests.protocols.openai.conftest import ALL_OUTPUTS, NOW_S, Door, Script, config, events_of, run
+from tests.protocols.openai.door import ALL_OUTPUTS, NOW_S, Door, Script, config, events_of, run
 
 if TYPE_CHECKING:
     from kernel.serving.request import Request
@@ -338,12 +338,12 @@ def test_a_client_that_leaves_cancels_its_requests(stream: bool) -> None:
 
     async def test(door: Door) -> None:
         task = asyncio.ensure_future(door.post(CHAT, {**ASKED, "n": 2, "stream": stream}))
-        while len(script.requests) < 2:
+        while len(script.requests) < 2:  # noqa: ASYNC110 - the model has no event for it
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         async with asyncio.timeout(10):
-            while not all(request.cancelled for request in script.requests):
+            while not all(request.cancelled for request in script.requests):  # noqa: ASYNC110 - nor for that
                 await asyncio.sleep(0.001)
 
     _, script = model = talk(respond)
@@ -402,7 +402,7 @@ def test_a_silent_model_gets_the_head_sent_and_comments() -> None:
         silence = door.server.silence
         task = asyncio.ensure_future(door.session.post(CHAT, json={**ASKED, "stream": True}))
         await script.got_request.wait()
-        while not silence.count:
+        while not silence.count:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         silence.look()
@@ -464,7 +464,7 @@ def test_a_model_may_make_its_chunks_itself() -> None:
         outputs = [json.dumps(ready, indent=1)]
         for text in outputs:
             from kernel.serving.response import Response
-            from tests.protocols.openai.conftest import text_tensor
+            from tests.protocols.openai.door import text_tensor
 
             output = text_tensor("openai_response", text)
             request.respond(Response("talk", "1", request.id, outputs=[output], final=False))

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
-from protocols.openai.texts import ChoiceText, StopWords, WholeCharacters
+from protocols.openai.responses.texts import ChoiceText, StopWords, WholeCharacters
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     """Return `data` in pieces that end at `places`."""
     ends = [0, *sorted(places), len(data)]
-    return [data[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [data[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def before_stop(text: str, words: list[str]) -> str:

@@ -9,8 +9,8 @@ import msgspec
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
-    from protocols.openai.choices import Usage
-    from protocols.openai.plans import GenerationPlan
+    from protocols.openai.requests.plans import GenerationPlan
+    from protocols.openai.responses.choices import Usage
 
 _encode = msgspec.json.Encoder().encode
 _ready_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])

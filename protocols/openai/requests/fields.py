@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protocols.openai.errors import Mismatch, invalid_field, refused_field
-from protocols.openai.values import (
+from protocols.openai.requests.values import (
     anything,
     boolean,
     filled_list,

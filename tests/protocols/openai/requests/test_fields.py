@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import importlib
 import json
+import typing
 from typing import Any
 
 import pytest
 
 from protocols.openai.errors import ApiError, error_body, status_of
-from protocols.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, Treatment, checked
-from protocols.openai.plans import Api, GenerationPlan, make_plan, read_document
+from protocols.openai.requests.fields import CHAT_FIELDS, COMPLETION_FIELDS, Field, Treatment, checked
+from protocols.openai.requests.plans import Api, GenerationPlan, make_plan, read_document
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 EVERYTHING = frozenset(name for name, field in CHAT_FIELDS.items() if field.treatment is Treatment.DECLARED)
@@ -117,7 +119,11 @@ def test_a_field_that_the_model_does_not_declare_is_refused_by_name(name: str) -
     [
         (Api.CHAT, chat(chat_template="{{ x }}"), "chat_template"),
         (Api.CHAT, chat(moderation={}), "moderation"),
-        (Api.CHAT, chat(stream=True, stream_options={"include_obfuscation": True}), "stream_options.include_obfuscation"),
+        (
+            Api.CHAT,
+            chat(stream=True, stream_options={"include_obfuscation": True}),
+            "stream_options.include_obfuscation",
+        ),
         (Api.COMPLETIONS, completion(best_of=2), "best_of"),
         (Api.COMPLETIONS, completion(suffix="x"), "suffix"),
         (Api.COMPLETIONS, completion(logprobs=1), "logprobs"),
@@ -169,7 +175,14 @@ def test_the_error_is_read_by_both_kinds_of_clients() -> None:
     }
 
 
-def test_every_field_of_completions_is_treated() -> None:
-    openai_1106 = """best_of echo frequency_penalty logit_bias logprobs max_tokens model n presence_penalty prompt seed
-        stop stream stream_options suffix temperature top_p user""".split()
-    assert set(openai_1106) <= COMPLETION_FIELDS.keys()
+@pytest.mark.parametrize(
+    ("module", "params", "table"),
+    [
+        ("openai.types.chat.completion_create_params", "CompletionCreateParamsStreaming", CHAT_FIELDS),
+        ("openai.types.completion_create_params", "CompletionCreateParamsStreaming", COMPLETION_FIELDS),
+    ],
+)
+def test_every_field_of_the_newest_client_is_in_the_table(module: str, params: str, table: dict[str, Field]) -> None:
+    known = typing.get_type_hints(getattr(importlib.import_module(module), params))
+    assert len(known) > 15
+    assert known.keys() - table.keys() == set()

@@ -18,7 +18,7 @@ from protocols.helpers.decoded_request import aligned
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, joined, tensor_with_own_lease
 from protocols.openai.dialects import required_dialect
 from protocols.openai.errors import ApiError, unknown_model
-from protocols.openai.plans import Api, GenerationPlan, make_plan, read_document
+from protocols.openai.requests.plans import Api, GenerationPlan, make_plan, read_document
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.openai.texts import ChoiceText
+from protocols.openai.responses.texts import ChoiceText
 
 if TYPE_CHECKING:
     from protocols.openai.dialects import Piece
-    from protocols.openai.plans import GenerationPlan
+    from protocols.openai.requests.plans import GenerationPlan
 
 
 class Usage(msgspec.Struct, omit_defaults=False):

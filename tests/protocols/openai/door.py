@@ -147,9 +147,7 @@ def run(
 
         def make(sock: Any) -> OpenAiServer:
             servers.append(
-                OpenAiServer(
-                    lab.kernel, sock, openai or OpenAiOptions(), http=http, admin=admin, now_s=lambda: NOW_S
-                )
+                OpenAiServer(lab.kernel, sock, openai or OpenAiOptions(), http=http, admin=admin, now_s=lambda: NOW_S)
             )
             return servers[0]
 

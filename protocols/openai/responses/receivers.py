@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError
-from protocols.openai.bodies import DONE, ChunkWriter, Identity, whole_body, with_identity
-from protocols.openai.choices import Choices
+from protocols.openai.responses.bodies import DONE, ChunkWriter, Identity, whole_body, with_identity
+from protocols.openai.responses.choices import Choices
 
 if TYPE_CHECKING:
     from protocols.openai.dialects import Piece
-    from protocols.openai.plans import GenerationPlan
+    from protocols.openai.requests.plans import GenerationPlan
 
 
 class Receiver(Protocol):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from protocols.openai.errors import ApiError
-from protocols.openai.plans import Api
-from tests.protocols.openai.test_fields import MESSAGES, chat, completion, plan_of, refusal
+from protocols.openai.requests.plans import Api
+from tests.protocols.openai.requests.test_fields import MESSAGES, chat, completion, plan_of, refusal
 
 
 def test_a_chat_without_a_limit_ends_when_the_model_ends() -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocols.openai.contents import MAX_FAN_OUT, check_messages, prompts_of
 from protocols.openai.errors import ApiError
-from protocols.openai.fields import (
+from protocols.openai.requests.contents import MAX_FAN_OUT, check_messages, prompts_of
+from protocols.openai.requests.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     checked,
