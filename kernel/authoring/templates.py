@@ -219,7 +219,7 @@ def python_files(name: str, folder: str) -> dict[str, str]:
 
 
 def chat_files(name: str, folder: str, demo_file: Callable[[str], str]) -> dict[str, str]:
-    """Return path → text of the files of a model that chats. `demo_file` returns a file of the demo, which is copied."""
+    """Return path → text of the files of a chat model. `demo_file` returns a file of the demo, which is copied."""
     copied = {path: demo_file(path) for path in ("config.pbtxt", "1/model.py")}
     return {**copied, _test_file(name): CHAT_TEST.format(name=name, folder=folder)}
 

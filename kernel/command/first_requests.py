@@ -24,9 +24,10 @@ _MAX_ELEMENTS = 16
 _NOT_IN_JSON = frozenset({"FP16", "BF16"})
 
 
-def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
+def first_requests(specs: Sequence[ModelSpec], url: str, openai_url: str = "") -> str:
     """Return requests to each model at `url`, as commands for any shell; empty for too many models.
 
+    `openai_url` is where OpenAI's API is, empty without it: models that chat are asked there.
     Models with sequences are left out: their requests belong together.
     """
     shown = [spec for spec in specs if spec.sequence_batching is None]
@@ -35,6 +36,9 @@ def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
     elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     lines: list[str] = []
     for spec in shown:
+        if openai_url and "openai_request" in spec.inputs:
+            lines.append(_chat(spec.name, openai_url))
+            continue
         inputs = [tensor for tensor in spec.inputs.values() if not tensor.optional]
         lines.append(" ".join([f"    {program()} infer", shlex.quote(spec.name), *map(_argument, inputs)]) + elsewhere)
         body = _json_body(inputs)
@@ -42,6 +46,11 @@ def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
             target = shlex.quote(f"{url}/v2/models/{spec.name}/infer")
             lines.append(f"    curl -s {target} -d {shlex.quote(body)}")
     return "\nIn another terminal, send a first request:\n\n" + "\n".join(lines) + "\n\nCtrl-C stops the server.\n\n"
+
+
+def _chat(model: str, url: str) -> str:
+    asked = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    return f"    curl -N {url}/v1/chat/completions -d {shlex.quote(json.dumps(asked))}"
 
 
 def _argument(tensor: TensorSpec) -> str:
