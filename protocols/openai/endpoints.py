@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import NotFound, ServingError
-from protocols.openai.dialects import dialect_of
+from protocols.openai.dialects.choosing import dialect_of
 from protocols.openai.errors import ApiError, unknown_model
 
 if TYPE_CHECKING:

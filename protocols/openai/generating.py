@@ -13,7 +13,8 @@ from protocols.access.peer_identity import peer_identity
 from protocols.http import web
 from protocols.http.call import REQUEST_ID
 from protocols.http.responses import SERVER_HEADER
-from protocols.openai.dialects import read_piece, required_dialect
+from protocols.openai.dialects.choosing import required_dialect
+from protocols.openai.dialects.pieces import read_piece
 from protocols.openai.errors import error_event
 from protocols.openai.generation import Generation, GenerationHead
 from protocols.openai.requests.plans import Api
@@ -24,7 +25,7 @@ from protocols.openai.responses.receivers import ReadyBody, ReadyEvents, TextBod
 if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.openai.calls import OpenAiCall
-    from protocols.openai.dialects import Dialect
+    from protocols.openai.dialects.dialect import Dialect
     from protocols.openai.generation import ChoiceCall
     from protocols.openai.requests.preparing import Prepared
     from protocols.openai.responses.receivers import Receiver
@@ -109,7 +110,7 @@ class _ModelRequests:
 
     def __init__(self, generation: Generation, dialect: Dialect, model: str) -> None:
         self.generation = generation
-        self._dialect = dialect
+        self._output = dialect.output
         self._model = model
         #: How many requests have not ended.
         self.open = len(generation.calls)
@@ -144,7 +145,7 @@ class _ModelRequests:
         if response.error is not None and not receiver.is_finished(number):
             raise response.error
         if response.outputs is not None:
-            receiver.add(number, read_piece(response, self._dialect))
+            receiver.add(number, read_piece(response, self._output))
         if response.final:
             call.ended = True
         elif receiver.is_stopped(number):  # the model would go on for nothing

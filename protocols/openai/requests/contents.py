@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from protocols.openai.errors import ApiError, invalid_field, refused_field
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from protocols.openai.dialects.dialect import Dialect
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
@@ -23,8 +23,8 @@ _TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 MAX_FAN_OUT = 1024
 
 
-def check_messages(messages: list[Any], declared: Collection[str], model: str) -> None:
-    """Raise `ApiError` for what is no message, and for parts that `model` has not declared."""
+def check_messages(messages: list[Any], dialect: Dialect) -> None:
+    """Raise `ApiError` for what is no message, and for parts that the model does not take."""
     for number, message in enumerate(messages):
         place = f"messages.{number}"
         if not isinstance(message, dict):
@@ -34,10 +34,10 @@ def check_messages(messages: list[Any], declared: Collection[str], model: str) -
             raise invalid_field(f"{place}.role", "missing", "Field required")
         if role not in _ROLES:
             raise invalid_field(f"{place}.role", "literal_error", f"Input should be one of {', '.join(_ROLES)}")
-        _check_content(message.get("content"), message, place, declared, model)
+        _check_content(message.get("content"), message, place, dialect)
 
 
-def _check_content(content: Any, message: dict[str, Any], place: str, declared: Collection[str], model: str) -> None:
+def _check_content(content: Any, message: dict[str, Any], place: str, dialect: Dialect) -> None:
     if content is None:
         if "content" not in message and message["role"] != "assistant":
             raise invalid_field(f"{place}.content", "missing", "Field required")
@@ -58,15 +58,15 @@ def _check_content(content: Any, message: dict[str, Any], place: str, declared: 
             texts.append(part[_TEXT_PARTS[kind]])
         elif kind not in _OTHER_PARTS:
             raise invalid_field(f"{where}.type", "literal_error", "Input should be the type of a part: text, image_url")
-        elif kind not in declared:
-            reason = f"model '{model}' does not say that it honours it (naiad.openai_fields)"
+        elif kind not in dialect.honoured:
+            reason = f"model '{dialect.model}' {dialect.reason}"
             raise refused_field(where, f"only text message is supported, but got {kind}; {reason}")
     if len(texts) == len(content):
         message["content"] = "\n".join(texts)
 
 
-def prompts_of(prompt: Any, declared: Collection[str], model: str) -> list[Any]:
-    """Return the prompts in the field `prompt`: each a text, or a list of token ids if `model` declares these.
+def prompts_of(prompt: Any, dialect: Dialect) -> list[Any]:
+    """Return the prompts in the field `prompt`: each a text, or a list of token ids if the model takes these.
 
     Raises `ApiError`.
     """
@@ -86,8 +86,8 @@ def prompts_of(prompt: Any, declared: Collection[str], model: str) -> list[Any]:
                 raise ApiError("prompt must be non-empty", param="prompt")
         elif not isinstance(each, list) or not all(_is_token(token) for token in each):
             raise invalid_field(f"prompt.{number}", "string_type", "Input should be a valid string, or token ids")
-        elif "prompt_token_ids" not in declared:
-            raise refused_field("prompt", f"model '{model}' does not say that it takes token ids (naiad.openai_fields)")
+        elif "prompt_token_ids" not in dialect.honoured:
+            raise refused_field("prompt", f"it is of token ids, and model '{dialect.model}' {dialect.reason}")
         elif not each:
             raise ApiError("prompt must be non-empty", param="prompt")
     return prompts

@@ -26,6 +26,8 @@ from protocols.openai.requests.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from protocols.openai.dialects.dialect import Dialect
+
 
 class Treatment(enum.Enum):
     """What becomes of a field. The values are the words of docs/openai.md."""
@@ -170,8 +172,8 @@ def _checked(document: dict[str, Any], table: dict[str, Field], prefix: str) -> 
     return found
 
 
-def refuse_undeclared(fields: Collection[str], table: dict[str, Field], honoured: Collection[str], model: str) -> None:
-    """Raise `ApiError` for the first of `fields` that models must declare and that is not in `honoured`."""
+def refuse_others(fields: Collection[str], table: dict[str, Field], dialect: Dialect) -> None:
+    """Raise `ApiError` for the first of `fields` that is the model's matter and that does not reach it."""
     for name in fields:
-        if table[name].treatment is Treatment.DECLARED and name not in honoured:
-            raise refused_field(name, f"model '{model}' does not say that it honours it (naiad.openai_fields)")
+        if table[name].treatment in (Treatment.MODEL, Treatment.DECLARED) and name not in dialect.honoured:
+            raise refused_field(name, f"model '{dialect.model}' {dialect.reason}")

@@ -14,11 +14,12 @@ from protocols.openai.requests.fields import (
     COMPLETION_FIELDS,
     checked,
     checked_stream_options,
-    refuse_undeclared,
+    refuse_others,
 )
 
 if TYPE_CHECKING:
-    from shm.tensor import Buffer
+    from protocols.openai.dialects.dialect import Dialect
+    from shm.tensor import Buffer, Tensor
 
 #: How many bytes the requests to a model may have together where one request of a client becomes several, if these are
 #: more than twice its body. So that a small body cannot take much memory or time.
@@ -95,15 +96,16 @@ def read_document(body: Buffer, api: Api) -> Document:
 
 
 def make_plan(
-    document: Document, honoured: frozenset[str], *, ready: bool, default_max_tokens: int | None
-) -> tuple[GenerationPlan, list[bytes]]:
-    """Return the plan, and the JSON of each request to the model, in the order of choices. Raises `ApiError`.
+    document: Document, dialect: Dialect, default_max_tokens: int | None
+) -> tuple[GenerationPlan, list[list[Tensor]]]:
+    """Return the plan, and the inputs of each request to the model, in the order of choices. Raises `ApiError`.
 
-    `honoured` is what the model declares, and `ready` whether it makes its responses itself. `default_max_tokens` are
-    the operator's (`--openai-default-max-tokens`), None if the operator has not said it.
+    `default_max_tokens` are the operator's (`--openai-default-max-tokens`), None if the operator has not said it.
     """
-    fields, api = document.fields, document.api
-    refuse_undeclared(fields, CHAT_FIELDS if api.is_chat else COMPLETION_FIELDS, honoured, document.model)
+    fields, api, ready = document.fields, document.api, dialect.ready
+    if api.is_chat and not dialect.chats:
+        raise ApiError(f"model '{dialect.model}' has no chat template: use /v1/completions", param="model")
+    refuse_others(fields, CHAT_FIELDS if api.is_chat else COMPLETION_FIELDS, dialect)
     plan = GenerationPlan(api, document.model, fields.get("stream", False), n=fields.get("n", 1))
     _add_stream_options(plan, fields)
     if "top_logprobs" in fields and not fields.get("logprobs"):
@@ -116,15 +118,15 @@ def make_plan(
     if plan.max_tokens is not None:
         common["max_tokens"] = plan.max_tokens
     if api.is_chat:
-        check_messages(fields["messages"], honoured, document.model)
+        check_messages(fields["messages"], dialect)
         common["messages"] = msgspec.Raw(_encoder.encode(fields["messages"]))  # once for all choices
     else:
-        _add_prompts(plan, common, honoured, ready=ready)
+        _add_prompts(plan, common, dialect)
     if plan.choices > MAX_FAN_OUT:
         raise ApiError(f"the request asks for {plan.choices} choices, expected at most {MAX_FAN_OUT}", param="n")
     if ready:
-        return plan, [_encoder.encode(common)]
-    return plan, _texts(plan, common, document.byte_size)
+        return plan, [dialect.inputs(common)]
+    return plan, _inputs(plan, common, dialect, document.byte_size)
 
 
 def _add_stream_options(plan: GenerationPlan, fields: dict[str, Any]) -> None:
@@ -136,11 +138,11 @@ def _add_stream_options(plan: GenerationPlan, fields: dict[str, Any]) -> None:
     plan.include_usage = options.get("include_usage", False)
 
 
-def _add_prompts(plan: GenerationPlan, common: dict[str, Any], honoured: frozenset[str], *, ready: bool) -> None:
+def _add_prompts(plan: GenerationPlan, common: dict[str, Any], dialect: Dialect) -> None:
     """Put the prompts into `plan` and `common`."""
-    common["prompt"] = prompts = prompts_of(common["prompt"], honoured, plan.model)
+    common["prompt"] = prompts = prompts_of(common["prompt"], dialect)
     plan.prompts = len(prompts)
-    if ready:
+    if dialect.ready:
         if plan.prompts == 1:
             common["prompt"] = prompts[0]
         return
@@ -152,13 +154,13 @@ def _add_prompts(plan: GenerationPlan, common: dict[str, Any], honoured: frozens
         plan.echoed = prompts
 
 
-def _texts(plan: GenerationPlan, common: dict[str, Any], body_byte_size: int) -> list[bytes]:
-    """Return the JSON of one request for each choice: one prompt, n=1, and seeds that differ."""
+def _inputs(plan: GenerationPlan, common: dict[str, Any], dialect: Dialect, body_byte_size: int) -> list[list[Tensor]]:
+    """Return the inputs of one request for each choice: one prompt, n=1, and seeds that differ."""
     alone = {name: value for name, value in common.items() if name != "n"}
     if plan.choices == 1:
         if not plan.api.is_chat:
             alone["prompt"] = common["prompt"][0]
-        return [_encoder.encode(alone)]
+        return [dialect.inputs(alone)]
     found, limit, byte_size = [], max(MAX_COPIED_BYTE_SIZE, 2 * body_byte_size), 0
     for choice in range(plan.choices):
         prompt, number = divmod(choice, plan.n)
@@ -169,8 +171,8 @@ def _texts(plan: GenerationPlan, common: dict[str, Any], body_byte_size: int) ->
             alone["seed"] = (common["seed"] + number + 2**63) % 2**64 - 2**63
         elif "seed" in common:
             alone["seed"] = common["seed"]
-        found.append(_encoder.encode(alone))
-        byte_size += len(found[-1])
+        found.append(dialect.inputs(alone))
+        byte_size += sum(tensor.byte_size for tensor in found[-1])
         if byte_size > limit:
             raise ApiError(
                 f"the {plan.choices} choices of the request take more than {limit} bytes together; send fewer of them "

@@ -16,7 +16,7 @@ from kernel.serving.helper_tasks import TaskResult
 from protocols.helpers.awaited import AwaitedTask
 from protocols.helpers.decoded_request import aligned
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, joined, tensor_with_own_lease
-from protocols.openai.dialects import required_dialect
+from protocols.openai.dialects.choosing import required_dialect
 from protocols.openai.errors import ApiError, unknown_model
 from protocols.openai.requests.plans import Api, GenerationPlan, make_plan, read_document
 from shm.tensor import Span, Tensor
@@ -57,7 +57,13 @@ class _Found(msgspec.Struct, array_like=True):
     error: tuple[str, int, str | None, str | None, str] | None = None
     model: str = ""
     plan: GenerationPlan | None = None
-    byte_sizes: list[int] = []
+    #: Of each request to the model: name, datatype, shape and size of its inputs.
+    tensors: list[list[tuple[str, str, list[int], int]]] = []
+
+    @property
+    def byte_size(self) -> int:
+        """The bytes of memory for all inputs."""
+        return sum(aligned(each[3]) for described in self.tensors for each in described)
 
     def check(self) -> None:
         """Raise `ApiError` if there is one."""
@@ -83,8 +89,8 @@ async def prepare(
         document = read_document(body.body(), api)
         route = route_of(kernel, document.model)
         dialect = required_dialect(route.spec)
-        plan, texts = make_plan(document, dialect.honoured, ready=dialect.ready, default_max_tokens=default_max_tokens)
-        return Prepared(plan, route, [dialect.inputs(text) for text in texts])
+        plan, inputs = make_plan(document, dialect, default_max_tokens)
+        return Prepared(plan, route, inputs)
     sources = body.sources()
     try:
         task = AwaitedTask(
@@ -110,7 +116,7 @@ async def _prepared(
     def memory(message: bytes) -> Block:
         nonlocal found
         found = _found_decoder.decode(message)
-        return kernel.memory_for(route, sum(map(aligned, found.byte_sizes)))
+        return kernel.memory_for(route, found.byte_size)
 
     task = AwaitedTask(
         kernel, PREPARE, _encoder.encode(arguments), [tensor_with_own_lease(each) for each in sources], memory, peer
@@ -122,11 +128,12 @@ async def _prepared(
         raise InternalError("a helper has decoded a request without memory for it")
     assert found.plan is not None, "a helper has found no plan"
     inputs, position = [], block.offset
-    for byte_size in found.byte_sizes:
-        [empty] = required_dialect(route.spec).inputs(b"")
-        span = Span(block.lease.share(), position, byte_size)
-        inputs.append([Tensor(empty.name, empty.datatype, empty.shape, None, span)])
-        position += aligned(byte_size)
+    for described in found.tensors:
+        inputs.append(tensors := [])
+        for name, datatype, shape, byte_size in described:
+            span = Span(block.lease.share(), position, byte_size)
+            tensors.append(Tensor(name, datatype, shape, None, span))
+            position += aligned(byte_size)
     block.release()
     return Prepared(found.plan, route, inputs)
 
@@ -154,22 +161,17 @@ def find_model_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskS
 def prepare_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
     """Decode a body, and write the inputs of each request to the model."""
     known = _arguments_decoder.decode(arguments)
-    dialect = required_dialect(known.spec)
     try:
-        plan, texts = make_plan(
-            read_document(joined(sources), known.api),
-            dialect.honoured,
-            ready=dialect.ready,
-            default_max_tokens=known.default_max_tokens,
-        )
+        document = read_document(joined(sources), known.api)
+        plan, inputs = make_plan(document, required_dialect(known.spec), known.default_max_tokens)
     except ApiError as error:
         return TaskResult(_encoder.encode(_failed(error)))
-    contents = [bytes(dialect.inputs(text)[0].raw()) for text in texts]
-    memory = yield _encoder.encode(_Found(plan=plan, byte_sizes=[len(content) for content in contents]))
+    described = [[(each.name, each.datatype, each.shape, each.byte_size) for each in tensors] for tensors in inputs]
+    memory = yield _encoder.encode(_Found(plan=plan, tensors=described))
     position = 0
-    for content in contents:
-        memory[position : position + len(content)] = content
-        position += aligned(len(content))
+    for tensor in (each for tensors in inputs for each in tensors):
+        memory[position : position + tensor.byte_size] = tensor.raw()
+        position += aligned(tensor.byte_size)
     return TaskResult(b"")
 
 

@@ -12,7 +12,7 @@ import msgspec
 from protocols.openai.responses.texts import ChoiceText
 
 if TYPE_CHECKING:
-    from protocols.openai.dialects import Piece
+    from protocols.openai.dialects.pieces import Piece
     from protocols.openai.requests.plans import GenerationPlan
 
 

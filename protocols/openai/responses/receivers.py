@@ -9,7 +9,7 @@ from protocols.openai.responses.bodies import DONE, ChunkWriter, Identity, whole
 from protocols.openai.responses.choices import Choices
 
 if TYPE_CHECKING:
-    from protocols.openai.dialects import Piece
+    from protocols.openai.dialects.pieces import Piece
     from protocols.openai.requests.plans import GenerationPlan
 
 

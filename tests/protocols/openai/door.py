@@ -60,7 +60,11 @@ def outputs_of(text: str | bytes, **more: Any) -> list[Tensor]:
 class Script:
     """A model that responds as the test says, and remembers what it was asked."""
 
-    def __init__(self, respond: Callable[[Script, Request], None] | None = None) -> None:
+    def __init__(self, respond: Callable[[Script, Request], None] | None = None, *, reads: bool = True) -> None:
+        """`reads`: whether its first input is a whole request."""
+        self._reads = reads
+        #: For scripts that read inputs themselves.
+        self.inputs: dict[str, bytes] = {}
         self.asked: list[dict[str, Any]] = []
         self.requests: list[Request] = []
         self.instance: InProcessInstance
@@ -68,8 +72,8 @@ class Script:
         self._respond = respond or Script.say_hello
 
     def __call__(self, request: Request) -> None:
-        data = bytes(request.inputs[0].raw())
-        self.asked.append(json.loads(data[4:]))
+        if self._reads:
+            self.asked.append(json.loads(bytes(request.inputs[0].raw())[4:]))
         self.requests.append(request)
         self.got_request.set()
         self._respond(self, request)

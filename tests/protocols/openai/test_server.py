@@ -5,9 +5,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.protobuf import text_format
 
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from tests.protocols.openai.test_dialects import VLLM
 from tests.protocols.openai.door import ALL_OUTPUTS, NOW_S, Door, Script, config, events_of, run
 
 if TYPE_CHECKING:
@@ -218,7 +221,7 @@ def test_a_model_that_is_not_there_or_makes_no_text_is_400() -> None:
         assert body["error"]["code"] == "model_not_found"
         status, body = await door.post(CHAT, {**ASKED, "model": "vectors"})
         assert status == 400
-        assert body["detail"].startswith("model 'vectors' does not generate text: expected an input 'openai_request'")
+        assert body["detail"].startswith("model 'vectors' does not generate text: its inputs and outputs are none")
 
     run(test, talk(), (config("vectors", ("embedding",)), Script()))
 
@@ -464,7 +467,8 @@ def test_a_model_may_make_its_chunks_itself() -> None:
         outputs = [json.dumps(ready, indent=1)]
         for text in outputs:
             from kernel.serving.response import Response
-            from tests.protocols.openai.door import text_tensor
+            from tests.protocols.openai.test_dialects import VLLM
+from tests.protocols.openai.door import text_tensor
 
             output = text_tensor("openai_response", text)
             request.respond(Response("talk", "1", request.id, outputs=[output], final=False))
@@ -486,6 +490,29 @@ def test_a_model_may_make_its_chunks_itself() -> None:
     declared = 'parameters { key: "naiad.openai_fields" value { string_value: "tools" } }'
     _, script = model = talk(respond, ("openai_response",), declared)
     run(test, model)
+
+
+def test_a_model_of_vllms_backend_completes_a_text() -> None:
+    def respond(self: Script, request: Request) -> None:
+        self.inputs = {tensor.name: bytes(tensor.raw()) for tensor in request.inputs}
+        for text, reason in (("a", "None"), ("b", "length")):
+            self.send(request, text, finish_reason=reason, num_input_tokens=4, num_output_tokens=1)
+        self.end(request)
+
+    async def test(door: Door) -> None:
+        asked = {**PROMPTED, "max_tokens": 2, "top_k": 3, "echo": True, "stream_options": {"include_usage": True}}
+        events = await door.stream(COMPLETIONS, asked)
+        assert [choice["text"] for event in events[:-1] for choice in event["choices"]] == ["Oncea", "b", ""]
+        assert finish_reasons(events) == ["length"]
+        assert events[-2]["usage"] == {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+        assert script.inputs["text_input"][4:] == b"Once"
+        assert json.loads(script.inputs["sampling_parameters"][4:]) == {"max_tokens": 2, "top_k": 3}
+        assert (await door.post(CHAT, ASKED))[0] == 400
+        assert [model["id"] for model in (await door.get("/v1/models"))[1]["data"]] == ["talk"]
+
+    name = ModelConfig(name="talk", backend="vllm", model_transaction_policy={"decoupled": True})
+    script = Script(respond, reads=False)
+    run(test, (text_format.Parse(VLLM, name), script))
 
 
 def test_a_text_model_cannot_declare_what_is_no_text() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kernel.config.spec import TensorSpec
+from protocols.openai.dialects.whole_request import SAMPLING_FIELDS, WholeRequest
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.requests.fields import CHAT_FIELDS, COMPLETION_FIELDS, Field, Treatment, checked
 from protocols.openai.requests.plans import Api, GenerationPlan, make_plan, read_document
@@ -16,13 +18,18 @@ EVERYTHING = frozenset(name for name, field in CHAT_FIELDS.items() if field.trea
 
 
 def plan_of(
-    body: dict[str, Any] | bytes, api: Api = Api.CHAT, honoured: frozenset[str] = frozenset(), **more: Any
+    body: dict[str, Any] | bytes,
+    api: Api = Api.CHAT,
+    honoured: frozenset[str] = frozenset(),
+    *,
+    ready: bool = False,
+    default_max_tokens: int | None = None,
 ) -> tuple[GenerationPlan, list[dict[str, Any]]]:
     """Return the plan for a body, and what the model gets for each choice."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    settings = {"ready": False, "default_max_tokens": None} | more
-    plan, texts = make_plan(read_document(text, api), honoured, **settings)
-    return plan, [json.loads(each) for each in texts]
+    dialect = WholeRequest("m", ready, SAMPLING_FIELDS | honoured, TensorSpec("openai_request", "BYTES", (1,), (1,)))
+    plan, inputs = make_plan(read_document(text, api), dialect, default_max_tokens)
+    return plan, [json.loads(bytes(tensor.raw())[4:]) for [tensor] in inputs]
 
 
 def chat(**fields: Any) -> dict[str, Any]:
