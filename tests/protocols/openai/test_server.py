@@ -10,8 +10,10 @@ from google.protobuf import text_format
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from kernel.serving.response import Response
+from shm.tensor import Tensor
+from tests.protocols.openai.door import ALL_OUTPUTS, NOW_S, Door, Script, config, events_of, run, text_tensor
 from tests.protocols.openai.test_dialects import VLLM
-from tests.protocols.openai.door import ALL_OUTPUTS, NOW_S, Door, Script, config, events_of, run
 
 if TYPE_CHECKING:
     from kernel.serving.request import Request
@@ -466,10 +468,6 @@ def test_a_model_may_make_its_chunks_itself() -> None:
             ready["choices"] = [{"index": 0, "message": {"content": "all"}, "finish_reason": "tool_calls"}]
         outputs = [json.dumps(ready, indent=1)]
         for text in outputs:
-            from kernel.serving.response import Response
-            from tests.protocols.openai.test_dialects import VLLM
-from tests.protocols.openai.door import text_tensor
-
             output = text_tensor("openai_response", text)
             request.respond(Response("talk", "1", request.id, outputs=[output], final=False))
         self.end(request)
@@ -528,9 +526,6 @@ def test_a_text_model_cannot_declare_what_is_no_text() -> None:
 @pytest.mark.parametrize("data", [b"", b"\x05\x00\x00\x00abc", b"\x01\x00\x00\x00a\x01\x00\x00\x00b"])
 def test_an_output_that_is_no_single_text_is_an_error_of_the_model(data: bytes) -> None:
     def respond(self: Script, request: Request) -> None:
-        from kernel.serving.response import Response
-        from shm.tensor import Tensor
-
         outputs = [Tensor("text_output", "BYTES", [2], data)]
         request.respond(Response("talk", "1", request.id, outputs=outputs))
 
