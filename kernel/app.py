@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
     from kernel.operator import ProcessOperator, ServerOperator
-    from kernel.options import ServerOptions
+    from kernel.options import ServerOptions, TlsOptions
+    from protocols.access.restricted import Restrictions
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -393,19 +394,31 @@ class Server:
     def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
         from protocols.access.exposure import OpenPort, describe_exposure
+        from protocols.access.restricted import Category
         from protocols.frontend import is_local
         from protocols.grpc.server import GrpcServer
         from protocols.http.server import HttpServer
         from protocols.listening import listening_address
 
         options, ports = self._options, []
+
+        def add(name: str, title: str, restrictions: Restrictions, tls: TlsOptions | None, more: Any = None) -> None:
+            sock = sockets[name]
+            local, mutual = is_local(sock.getsockname()), tls is not None and tls.mutual
+            ports.append(OpenPort(f"{title} at {listening_address(sock)}", restrictions, local, mutual, more))
+
         for door in doors:
-            if isinstance(door, (HttpServer, GrpcServer)):
-                name, tls = ("http", options.http.tls) if isinstance(door, HttpServer) else ("grpc", options.grpc.tls)
-                sock = sockets[name]
-                title = f"{name.replace('http', 'HTTP').replace('grpc', 'gRPC')} at {listening_address(sock)}"
-                local, mutual = is_local(sock.getsockname()), tls is not None and tls.mutual
-                ports.append(OpenPort(title, door.restrictions, local, mutual))
+            if isinstance(door, HttpServer):
+                add("http", "HTTP", door.restrictions, options.http.tls)
+            elif isinstance(door, GrpcServer):
+                add("grpc", "gRPC", door.restrictions, options.grpc.tls)
+        if "openai" in sockets:
+            from protocols.openai.server import OpenAiServer  # few servers have it
+
+            for door in doors:
+                if isinstance(door, OpenAiServer):  # over which models are loaded, and nothing else is administered
+                    categories = frozenset({Category.MODEL_REPOSITORY})
+                    add("openai", "OpenAI's API", door.restrictions, options.http.tls, categories)
         if ports:
             explicit = options.repository.control_mode == "explicit"
             exposure = describe_exposure(ports, explicit=explicit, client_shm=options.allow_client_shm)

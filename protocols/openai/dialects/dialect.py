@@ -18,18 +18,29 @@ TEXT_INPUT = "text_input"
 class Dialect(Protocol):
     """How one model is spoken to."""
 
-    #: The model's name.
-    model: str
-    #: The output with the text, or with chunks and bodies that the model has made itself.
-    output: str
-    #: Whether the model makes its responses itself. Then it gets one request for all choices.
-    ready: bool
-    #: Whether the model takes messages of a chat.
-    chats: bool
-    #: The fields that reach the model, of those that are its own matter, and the parts of messages that it takes.
-    honoured: frozenset[str]
-    #: Why it does not honour others, as the end of a sentence.
-    reason: str
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    @property
+    def output(self) -> str:
+        """The output with the text, or with chunks and bodies that the model has made itself."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model makes its responses itself. Then it gets one request for all choices."""
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model takes messages of a chat."""
+
+    @property
+    def honoured(self) -> frozenset[str]:
+        """The fields that reach the model, of those that are its matter, and parts of messages that it takes."""
+
+    @property
+    def reason(self) -> str:
+        """Why it does not honour others, as the end of a sentence."""
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         """Return the inputs of a request with these checked fields. Raises `ApiError`."""

@@ -131,7 +131,7 @@ COMPLETION_FIELDS: dict[str, Field] = {
 }
 
 #: Members of `stream_options`.
-_STREAM_OPTIONS = {
+STREAM_OPTIONS = {
     "include_usage": Field(_SERVER, boolean),
     "include_obfuscation": Field(_REFUSED, boolean, absent=(False,), reason="chunks have the size of their text"),
 }
@@ -146,7 +146,7 @@ def checked(document: Any, table: dict[str, Field]) -> dict[str, Any]:
 
 def checked_stream_options(options: dict[str, Any]) -> dict[str, Any]:
     """As `checked`, for the members of `stream_options`."""
-    return _checked(options, _STREAM_OPTIONS, "stream_options.")
+    return _checked(options, STREAM_OPTIONS, "stream_options.")
 
 
 def _checked(document: dict[str, Any], table: dict[str, Field], prefix: str) -> dict[str, Any]:

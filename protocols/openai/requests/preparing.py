@@ -127,9 +127,11 @@ async def _prepared(
         _found_decoder.decode(message).check()
         raise InternalError("a helper has decoded a request without memory for it")
     assert found.plan is not None, "a helper has found no plan"
-    inputs, position = [], block.offset
+    inputs: list[list[Tensor]] = []
+    position = block.offset
     for described in found.tensors:
-        inputs.append(tensors := [])
+        tensors: list[Tensor] = []
+        inputs.append(tensors)
         for name, datatype, shape, byte_size in described:
             span = Span(block.lease.share(), position, byte_size)
             tensors.append(Tensor(name, datatype, shape, None, span))

@@ -9,7 +9,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     async def execute(self, requests):
-        await asyncio.gather(*(self.respond(request) for request in requests))
+        for request in requests:  # one at a time comes here; others run meanwhile, while this one awaits
+            await self.respond(request)
 
     async def respond(self, request):
         sender = request.get_response_sender()
