@@ -76,6 +76,8 @@ class OpenAiOptions(msgspec.Struct, frozen=True):
     #: The most tokens of a response where the client does not say it; None for 16 tokens of completions, and for a chat
     #: until the model ends it.
     default_max_tokens: int | None = None
+    #: The file with the API keys of clients; None if they need none.
+    api_keys: Path | None = None
 
 
 class GrpcOptions(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kernel.errors import ServingError
     from kernel.serving.front_doors.interface import KernelInterface
     from protocols.http.request_rules import RequestRules
+    from protocols.openai.api_keys import ApiKey
     from protocols.openai.generation import GenerationIntake
     from protocols.openai.responses.silence import SilenceWatch
 
@@ -49,17 +50,34 @@ class DoorSettings(msgspec.Struct, frozen=True):
 class OpenAiCall:
     """One HTTP request. `names` are parts of the path, such as the model."""
 
-    __slots__ = ("door", "http", "names", "request_id", "response_headers")
+    __slots__ = ("door", "http", "key", "names", "request_id", "response_headers")
 
     def __init__(
-        self, http: web.BaseRequest, names: dict[str, str], door: DoorSettings, response_headers: dict[str, str]
+        self,
+        http: web.BaseRequest,
+        names: dict[str, str],
+        door: DoorSettings,
+        response_headers: dict[str, str],
+        key: ApiKey | None = None,
     ) -> None:
         self.http = http
+        #: The API key of the client; None if it needs none.
+        self.key = key
         self.names = names
         self.door = door
         self.request_id = request_id_of(http)
         #: Headers of every response; a handler adds them itself only where it begins to send.
         self.response_headers = {**response_headers, REQUEST_ID_HEADER: self.request_id}
+
+    def admits(self, model: str) -> bool:
+        """Whether the client's key is for `model`."""
+        return self.key is None or self.key.admits(model)
+
+    def check_model(self, model: str) -> None:
+        """Raise `ApiError` if the client's key is not for `model`."""
+        if self.key is not None and not self.key.admits(model):
+            raise ApiError(f"The API key '{self.key.name}' is not for model '{model}'", 403, param="model",
+                           code="model_not_allowed")  # fmt: skip
 
     async def read_body(self) -> BodyCollector:
         """Return the body, which the caller releases. Raises `ServingError`."""

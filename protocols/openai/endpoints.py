@@ -22,13 +22,14 @@ _OWNER = "naiad"
 async def list_models(call: OpenAiCall) -> web.Response:
     """List the models that this front door serves."""
     kernel = call.door.kernel
-    names = sorted(name for name in kernel.catalog.ready_names() if _is_served(call, name))
+    names = sorted(name for name in kernel.catalog.ready_names() if call.admits(name) and _is_served(call, name))
     return call.json(_encode({"object": "list", "data": [_model(call, name) for name in names]}))
 
 
 async def get_model(call: OpenAiCall) -> web.Response:
     """Describe one model."""
     name = call.names["model"]
+    call.check_model(name)
     if name not in call.door.kernel.catalog.ready_names() or not _is_served(call, name):
         raise unknown_model(name, 404)
     return call.json(_encode(_model(call, name)))
@@ -60,6 +61,7 @@ async def unload(call: OpenAiCall) -> web.Response:
 def _administered(call: OpenAiCall) -> str:
     if not call.door.kernel.settings.explicit_control:
         raise ApiError("Model load/unload requires --model-control-mode=explicit")
+    call.check_model(call.names["model"])
     return call.names["model"]
 
 

@@ -61,11 +61,11 @@ async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
     begin_ns = monotonic_ns() if door.kernel.takes_times else 0
     body = await call.read_body()
     try:
-        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, _peer(call))
+        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, _peer(call))
     finally:
         body.release()
     head = GenerationHead(
-        prepared.route, prepared.plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call)
+        prepared.route, prepared.plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call), call.key
     )
     generation = Generation(door.intake, head, begin_ns)
     prefix = "chatcmpl-" if api.is_chat else "cmpl-"

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.forwarding import ForwardedHeaders
     from protocols.helpers.request_task import RequestTask
+    from protocols.openai.api_keys import ApiKey
     from shm.tensor import Tensor
+
+
+#: The header, in lower case, whose value is the name of the client's API key, whatever the client has sent.
+KEY_NAME_HEADER = "naiad-api-key"
 
 
 class GenerationHead(msgspec.Struct, frozen=True):
@@ -35,6 +40,8 @@ class GenerationHead(msgspec.Struct, frozen=True):
     headers: tuple[tuple[bytes, bytes], ...]
     #: Returns who the client is; empty if it has disconnected.
     peer: Callable[[], str]
+    #: The API key of the client; None if it needs none.
+    key: ApiKey | None = None
 
 
 class GenerationIntake(Intake):
@@ -189,6 +196,9 @@ class ChoiceCall:
         return self.head.peer()
 
     def header(self, name: str) -> str:
+        """See `Sink`. With API keys, one header is the name of the client's: fair shares and quotas go by it."""
+        if name == KEY_NAME_HEADER and self.head.key is not None:
+            return self.head.key.name
         return last_value(self.head.headers, name)
 
     def reception(self) -> Reception:

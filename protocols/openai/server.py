@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import ServingError
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from protocols.access.restricted import Category
 from protocols.frontend import is_local
 from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
@@ -18,6 +19,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import JSON, SERVER_HEADER, retry_headers
 from protocols.http.routes import request_path
+from protocols.openai.api_keys import ApiKeys
 from protocols.openai.calls import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.generation import GenerationIntake
@@ -68,6 +70,7 @@ class OpenAiServer:
             return rules.forwarded(call.head.headers)
 
         self._intake = GenerationIntake(kernel, None if rules.forwarder is None else forwarded)
+        self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
         self.silence = SilenceWatch()
         self._seen: dict[str, int] = {}
         self._door = DoorSettings(
@@ -103,12 +106,16 @@ class OpenAiServer:
 
     async def start(self) -> None:
         await self._listener.start()
+        if self._keys is not None:
+            self._keys.start()
         self._kernel.connections["openai"] = lambda: self._listener.connection_count
         if (certificates := self._certificates) is not None:
             certificates.start()
             self._kernel.certificate_expiry["openai"] = lambda: certificates.expiry_s
 
     async def stop(self, grace_s: float) -> None:
+        if self._keys is not None:
+            self._keys.stop()
         if self._certificates is not None:
             self._certificates.stop()
         await self._listener.stop(grace_s)
@@ -152,7 +159,10 @@ class OpenAiServer:
             )
             if refusal is not None:
                 raise ApiError(refusal, 401, code="invalid_auth")
-            call = OpenAiCall(http, names, self._door, headers)
+            key = None
+            if self._keys is not None and route.category is not Category.HEALTH:
+                key = self._keys.find(http.headers.get("Authorization"))
+            call = OpenAiCall(http, names, self._door, headers, key)
             response = await handler(call)
             if not response.prepared:
                 response.headers[REQUEST_ID_HEADER] = call.request_id

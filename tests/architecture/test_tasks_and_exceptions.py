@@ -19,6 +19,7 @@ FREE_TASKS = {
     "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
     "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
     "kernel/repository/clouds/repository.py _completed": "awaited at once, and again before it is undone",
+    "protocols/openai/api_keys.py ApiKeys._look_later": "its end plans the next look, also if it has failed",
     "protocols/tls/certificates.py Certificates._look_later": "its end plans the next look, also if it has failed",
     "kernel/repository/running_loads.py RunningLoads.run": "awaited at once; `end` cancels them meanwhile",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",

@@ -245,6 +245,9 @@ _OPENAI = FlagGroup(
         Flag(name="openai-default-max-tokens", kind=integer(1, metavar="TOKENS"), option="openai.default_max_tokens",
              ours=True, default="16 for completions, none for chats",
              help="The most tokens of a response if the client does not say it."),
+        Flag(name="openai-api-keys", kind=FILE, option="openai.api_keys", ours=True, default="none",
+             help="Only clients with a key of this file (Authorization: Bearer KEY) may use OpenAI's API. Lines: NAME "
+             "KEY, and the models that the key may use. A changed file is read again."),
     ),
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from protocols.openai.requests.plans import Api, GenerationPlan, make_plan, read
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernel.serving.front_doors.interface import KernelInterface
     from kernel.serving.front_doors.route import ModelRoute
@@ -79,14 +79,20 @@ _api_decoder = msgspec.msgpack.Decoder(Api)
 
 
 async def prepare(
-    kernel: KernelInterface, api: Api, body: BodyCollector, default_max_tokens: int | None, peer: str
+    kernel: KernelInterface,
+    api: Api,
+    body: BodyCollector,
+    default_max_tokens: int | None,
+    check_model: Callable[[str], None],
+    peer: str,
 ) -> Prepared:
-    """Return what is in a body. Raises `ServingError`.
+    """Return what is in a body. Raises `ServingError`, and what `check_model` raises for the model's name.
 
     A large body is decoded by a helper twice: its model is not known before, and decides what is right.
     """
     if body.byte_size <= LOOP_BYTE_SIZE:
         document = read_document(body.body(), api)
+        check_model(document.model)
         route = route_of(kernel, document.model)
         dialect = required_dialect(route.spec)
         plan, inputs = make_plan(document, dialect, default_max_tokens)
@@ -99,6 +105,7 @@ async def prepare(
         message, _ = await task.run()
         found = _found_decoder.decode(message)
         found.check()
+        check_model(found.model)
         route = route_of(kernel, found.model)
         required_dialect(route.spec)
         return await _prepared(kernel, PrepareArguments(api, route.spec, default_max_tokens), route, sources, peer)

@@ -226,6 +226,9 @@ _OPENAI_EFFECTS = {
     "openai-default-max-tokens": Effect(
         "--openai-default-max-tokens=7", lambda r: r.openai._door.default_max_tokens, 7, _OPENAI
     ),
+    "openai-api-keys": Effect(
+        "--openai-api-keys={api_keys}", lambda r: r.call("/v1/models", door="openai").status, 401, _OPENAI
+    ),
     "demo": Effect("--demo=chat --openai-port=0", index, [("chat", "READY")], ""),
 }  # fmt: skip
 
@@ -452,6 +455,8 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
             (name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached", "record")
         )
         FILES["key"].write_text("secret\n")
+        FILES["api_keys"] = tmp_path / "api_keys"
+        FILES["api_keys"].write_text("ann sk-secret\n")
         yield
     FILES.clear()
 
