@@ -37,7 +37,7 @@ def first_requests(specs: Sequence[ModelSpec], url: str, openai_url: str = "") -
     lines: list[str] = []
     for spec in shown:
         if openai_url and "openai_request" in spec.inputs:
-            lines.append(_chat(spec.name, openai_url))
+            lines.append(_openai(spec, openai_url))
             continue
         inputs = [tensor for tensor in spec.inputs.values() if not tensor.optional]
         lines.append(" ".join([f"    {program()} infer", shlex.quote(spec.name), *map(_argument, inputs)]) + elsewhere)
@@ -48,8 +48,11 @@ def first_requests(specs: Sequence[ModelSpec], url: str, openai_url: str = "") -
     return "\nIn another terminal, send a first request:\n\n" + "\n".join(lines) + "\n\nCtrl-C stops the server.\n\n"
 
 
-def _chat(model: str, url: str) -> str:
-    asked = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+def _openai(spec: ModelSpec, url: str) -> str:
+    """Return a request to a model that takes those of OpenAI's API."""
+    if "embedding" in spec.outputs:
+        return f"    curl {url}/v1/embeddings -d {shlex.quote(json.dumps({'model': spec.name, 'input': 'Hello'}))}"
+    asked = {"model": spec.name, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
     return f"    curl -N {url}/v1/chat/completions -d {shlex.quote(json.dumps(asked))}"
 
 

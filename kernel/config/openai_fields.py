@@ -22,10 +22,11 @@ OPENAI_FIELDS = "naiad.openai_fields"
 DECLARABLE_FIELDS = frozenset(
     (
         "add_generation_prompt", "allowed_token_ids", "audio", "bad_words", "chat_template_kwargs",
-        "continue_final_message", "documents", "function_call", "functions", "ignore_eos", "logit_bias", "logprobs",
-        "min_p", "min_tokens", "modalities", "parallel_tool_calls", "reasoning_effort", "repetition_penalty",
-        "response_format", "skip_special_tokens", "stop_token_ids", "structured_outputs", "suffix", "tool_choice",
-        "tools", "top_k", "top_logprobs", "verbosity", "web_search_options",
+        "continue_final_message", "dimensions", "documents", "function_call", "functions", "ignore_eos",
+        "logit_bias", "logprobs", "min_p", "min_tokens", "modalities", "parallel_tool_calls",
+        "reasoning_effort", "repetition_penalty", "response_format", "skip_special_tokens",
+        "stop_token_ids", "structured_outputs", "suffix", "tool_choice", "tools", "top_k", "top_logprobs",
+        "verbosity", "web_search_options",
     )
 )  # fmt: skip
 

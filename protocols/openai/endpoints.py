@@ -8,6 +8,7 @@ import msgspec
 
 from kernel.errors import NotFound, ServingError
 from protocols.openai.dialects.choosing import dialect_of
+from protocols.openai.dialects.embeddings import embedding_dialect
 from protocols.openai.errors import ApiError, unknown_model
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ async def ready(call: OpenAiCall) -> web.Response:
 
 def _is_served(call: OpenAiCall, name: str) -> bool:
     try:
-        return dialect_of(call.door.kernel.route(name).spec) is not None
+        spec = call.door.kernel.route(name).spec
     except ServingError:  # unloaded meanwhile
         return False
+    return dialect_of(spec) is not None or embedding_dialect(spec) is not None
 
 
 def _model(call: OpenAiCall, name: str) -> dict[str, Any]:

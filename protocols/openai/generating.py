@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from kernel.errors import ServingError
-from kernel.observe.repeats.internal_errors import unexpected_error
-from protocols.access.peer_identity import peer_identity
 from protocols.http import web
-from protocols.http.call import REQUEST_ID
 from protocols.http.responses import SERVER_HEADER
 from protocols.openai.dialects.choosing import required_dialect
 from protocols.openai.dialects.pieces import read_piece
 from protocols.openai.errors import error_event
-from protocols.openai.generation import Generation, GenerationHead
 from protocols.openai.requests.plans import Api
-from protocols.openai.requests.preparing import prepare
 from protocols.openai.responses.bodies import Identity
 from protocols.openai.responses.receivers import ReadyBody, ReadyEvents, TextBody, TextEvents
+from protocols.openai.submitting import raise_refusal, submitted
 
 if TYPE_CHECKING:
     from kernel.serving.response import Response
     from protocols.openai.calls import OpenAiCall
     from protocols.openai.dialects.dialect import Dialect
-    from protocols.openai.generation import ChoiceCall
-    from protocols.openai.requests.preparing import Prepared
+    from protocols.openai.generation import ChoiceCall, Generation
     from protocols.openai.responses.receivers import Receiver
 
-#: How many requests are submitted, and how many responses become chunks, before other clients are served.
-_SUBMITTED_AT_ONCE = 32
+#: How many responses become chunks before other clients are served.
 _TAKEN_AT_ONCE = 256
 
 #: A comment, which clients ignore: something has to come, so that nobody takes the connection for dead.
@@ -56,53 +49,14 @@ async def completions(call: OpenAiCall) -> web.StreamResponse:
 
 
 async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
-    door = call.door
-    call.http[REQUEST_ID] = call.request_id
-    begin_ns = monotonic_ns() if door.kernel.takes_times else 0
-    body = await call.read_body()
-    try:
-        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, _peer(call))
-    finally:
-        body.release()
-    head = GenerationHead(
-        prepared.route, prepared.plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call), call.key
-    )
-    generation = Generation(door.intake, head, begin_ns)
-    prefix = "chatcmpl-" if api.is_chat else "cmpl-"
-    identity = Identity(prefix + uuid.uuid4().hex, int(door.now_s()), prepared.plan.model)
-    try:
-        await _submit(generation, prepared)
-        dialect = required_dialect(prepared.route.spec)
-        progress = _ModelRequests(generation, dialect, prepared.plan.model)
-        if prepared.plan.stream:
-            return await _stream(
-                call, progress, (ReadyEvents if dialect.ready else TextEvents)(prepared.plan, identity)
-            )
-        return await _whole(call, progress, (ReadyBody if dialect.ready else TextBody)(prepared.plan, identity))
-    finally:
-        generation.close()
-
-
-def _peer(call: OpenAiCall) -> str:
-    try:
-        return peer_identity(call.http.transport)
-    except ServingError:
-        return ""
-
-
-async def _submit(generation: Generation, prepared: Prepared) -> None:
-    """Submit the requests of all choices. Those that cannot be submitted any more are released."""
-    waiting = prepared.inputs
-    try:
-        for number in range(len(waiting)):
-            inputs, waiting[number] = waiting[number], []
-            generation.submit(number, inputs)
-            if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
-                await asyncio.sleep(0)
-    finally:
-        for inputs in waiting:
-            for tensor in inputs:
-                tensor.release()
+    async with submitted(call, api) as found:
+        plan, dialect = found.plan, required_dialect(found.spec)
+        prefix = "chatcmpl-" if api.is_chat else "cmpl-"
+        identity = Identity(prefix + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
+        requests = _ModelRequests(found.generation, dialect, plan.model)
+        if plan.stream:
+            return await _stream(call, requests, (ReadyEvents if dialect.ready else TextEvents)(plan, identity))
+        return await _whole(call, requests, (ReadyBody if dialect.ready else TextBody)(plan, identity))
 
 
 class _ModelRequests:
@@ -122,9 +76,7 @@ class _ModelRequests:
         for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
             call, response = arrived.popleft()
             if isinstance(response, Exception):
-                if isinstance(response, ServingError):
-                    raise response
-                raise unexpected_error(f"a request to model '{self._model}'", response)
+                raise_refusal(response, f"a request to model '{self._model}'")
             try:
                 self._take(call, response, receiver)
             finally:

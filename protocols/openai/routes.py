@@ -9,7 +9,7 @@ import msgspec
 
 from protocols.access.restricted import Category
 from protocols.http import web
-from protocols.openai import endpoints, generating
+from protocols.openai import embedding, endpoints, generating
 from protocols.openai.calls import OpenAiCall
 
 _Handler = Callable[[OpenAiCall], Awaitable[web.StreamResponse]]
@@ -29,6 +29,7 @@ class OpenAiRoute(msgspec.Struct, frozen=True):
 _LITERAL = {
     "/v1/chat/completions": OpenAiRoute(Category.INFERENCE, {"POST": generating.chat_completions}),
     "/v1/completions": OpenAiRoute(Category.INFERENCE, {"POST": generating.completions}),
+    "/v1/embeddings": OpenAiRoute(Category.INFERENCE, {"POST": embedding.embeddings}),
     "/v1/models": OpenAiRoute(Category.METADATA, {"GET": endpoints.list_models}),
     "/health/ready": OpenAiRoute(Category.HEALTH, {"GET": endpoints.ready}),
 }

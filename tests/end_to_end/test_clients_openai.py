@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import shutil
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from bench.server import ServerProcess, wait_for
+from kernel.options import CHAT_DEMO_REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +24,45 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello th
 SAID = "You said: hello there That is all I know."
 
 
+#: The first number of a text's vector is how many letters it has.
+VECTORS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        [[text]] = pb_utils.get_input_tensor_by_name(request, "openai_request").as_numpy()
+        count = len(json.loads(text)["input"])
+        return pb_utils.InferenceResponse([
+            pb_utils.Tensor("embedding", np.array([[count, count + 0.125]], np.float32)),
+            pb_utils.Tensor("num_input_tokens", np.array([[count]], np.int32)),
+        ])
+"""
+
+VECTORS_CONFIG = """
+backend: "python"
+max_batch_size: 8
+dynamic_batching { }
+input [ { name: "openai_request" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [
+  { name: "embedding" data_type: TYPE_FP32 dims: [ 2 ] },
+  { name: "num_input_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
+]
+"""
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess(None, "--demo=chat", "--openai-port=0") as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("models")
+    shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", repository / "chat")
+    (repository / "vectors" / "1").mkdir(parents=True)
+    (repository / "vectors" / "config.pbtxt").write_text(VECTORS_CONFIG)
+    (repository / "vectors" / "1" / "model.py").write_text(VECTORS)
+    with ServerProcess(repository, "--openai-port=0") as running:
         yield running
 
 
@@ -35,7 +73,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["chat"]
+    assert [model.id for model in client.models.list()] == ["chat", "vectors"]
     assert client.models.retrieve("chat").owned_by == "naiad"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("org/none")
@@ -79,6 +117,16 @@ def test_completions_of_several_prompts_come_in_order(client: openai.OpenAI) -> 
     assert [choice.text for choice in found.choices] == ["oneYou said: one ", "twoYou said: two "]
     streamed = client.completions.create(model="chat", prompt="one", stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == "You said: one That is all I know."
+
+
+def test_embeddings_come_in_both_forms(client: openai.OpenAI) -> None:
+    forms: list[dict[str, Any]] = [{}, {"encoding_format": "float"}]  # the client asks for base64 by itself
+    for form in forms:
+        found = client.embeddings.create(model="vectors", input=["a", "four"], **form)
+        assert [each.embedding for each in found.data] == [[1.0, 1.125], [4.0, 4.125]]
+        assert found.usage.prompt_tokens == 5
+    with pytest.raises(openai.BadRequestError, match="'dimensions' is not supported"):
+        client.embeddings.create(model="vectors", input="a", dimensions=3)
 
 
 def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:

@@ -45,17 +45,17 @@ def read_piece(response: Response, wanted: str) -> Piece:
     for output in response.outputs or ():
         name = output.name
         if name == wanted:
-            piece.text = _only_text(output)
+            piece.text = only_text(output)
         elif name == FINISH_OUTPUT:
-            piece.finish_reason = _FINISH_REASONS.get(_only_text(output).decode(errors="replace"), "")
+            piece.finish_reason = _FINISH_REASONS.get(only_text(output).decode(errors="replace"), "")
         elif name == PROMPT_TOKENS:
-            piece.prompt_tokens = _only_count(output)
+            piece.prompt_tokens = only_count(output)
         elif name == OUTPUT_TOKENS:
-            piece.output_tokens = _only_count(output)
+            piece.output_tokens = only_count(output)
     return piece
 
 
-def _only_text(output: Tensor) -> bytes:
+def only_text(output: Tensor) -> bytes:
     """Return the only element of a tensor of BYTES."""
     octets = output.data if output.data is not None else output.raw()
     if output.datatype != "BYTES" or len(octets) < 4 or int.from_bytes(octets[:4], "little") != len(octets) - 4:
@@ -65,7 +65,7 @@ def _only_text(output: Tensor) -> bytes:
     return bytes(octets[4:])
 
 
-def _only_count(output: Tensor) -> int:
+def only_count(output: Tensor) -> int:
     octets = output.data if output.data is not None else output.raw()
     if "INT" not in output.datatype or len(octets) != DATATYPES[output.datatype].byte_size:
         raise InternalError(

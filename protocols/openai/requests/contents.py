@@ -74,7 +74,7 @@ def prompts_of(prompt: Any, dialect: Dialect) -> list[Any]:
         prompts: list[Any] = [prompt]
     elif not isinstance(prompt, list):
         raise invalid_field("prompt", "string_type", "Input should be a valid string, or a list")
-    elif prompt and all(_is_token(each) for each in prompt):
+    elif prompt and all(is_token(each) for each in prompt):
         prompts = [prompt]
     else:
         prompts = prompt
@@ -84,7 +84,7 @@ def prompts_of(prompt: Any, dialect: Dialect) -> list[Any]:
         if isinstance(each, str):
             if not each:
                 raise ApiError("prompt must be non-empty", param="prompt")
-        elif not isinstance(each, list) or not all(_is_token(token) for token in each):
+        elif not isinstance(each, list) or not all(is_token(token) for token in each):
             raise invalid_field(f"prompt.{number}", "string_type", "Input should be a valid string, or token ids")
         elif "prompt_token_ids" not in dialect.honoured:
             raise refused_field("prompt", f"it is of token ids, and model '{dialect.model}' {dialect.reason}")
@@ -93,5 +93,6 @@ def prompts_of(prompt: Any, dialect: Dialect) -> list[Any]:
     return prompts
 
 
-def _is_token(value: Any) -> bool:
+def is_token(value: Any) -> bool:
+    """Whether `value` is a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -19,6 +19,7 @@ from protocols.openai.requests.values import (
     json_list,
     json_object,
     number,
+    one_of,
     stop_words,
     text,
 )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from protocols.openai.dialects.dialect import Dialect
+    from protocols.openai.dialects.embeddings import EmbeddingDialect
 
 
 class Treatment(enum.Enum):
@@ -130,6 +132,15 @@ COMPLETION_FIELDS: dict[str, Field] = {
     "suffix": Field(_DECLARED, text, absent=("",)),
 }
 
+#: POST /v1/embeddings.
+EMBEDDING_FIELDS: dict[str, Field] = {
+    "model": Field(_SERVER, text, required=True),
+    "input": Field(_SERVER, required=True),
+    "encoding_format": Field(_SERVER, one_of("float", "base64")),
+    "dimensions": Field(_DECLARED, integer(1, 1 << 20)),
+    "user": Field(_WITHOUT, text),
+}
+
 #: Members of `stream_options`.
 STREAM_OPTIONS = {
     "include_usage": Field(_SERVER, boolean),
@@ -172,7 +183,7 @@ def _checked(document: dict[str, Any], table: dict[str, Field], prefix: str) -> 
     return found
 
 
-def refuse_others(fields: Collection[str], table: dict[str, Field], dialect: Dialect) -> None:
+def refuse_others(fields: Collection[str], table: dict[str, Field], dialect: Dialect | EmbeddingDialect) -> None:
     """Raise `ApiError` for the first of `fields` that is the model's matter and that does not reach it."""
     for name in fields:
         if table[name].treatment in (Treatment.MODEL, Treatment.DECLARED) and name not in dialect.honoured:

@@ -12,6 +12,7 @@ from protocols.openai.requests.contents import MAX_FAN_OUT, check_messages, prom
 from protocols.openai.requests.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    EMBEDDING_FIELDS,
     checked,
     checked_stream_options,
     refuse_others,
@@ -19,6 +20,7 @@ from protocols.openai.requests.fields import (
 
 if TYPE_CHECKING:
     from protocols.openai.dialects.dialect import Dialect
+    from protocols.openai.requests.fields import Field
     from shm.tensor import Buffer, Tensor
 
 #: How many bytes the requests to a model may have together where one request of a client becomes several, if these are
@@ -35,14 +37,24 @@ _encoder = msgspec.json.Encoder()
 
 
 class Api(enum.Enum):
-    """An API that generates text."""
+    """An API whose requests become requests of a model."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    #: Makes vectors, and no text.
+    EMBEDDINGS = "embeddings"
 
     @property
     def is_chat(self) -> bool:
         return self is Api.CHAT
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields that requests may have."""
+        return _FIELDS[self]
+
+
+_FIELDS = {Api.CHAT: CHAT_FIELDS, Api.COMPLETIONS: COMPLETION_FIELDS, Api.EMBEDDINGS: EMBEDDING_FIELDS}
 
 
 class GenerationPlan(msgspec.Struct, array_like=True):
@@ -65,6 +77,8 @@ class GenerationPlan(msgspec.Struct, array_like=True):
     stop_words: list[str] = []
     #: The text before each prompt's choices (`echo`); empty for none.
     echoed: list[str] = []
+    #: Of embeddings: whether vectors are base64 of FP32, and not lists of numbers.
+    as_base64: bool = False
 
     @property
     def choices(self) -> int:
@@ -92,7 +106,7 @@ def read_document(body: Buffer, api: Api) -> Document:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"the body is not valid JSON: {error}", param=None) from None
-    return Document(api, checked(document, CHAT_FIELDS if api.is_chat else COMPLETION_FIELDS), len(body))
+    return Document(api, checked(document, api.fields), len(body))
 
 
 def make_plan(
@@ -105,7 +119,7 @@ def make_plan(
     fields, api, ready = document.fields, document.api, dialect.ready
     if api.is_chat and not dialect.chats:
         raise ApiError(f"model '{dialect.model}' has no chat template: use /v1/completions", param="model")
-    refuse_others(fields, CHAT_FIELDS if api.is_chat else COMPLETION_FIELDS, dialect)
+    refuse_others(fields, api.fields, dialect)
     plan = GenerationPlan(api, document.model, fields.get("stream", False), n=fields.get("n", 1))
     _add_stream_options(plan, fields)
     if "top_logprobs" in fields and not fields.get("logprobs"):

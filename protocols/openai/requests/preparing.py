@@ -17,8 +17,10 @@ from protocols.helpers.awaited import AwaitedTask
 from protocols.helpers.decoded_request import aligned
 from protocols.helpers.request_task import LOOP_BYTE_SIZE, joined, tensor_with_own_lease
 from protocols.openai.dialects.choosing import required_dialect
+from protocols.openai.dialects.embeddings import required_embedding_dialect
 from protocols.openai.errors import ApiError, unknown_model
-from protocols.openai.requests.plans import Api, GenerationPlan, make_plan, read_document
+from protocols.openai.requests.embeddings import make_embedding_plan
+from protocols.openai.requests.plans import Api, Document, GenerationPlan, make_plan, read_document
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
@@ -94,8 +96,7 @@ async def prepare(
         document = read_document(body.body(), api)
         check_model(document.model)
         route = route_of(kernel, document.model)
-        dialect = required_dialect(route.spec)
-        plan, inputs = make_plan(document, dialect, default_max_tokens)
+        plan, inputs = _planned(document, route.spec, default_max_tokens)
         return Prepared(plan, route, inputs)
     sources = body.sources()
     try:
@@ -107,7 +108,6 @@ async def prepare(
         found.check()
         check_model(found.model)
         route = route_of(kernel, found.model)
-        required_dialect(route.spec)
         return await _prepared(kernel, PrepareArguments(api, route.spec, default_max_tokens), route, sources, peer)
     finally:
         for source in sources:
@@ -147,6 +147,15 @@ async def _prepared(
     return Prepared(found.plan, route, inputs)
 
 
+def _planned(
+    document: Document, spec: ModelSpec, default_max_tokens: int | None
+) -> tuple[GenerationPlan, list[list[Tensor]]]:
+    """Return the plan for a body, and the inputs of each request to the model. Raises `ApiError`."""
+    if document.api is Api.EMBEDDINGS:
+        return make_embedding_plan(document, required_embedding_dialect(spec))
+    return make_plan(document, required_dialect(spec), default_max_tokens)
+
+
 def route_of(kernel: KernelInterface, name: str) -> ModelRoute:
     """Return the route to a model. Raises `ServingError`: with Triton's text for one that does not exist."""
     if name not in kernel.catalog.ready_names():
@@ -172,7 +181,7 @@ def prepare_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskStep
     known = _arguments_decoder.decode(arguments)
     try:
         document = read_document(joined(sources), known.api)
-        plan, inputs = make_plan(document, required_dialect(known.spec), known.default_max_tokens)
+        plan, inputs = _planned(document, known.spec, known.default_max_tokens)
     except ApiError as error:
         return TaskResult(_encoder.encode(_failed(error)))
     described = [[(each.name, each.datatype, each.shape, each.byte_size) for each in tensors] for tensors in inputs]

@@ -86,6 +86,17 @@ def _within(value: float, lowest: float | None, highest: float | None) -> None:
         raise Mismatch("less_than_equal", f"Input should be less than or equal to {highest}")
 
 
+def one_of(*values: str) -> Check:
+    """Return the check of a text that is one of `values`."""
+
+    def check(value: Any) -> str:
+        if value not in values:
+            raise Mismatch("literal_error", f"Input should be {' or '.join(map(repr, values))}")
+        return str(value)
+
+    return check
+
+
 def stop_words(value: Any) -> list[str]:
     """Accept one text or a list of texts; returns the list, without empty texts and repetitions."""
     words = [value] if isinstance(value, str) else value
