@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.ahead.next_batch_time import NextBatchTime
 from kernel.serving.events import Submitted
 from kernel.serving.response import Response

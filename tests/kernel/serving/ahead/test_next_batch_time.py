@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.ahead.next_batch_time import NextBatchTime
 
 US = 1_000
