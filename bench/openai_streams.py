@@ -54,7 +54,7 @@ _WORD = b'"text":"word'
 _DONE = b"[DONE]"
 
 
-class Streams:
+class CountedStreams:
     """Connections on which streams were asked for."""
 
     def __init__(self, port: int, count: int, prompt: str, tokens: int) -> None:
@@ -105,7 +105,7 @@ def cpu_s(pid: int) -> float:
 def measure(server: ServerProcess, streams: int, tokens: int) -> str:
     """Return a line of the table."""
     cpu_before, begin = cpu_s(server.pid), time.perf_counter()
-    found = Streams(server.openai_port, streams, "go", tokens)
+    found = CountedStreams(server.openai_port, streams, "go", tokens)
     found.read()
     wall, cpu = time.perf_counter() - begin, cpu_s(server.pid) - cpu_before
     assert found.tokens == streams * tokens, f"{found.tokens} tokens came of {streams * tokens}"
@@ -117,11 +117,11 @@ def measure(server: ServerProcess, streams: int, tokens: int) -> str:
 
 def measure_idle(server: ServerProcess, count: int) -> str:
     """Return how much memory of the kernel a stream takes that waits for its model."""
-    held = [Streams(server.openai_port, 200, "wait", 1)]  # what the first ones take only once
+    held = [CountedStreams(server.openai_port, 200, "wait", 1)]  # what the first ones take only once
     held[0].read(first_only=True)
     before = rss_bytes(server.pid)
     for _ in range(0, count, 50):
-        held.append(Streams(server.openai_port, 50, "wait", 1))
+        held.append(CountedStreams(server.openai_port, 50, "wait", 1))
         held[-1].read(first_only=True)
     return f"{(rss_bytes(server.pid) - before) / count / 1024:.1f} KiB for each of {count} streams"
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SUBMITTED_AT_ONCE = 32
 
 
-class Submitted(msgspec.Struct, frozen=True):
+class SubmittedChoices(msgspec.Struct, frozen=True):
     """The requests to a model that one request of a client has become."""
 
     plan: GenerationPlan
@@ -37,7 +37,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 @contextlib.asynccontextmanager
-async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[Submitted, None]:
+async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoices, None]:
     """Receive, decode and submit a request; at the end of the block what has not ended is cancelled.
 
     Raises `ServingError` for a request that is refused before.
@@ -55,7 +55,7 @@ async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[Submitted, Non
     generation = Generation(door.intake, head, begin_ns)
     try:
         await _submit(generation, prepared.inputs)
-        yield Submitted(plan, route.spec, generation)
+        yield SubmittedChoices(plan, route.spec, generation)
     finally:
         generation.close()
 
