@@ -6,6 +6,7 @@ A connection for which there is no file descriptor but those that are kept for w
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING, cast
@@ -143,3 +144,20 @@ def send_small_writes_at_once(transport: asyncio.BaseTransport) -> None:
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def is_local(peer: object) -> bool:
+    """Whether a peer address (as `transport.get_extra_info('peername')` gives it) is on this machine.
+
+    Loopback addresses and Unix sockets are. An address of an unknown kind is not.
+    """
+    if isinstance(peer, (str, bytes)):
+        return True  # a Unix socket
+    if not isinstance(peer, tuple) or not peer:
+        return False
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

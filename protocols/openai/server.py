@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kernel.errors import ServingError
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from protocols.access.exposure import open_port
 from protocols.access.restricted import Category
-from protocols.frontend import is_local
 from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
@@ -19,6 +21,7 @@ from protocols.http.listener import HttpListener
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import JSON, SERVER_HEADER, retry_headers
 from protocols.http.routes import request_path
+from protocols.listening import is_local
 from protocols.openai.api_keys import ApiKeys
 from protocols.openai.calls import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
@@ -31,14 +34,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.serving.front_doors.interface import KernelInterface
+    from protocols.access.exposure import OpenPort
     from protocols.access.keys import KeyReader
-    from protocols.access.restricted import Restrictions
     from protocols.forwarding import ForwardedHeaders
+    from protocols.frontend import DoorParts
     from protocols.openai.generation import ChoiceCall
     from protocols.openai.routes import OpenAiRoute
     from protocols.tls.certificates import Certificates
 
 _DEFAULTS = OpenAiOptions()
+
+
+def make_door(parts: DoorParts) -> OpenAiServer:
+    """Return the front door. Raises `BadOption`."""
+    options = parts.options
+    return OpenAiServer(
+        parts.kernel,
+        parts.sock,
+        options.openai,
+        http=options.http,
+        log_access=options.log.access,
+        admin=options.admin,
+        keys=parts.keys,
+    )
 
 
 class OpenAiServer:
@@ -70,6 +88,9 @@ class OpenAiServer:
             return rules.forwarded(call.head.headers)
 
         self._intake = GenerationIntake(kernel, None if rules.forwarder is None else forwarded)
+        # Models are loaded over it, and nothing else is administered.
+        port = open_port("OpenAI's API", sock, http.tls, rules.restrictions)
+        self._administration = msgspec.structs.replace(port, categories=frozenset({Category.MODEL_REPOSITORY}))
         self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
         self.silence = SilenceWatch()
         self._seen: dict[str, int] = {}
@@ -97,8 +118,8 @@ class OpenAiServer:
         )
 
     @property
-    def restrictions(self) -> Restrictions:
-        return self._rules.restrictions
+    def administration(self) -> OpenPort:
+        return self._administration
 
     @property
     def title(self) -> str:

@@ -109,6 +109,8 @@ class _Dispatcher:
         if self._queue.next_expiry_ns is not None:
             for request in self._queue.expire(now_ns):
                 request.fail(errors.QueueTimeout())
+            if self._queue.next_expiry_ns is not None and self._queue.next_expiry_ns <= now_ns:
+                return  # more have expired than may fail in one iteration: none of them is executed
         batcher, order = self._batcher, self._order
         while (instance := self._free_instance()) is not None:
             requests = batcher.take(now_ns)
@@ -124,6 +126,8 @@ class _Dispatcher:
         busy one may get a batch ahead of time."""
         batcher = self._batcher
         expiry_ns = self._queue.next_expiry_ns
+        if expiry_ns is not None and expiry_ns <= self._clock.now_ns():
+            return ITERATION_END
         start_ns = None
         if self._queue.count:
             if self._free_instance() is None:

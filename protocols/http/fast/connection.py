@@ -139,6 +139,7 @@ class FastConnection(asyncio.Protocol):
         if incoming is not None:
             if (  # all of a body
                 len(data) == self._missing == incoming.byte_size
+                and fast_path.messages.room
                 and incoming.receive_buffer is None
                 and incoming.refusal is None
             ):
@@ -155,6 +156,7 @@ class FastConnection(asyncio.Protocol):
             and not (self._received or self._missing or self._write_paused or self._draining)
             and not (self._calls and self._has_enough)
             and data.startswith(known.text)
+            and fast_path.messages.room
             and known.generation == fast_path.kernel.catalog.generation
         ):
             body_byte_size = len(data) - len(known.text)
@@ -288,10 +290,10 @@ class FastConnection(asyncio.Protocol):
         messages = self._fast_path.messages
         taken, room = 0, messages.room
         try:
-            while self._received and self._take() and not self._closing:
+            while taken < room and self._received and self._take() and not self._closing:
                 taken += 1
-                if taken >= room:
-                    break
+                if not messages.room:  # the last one took long
+                    room = taken
         finally:
             self._taking = False
         if taken > 1:

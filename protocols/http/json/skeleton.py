@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocols.http.json.document import UNDECODABLE
+from protocols.http.json.document import UNDECODABLE, reads_slowly
 from protocols.http.json.tensor import ELEMENT_TYPES, FAST_DEPTH, nesting, typed_decoder
 from shm.datatypes import DATATYPES
 from shm.strings import encode_strings
@@ -48,8 +48,13 @@ class _WrongNumber(Exception):
     """An array of strings has more or fewer elements than wanted."""
 
 
-#: What `ValueReader.pack` raises for elements that are too many, too few, or out of range.
-_UNPACKABLE = (struct.error, OverflowError, _WrongNumber)
+class _SlowNumbers(Exception):
+    """Numbers that take msgspec long."""
+
+
+#: What `ValueReader.pack` raises for elements that are too many, too few, or out of range, and `decode` for numbers
+#: that would take it long.
+_UNPACKABLE = (struct.error, OverflowError, _WrongNumber, _SlowNumbers)
 
 
 def tensor_reader(datatype: str, element_count: int, example: bytes) -> ValueReader | None:
@@ -62,7 +67,20 @@ def tensor_reader(datatype: str, element_count: int, example: bytes) -> ValueRea
         return None
     typecode = DATATYPES[datatype].typecode
     pack = struct.Struct(f"<{element_count}{typecode}").pack if typecode else _pack_strings
-    return ValueReader(typed_decoder(ELEMENT_TYPES[datatype][0], depth).decode, pack, depth)
+    element_type = ELEMENT_TYPES[datatype][0]
+    decode = typed_decoder(element_type, depth).decode
+    return ValueReader(_fast_numbers(decode) if element_type is float else decode, pack, depth)
+
+
+def _fast_numbers(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return `decode` for arrays of floats, which refuses numbers that take it long."""
+
+    def decode_fast(text: bytes) -> Any:
+        if reads_slowly(text):
+            raise _SlowNumbers
+        return decode(text)
+
+    return decode_fast
 
 
 def flat_reader(datatype: str, element_count: int) -> ValueReader | None:

@@ -6,6 +6,7 @@ exactly the datatype reads the text. Only if it fails are the values checked one
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -25,6 +26,7 @@ from protocols.http.json.document import (
     UNDECODABLE,
     TooDeep,
     parse_leniently,
+    reads_slowly,
 )
 from shm.datatypes import DATATYPES
 from shm.strings import BadFraming, decode_strings, encode_strings
@@ -104,9 +106,12 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
     The large one is valid JSON. Its special numbers are strings (`SPECIAL_MARK`). Raises `BadData`.
     """
     expected, complaint = ELEMENT_TYPES[datatype]
-    try:
-        values: list[Any] = typed_decoder(expected, 1).decode(text)
-    except UNDECODABLE:
+    values: list[Any] = []
+    decoded = False
+    if expected is not float or not reads_slowly(text):
+        with contextlib.suppress(*UNDECODABLE):
+            values, decoded = typed_decoder(expected, 1).decode(text), True
+    if not decoded:
         try:
             values = json.loads(text)
         except ValueError:  # the piece ends within an object
@@ -123,7 +128,7 @@ def decode_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
 
 def decode_typed_piece(datatype: str, text: bytes) -> tuple[bytes, int]:
     """Do the same for a piece of scalars that need not be valid JSON. Raises `NeedsCare` for what is unusual."""
-    if datatype == "BYTES":
+    if datatype == "BYTES" or (ELEMENT_TYPES[datatype][0] is float and reads_slowly(text)):
         raise NeedsCare
     try:
         values: list[Any] = typed_decoder(ELEMENT_TYPES[datatype][0], 1).decode(text)
@@ -150,7 +155,7 @@ def check_readable(name: str, datatype: str) -> None:
 def _decode_fast(datatype: str, text: Buffer) -> list[Any] | None:
     """Return the elements, or None if they are wrong or unusual."""
     depth = nesting(text)
-    if not 1 <= depth <= FAST_DEPTH:
+    if not 1 <= depth <= FAST_DEPTH or (ELEMENT_TYPES[datatype][0] is float and reads_slowly(bytes(text))):
         return None
     try:
         values: list[Any] = typed_decoder(ELEMENT_TYPES[datatype][0], depth).decode(text)
