@@ -66,8 +66,10 @@ if TYPE_CHECKING:
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
+    from kernel.observe.metrics_config import MetricsConfig
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ListenAddress, ServerOptions
+    from kernel.repository.gpus import ServerGpus
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -172,8 +174,7 @@ class Server:
         options = self._options
         # Without a metrics port, nothing reads these figures.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
-        repository = options.repository
-        catalog = Catalog(namespacing=repository.namespacing)
+        catalog = Catalog(namespacing=options.repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         clock = LoopClock(polling.longest_ns)
         budget = ByteBudget(options.memory_byte_size or memory_byte_size() // 2)
@@ -206,32 +207,7 @@ class Server:
             clock,
             functools.partial(choose_scheduler, caller=self._kernel),
             new_supervisor,
-            LifecycleSettings(
-                repositories=repository.paths,
-                copies=repository.copies,
-                explicit=repository.control_mode == "explicit",
-                poll_s=repository.poll_s if repository.control_mode == "poll" else 0,
-                auto_complete=repository.auto_complete_config,
-                config_name=repository.config_name,
-                namespacing=repository.namespacing,
-                load_thread_count=repository.load_thread_count,
-                load_retry_count=repository.load_retry_count,
-                backend_configs=with_directory(
-                    parse_backend_configs(repository.backend_config), repository.backend_directory
-                ),
-                host_policies=parse_host_policies(repository.host_policy),
-                load_timeout_s=repository.load_timeout_s,
-                unload_timeout_s=repository.unload_timeout_s,
-                installs_requirements=options.environments.installs,
-                metrics=metrics,
-                backends=known_backends,
-                extensions=tuple(
-                    each for each in (limiting, PoisonExtension(), caching, self._recent) if each is not None
-                ),
-                has_cache=caching is not None,
-                has_limiter=limiting is not None,
-                gpus=devices.gpus,
-            ),
+            self._lifecycle_settings(metrics, limiting, caching, devices.gpus),
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
@@ -244,6 +220,36 @@ class Server:
     async def _close_parts(self) -> None:
         while self._parts:
             await self._parts.pop().close()
+
+    def _lifecycle_settings(
+        self, metrics: MetricsConfig, limiting: RateLimiting | None, caching: ResponseCaching | None, gpus: ServerGpus
+    ) -> LifecycleSettings:
+        """Return the settings of the repository. Raises `ServingError`."""
+        options, repository = self._options, self._options.repository
+        return LifecycleSettings(
+            repositories=repository.paths,
+            copies=repository.copies,
+            explicit=repository.control_mode == "explicit",
+            poll_s=repository.poll_s if repository.control_mode == "poll" else 0,
+            auto_complete=repository.auto_complete_config,
+            config_name=repository.config_name,
+            namespacing=repository.namespacing,
+            load_thread_count=repository.load_thread_count,
+            load_retry_count=repository.load_retry_count,
+            backend_configs=with_directory(
+                parse_backend_configs(repository.backend_config), repository.backend_directory
+            ),
+            host_policies=parse_host_policies(repository.host_policy),
+            load_timeout_s=repository.load_timeout_s,
+            unload_timeout_s=repository.unload_timeout_s,
+            installs_requirements=options.environments.installs,
+            metrics=metrics,
+            backends=known_backends,
+            extensions=tuple(each for each in (limiting, PoisonExtension(), caching, self._recent) if each is not None),
+            has_cache=caching is not None,
+            has_limiter=limiting is not None,
+            gpus=gpus,
+        )
 
     def _make_settings(self) -> KernelSettings:
         options = self._options

@@ -46,6 +46,7 @@ async def listen(
     `make_refusal` makes the protocol of a connection that is refused: it says why, and is closed here. A client may
     take `tls_shutdown_timeout_s` to end TLS; None is asyncio's default.
     """
+    _set_options(sock)
     gate = _Gate(make_protocol, make_refusal)
     return await asyncio.get_running_loop().create_server(
         lambda: _NewConnection(gate),
@@ -132,17 +133,14 @@ def local_url(sock: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{address}"
 
 
-def find_vanished_peers(transport: asyncio.BaseTransport) -> None:
-    """Let the operating system close an idle connection whose peer does not exist any more (TCP keepalive)."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+def _set_options(sock: socket.socket) -> None:
+    """Set options of a listening socket that its connections inherit: no system calls for each of them.
+
+    The operating system closes an idle connection whose peer does not exist any more (TCP keepalive). Nagle's
+    algorithm, which keeps a small response back until the one before is acknowledged, is off.
+    """
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def send_small_writes_at_once(transport: asyncio.BaseTransport) -> None:
-    """Turn off Nagle's algorithm, which keeps a small response back until the one before is acknowledged."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

@@ -20,7 +20,6 @@ from protocols.grpc.h2.limits import FRAMES_PER_READ, LEAST_FRAMES_PER_READ
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.iteration_budget import COUNTED_READ_BYTE_SIZE, IterationBudget
-from protocols.listening import send_small_writes_at_once
 from protocols.message_budget import MessageBudget
 from protocols.written_releases import WrittenReleases
 
@@ -122,7 +121,6 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.peer = Peer(transport)
-        send_small_writes_at_once(transport)
         self._releases = WrittenReleases(self.transport)
         if self._rules is not None:
             self._timer = LifetimeTimer(self, self._rules)

@@ -26,7 +26,6 @@ from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.response_writer import ResponseWriter
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
-from protocols.listening import find_vanished_peers, send_small_writes_at_once
 
 if TYPE_CHECKING:
     from protocols.http.fast.fast_path import FastPath
@@ -97,8 +96,6 @@ class FastConnection(asyncio.Protocol):
         self.peer = Peer(transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
         self._writer = ResponseWriter(self._transport, self._fast_path.budget, self._responses_written)
-        send_small_writes_at_once(transport)
-        find_vanished_peers(transport)
         self.choose_log()
         self._fast_path.add(self)
         self._active_s = self._fast_path.now_s
