@@ -102,6 +102,7 @@ FRONT_DOORS = (
     DoorKind("grpc", "GRPC", attrgetter("grpc_listener"), "protocols.grpc.server"),
     DoorKind("http", "HTTP", attrgetter("http_listener"), "protocols.http.server"),
     DoorKind("metrics", "Metrics", attrgetter("metrics_listener"), "protocols.http.metrics.server"),
+    DoorKind("openai", "OpenAI", attrgetter("openai_listener"), "protocols.openai.server"),
 )
 
 

@@ -21,6 +21,9 @@ from kernel.settings import LogSettings, LogValues, TraceValues
 #: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
 
+#: The demo of the OpenAI front door (`--demo=chat`), and the files of `naiad init --template chat`.
+CHAT_DEMO_REPOSITORY = Path(__file__).parent / "authoring" / "demo"
+
 
 class BadOption(Exception):
     """The server cannot start with these options. The message is one line for the operator."""
@@ -65,6 +68,16 @@ class HttpOptions(msgspec.Struct, frozen=True):
     #: Whether there is a page for people at / and /dashboard.
     dashboard: bool = True
     tls: TlsOptions | None = None
+
+
+class OpenAiOptions(msgspec.Struct, frozen=True):
+    """Options of the OpenAI front door. Those of the HTTP front door hold for it, too."""
+
+    #: The most tokens of a response where the client does not say it; None for 16 tokens of completions, and for a chat
+    #: until the model ends it.
+    default_max_tokens: int | None = None
+    #: The file with the API keys of clients; None if they need none.
+    api_keys: Path | None = None
 
 
 class GrpcOptions(msgspec.Struct, frozen=True):
@@ -201,10 +214,12 @@ class ServerOptions(msgspec.Struct, frozen=True):
     http_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8000)
     grpc_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8001)
     metrics_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8002)
+    openai_listener: ListenAddress = ListenAddress(False, "0.0.0.0", 9000)
     gpus: GpuOptions = GpuOptions()
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()
+    openai: OpenAiOptions = OpenAiOptions()
     log: LogOptions = LogOptions()
     #: Trace settings at start; clients may change most of them.
     trace: TraceValues = TraceValues()
@@ -287,6 +302,7 @@ def check_options(options: ServerOptions) -> None:
         ("HTTP", options.http_listener),
         ("GRPC", options.grpc_listener),
         ("metrics", options.metrics_listener),
+        ("OpenAI", options.openai_listener),
     ):
         if not listener.allow:
             continue

@@ -105,14 +105,19 @@ def init(
         str,
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
+    template: Annotated[
+        str, typer.Option("--template", metavar="chat", help="A Python model that chats over OpenAI's API.")
+    ] = "",
 ) -> None:
     """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
     from kernel.command.init import init_model
 
-    if sum((python, onnx is not None, bool(ensemble))) > 1:
-        raise BadOption("give one of --python, --onnx and --ensemble")
+    if sum((python, onnx is not None, bool(ensemble), bool(template))) > 1:
+        raise BadOption("give one of --python, --onnx, --ensemble and --template")
+    if template not in ("", "chat"):
+        raise BadOption(f"there is no template '{template}': expected chat")
     names = [name.strip() for name in ensemble.split(",")] if ensemble else []
-    raise typer.Exit(init_model(path, onnx=onnx, ensemble=names))
+    raise typer.Exit(init_model(path, onnx=onnx, ensemble=names, template=template))
 
 
 @cli.command()

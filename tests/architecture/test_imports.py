@@ -150,6 +150,7 @@ ROOMS = {
     "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/environments", "backends/transport"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
+    "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},
 }
 ROOMS |= {room: _FOR_WORKERS | _WORKER_SIDE for room in _WORKER_SIDE if room not in ROOMS}
 ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)

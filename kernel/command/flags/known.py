@@ -31,6 +31,7 @@ from kernel.command.flags.values import (
     one_of,
     pair,
 )
+from kernel.options import CHAT_DEMO_REPOSITORY, DEMO_REPOSITORY
 
 _ADDRESS = Kind("ADDRESS", str)
 _PATTERN = Kind("REGEX", str)
@@ -44,12 +45,19 @@ _COUNT = integer(0)
 _BYTES = integer(0, metavar="BYTES")
 _GPU = integer(0, metavar="GPU")
 
+#: Name → its repository.
+_DEMOS = {"models": DEMO_REPOSITORY, "chat": CHAT_DEMO_REPOSITORY}
+_DEMO = Kind("|".join(_DEMOS), lambda text: (_DEMOS[str(one_of(*_DEMOS).parse(text))],))
+
 _CATEGORIES = "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging"
 
 _MODELS = FlagGroup(
     "Models",
     "Model repositories, and which of their models are served.",
     (
+        Flag(name="demo", kind=_DEMO, option="repository.paths", ours=True, default="none",
+             help="Serve models of the package: models (those without any repository), or chat (a streaming chat over "
+             "OpenAI's API)."),
         Flag(name="model-repository", alias="model-store", kind=REPOSITORY, option="repository.paths",
              repeat=True, default="demo models",
              help="Folder of models, or an address in a cloud: s3://BUCKET/FOLDER, "
@@ -227,6 +235,25 @@ _GRPC = FlagGroup(
     ),
 )  # fmt: skip
 
+_OPENAI = FlagGroup(
+    "OpenAI",
+    "OpenAI's API for models that generate text (docs/openai.md). Limits, restrictions and TLS are those of HTTP.",
+    (
+        Flag(name="allow-openai", kind=SWITCH, option="openai_listener.allow", ours=True,
+             help="Serve OpenAI's API. --openai-port and --demo=chat do so, too."),
+        Flag(name="openai-address", kind=_ADDRESS, option="openai_listener.address", default="that of HTTP", ours=True,
+             help="Address to listen on."),
+        Flag(name="openai-port", kind=PORT, option="openai_listener.port", ours=True,
+             help="Serve OpenAI's API on this port; 0 for any free one."),
+        Flag(name="openai-default-max-tokens", kind=integer(1, metavar="TOKENS"), option="openai.default_max_tokens",
+             ours=True, default="16 for completions, none for chats",
+             help="The most tokens of a response if the client does not say it."),
+        Flag(name="openai-api-keys", kind=FILE, option="openai.api_keys", ours=True, default="none",
+             help="Only clients with a key of this file (Authorization: Bearer KEY) may use OpenAI's API. Lines: NAME "
+             "KEY, and the models that the key may use. A changed file is read again."),
+    ),
+)  # fmt: skip
+
 _GPUS = FlagGroup(
     "GPUs",
     "Instances on GPUs, and their memory.",
@@ -377,4 +404,4 @@ _SERVER = FlagGroup(
     ),
 )  # fmt: skip
 
-GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _GPUS, _METRICS, _LOG, _TRACES, _SERVER)
+GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _OPENAI, _GPUS, _METRICS, _LOG, _TRACES, _SERVER)
