@@ -199,6 +199,10 @@ class Backend(abc.ABC):
     #: Whether the device of an instance on a GPU is opened when a tensor needs it, and not before `load`: code of the
     #: model may compute on the CPU only.
     opens_device_late: bool = False
+    #: Whether the next batch on a GPU may be enqueued while one is computed: `execute` only enqueues, takes inputs from
+    #: `InstanceDevice.gather`, and leaves outputs unchanged while the next batch is computed, or calls
+    #: `InstanceDevice.keeps_outputs_in_order`. An object may decide it in `load`.
+    overlaps_on_device: bool = False
     #: Whether `complete` has called code of the model. Then another process loads the model, without what this code
     #: has left behind, unless the model shares its process.
     completed_by_model: bool = False

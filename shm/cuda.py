@@ -199,6 +199,23 @@ class Cuda:
         runtime = self._runtime
         return self._call("cudaEventCreateWithFlags", runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming)
 
+    def new_timed_event(self, device_id: int) -> Any:
+        """As `new_event`; the device notes when it is reached, for `elapsed_ns`. Raises `CudaError`."""
+        self._use(device_id)
+        return self._call("cudaEventCreateWithFlags", self._runtime.cudaEventBlockingSync)
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Let `event` be reached when all that is on `stream` now is done. Raises `CudaError`."""
+        self._call("cudaEventRecord", event, stream)
+
+    def wait_for(self, event: Any) -> None:
+        """Wait until a recorded event is reached, with a processor that is free for others. Raises `CudaError`."""
+        self._call("cudaEventSynchronize", event)
+
+    def elapsed_ns(self, first: Any, second: Any) -> int:
+        """Return the time between two timed events, which were reached, to half a microsecond. Raises `CudaError`."""
+        return int(self._call("cudaEventElapsedTime", first, second) * 1e6)
+
     def enqueue_copy(self, target: int, source: int, byte_size: int, stream: Any) -> None:
         """Copy between any two addresses, of the host or of devices, when it is the stream's turn.
 

@@ -124,6 +124,8 @@ class OnnxRuntimeBackend(Backend):
             bound.graphs = self._captured(session, signature, device, arguments, specs)
         self._model = DeviceModel(arguments.config, signature, bound, device)
         self.device_inputs = True
+        # Outputs on the host are waited for in the run.
+        self.overlaps_on_device = not states
         return session
 
     def _open_on(

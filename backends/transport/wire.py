@@ -42,7 +42,7 @@ from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 13
+PROTOCOL = 14
 
 #: The signal at which a worker writes the stacks of its threads to standard error. Models use SIGUSR1 and SIGUSR2, and
 #: sometimes the first and the last signals of this kind.
@@ -530,6 +530,8 @@ class Loaded(StartResponse):
     concurrency: int = 1
     #: Whether the model has a health check, so that `CheckHealth` may be sent.
     checks_health: bool = False
+    #: Whether batches overlap on the instance's GPU: it reads the next one before it has computed the last one.
+    overlaps: bool = False
 
 
 class LoadFailed(StartResponse):

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from backends.transport.channel import BlockingChannel
     from backends.worker.calls.interface import ModelCalls
     from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.overlap.device_batches import DeviceBatches
     from backends.worker.request import WorkerRequest
     from backends.worker.shared.turn import Turn
     from shm.arena import Arena
@@ -126,7 +127,8 @@ class Worker:
         self._device: InstanceDevice | None = None
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
-        self._pipeline: PipelinedBatches | None = None  # of a backend that pipelines
+        self._pipeline: PipelinedBatches | DeviceBatches | None = None  # of a backend that pipelines
+        self._on_device: DeviceBatches | None = None  # the same, of one whose batches overlap on a GPU
         self._verbose = 0
         self._failures = LimitedLog(logger)
         self._handlers |= self._all_handlers(tasks)
@@ -344,17 +346,23 @@ class Worker:
             self._execute_batch = backend.executor
             if self._device is not None:
                 self._tensors_on_device(self._device, backend)
+                if backend.overlaps_on_device:
+                    self._on_device = self._device_batches(self._device)
+            alone = self._turn is None and self._sequences is None
             if backend.concurrency > 1:
                 self._handlers[wire.Execute] = self._overlapping(backend, arguments)
-            elif backend.pipelines and self._turn is None and self._sequences is None:
+            elif backend.pipelines and alone:
                 self._pipeline = self._pipelined(backend)
+            elif alone and self._local:
+                self._pipeline = self._on_device
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
             # collection visits them while requests execute. Takes 9 ms with numpy and ONNX Runtime (30,000 objects),
             # 60 ms with SciPy and scikit-learn (100,000).
             if not self.rehearses:
                 gc.collect()
                 gc.freeze()
-            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health)
+            overlaps = self._pipeline is not None and self._pipeline is self._on_device
+            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health, overlaps)
 
         self._send(self._tried(load))
 
@@ -448,12 +456,15 @@ class Worker:
             if timings.inferred_ns == timings.inputs_ready_ns:  # the backend has marked no end of the inference
                 timings.inferred_ns = time.monotonic_ns()
         del requests  # they refer to the inputs: any reference that is left is the model's
+        slow = False
         if self._device is not None and self._device.pending:
             self._device.synchronize()
+            if self._on_device is not None:
+                slow = self._on_device.ended_alone(timings)
         finals = self._responder.close_batch()
         # While other threads still have to respond, polling would only take the interpreter lock from them.
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
-        if pipeline is not None and timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS:
+        if pipeline is not None and (slow or timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS):
             self._reader.poll()
             waiting = self._reader.waiting
             pipeline.wanted = bool(waiting) and type(waiting[0]) is wire.Execute
@@ -485,11 +496,26 @@ class Worker:
         elif done_ns - self._unsent_since_ns > MAX_UNSENT_NS:
             self._flush()
 
-    def _pipelined(self, backend: Backend) -> PipelinedBatches:
-        def ended(message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
-            self._report_executed(message, timings, finals)
-            self._flush()
+    def _report_at_once(self, message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
+        self._report_executed(message, timings, finals)
+        self._flush()
 
+    def _device_batches(self, device: InstanceDevice) -> DeviceBatches:
+        from backends.worker.overlap.device_batches import DeviceBatches  # few servers have GPUs
+
+        return DeviceBatches(
+            device,
+            self._channel,
+            self._reader,
+            self._inputs,
+            self._responder,
+            self._held,
+            self._send,
+            self._run_backend,
+            self._report_at_once,
+        )
+
+    def _pipelined(self, backend: Backend) -> PipelinedBatches:
         return PipelinedBatches(
             backend,
             self._channel,
@@ -499,7 +525,7 @@ class Worker:
             self._held,
             self._send,
             self._run_backend,
-            ended,
+            self._report_at_once,
         )
 
     def _overlapping(self, backend: Backend, arguments: ModelArguments) -> Callable[[wire.Execute], None]:

@@ -113,11 +113,13 @@ class BatchRecord:
     instance with a higher concurrency reports the start of each batch.
     """
 
-    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id")
+    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id", "overlaps")
 
-    def __init__(self, concurrency: int = 1) -> None:
+    def __init__(self, concurrency: int = 1, *, overlaps: bool = False) -> None:
         #: How many batches the instance executes at the same time.
         self.concurrency = concurrency
+        #: Whether the instance copies the inputs of a batch to its GPU while it computes the one before.
+        self.overlaps = overlaps
         #: The number of the GPU that executes them; 0 for an instance without one.
         self.device_id = 0
         #: By `Batch.number`, in the order of dispatch.
@@ -419,7 +421,9 @@ class InstanceSet:
         """Learn from a finished batch of a model that is not fast, and decide when the next one is dispatched."""
         following = next(iter(instance.record.batches.values()), None)
         queued = self._live.queued > 0
-        self._next_batch_time.executed(_rows(batch), times, followed=following is not None, queued=queued)
+        self._next_batch_time.executed(
+            _rows(batch), times, followed=following is not None, queued=queued, overlaps=instance.record.overlaps
+        )
         if following is not None:  # a worker may begin with it before it sends the responses
             self._begins(instance, following, times.output_start_ns)
 

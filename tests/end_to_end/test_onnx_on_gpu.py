@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.end_to_end.gpu_models import doubled, server_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from bench.server import ServerProcess
 
@@ -24,6 +26,8 @@ SITE = """
 import onnxruntime
 from tests.fake_onnxruntime import FakeOnnxRuntime
 fake = FakeOnnxRuntime()
+import tests.fake_onnxruntime
+tests.fake_onnxruntime.EXECUTION_S, tests.fake_onnxruntime.NOTES = 0.002, "{notes}"
 for name in ("get_available_providers", "preload_dlls", "InferenceSession"):
     setattr(onnxruntime, name, getattr(fake, name))
 """
@@ -35,8 +39,17 @@ instance_group [{ kind: KIND_GPU gpus: [0] }]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    root = tmp_path_factory.mktemp("gpu")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.fixture(scope="module")
+def notes(root: Path) -> Path:
+    return root / "notes"
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, notes: Path) -> Iterator[ServerProcess]:
     version = root / "models/add_sub/1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG)
@@ -46,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
     )
-    with server_on_fakes(root, SITE) as running:
+    with server_on_fakes(root, SITE.format(notes=notes)) as running:
         yield running
 
 
@@ -67,6 +80,24 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
             result = found.get_result()
             assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), factor * 3, np.float32))
             assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), factor, np.float32))
+
+
+def test_batches_overlap_under_load(server: ServerProcess, notes: Path) -> None:
+    """The next batch is enqueued while one is computed: then a thread of the worker waits for the device."""
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=16) as client:
+        pending: collections.deque[tuple[int, Any]] = collections.deque()
+        for number in range(400):
+            inputs: list[Any] = []
+            for name, value in (("A", number * 2), ("B", number)):
+                inputs.append(tritonclient.http.InferInput(name, [1, 2048], "FP32"))
+                inputs[-1].set_data_from_numpy(np.full((1, 2048), value, np.float32))
+            pending.append((number, client.async_infer("add_sub", inputs)))
+            if len(pending) == 16 or number == 399:
+                for sent, response in [pending.popleft()] if number < 399 else [*pending]:
+                    result = response.get_result()
+                    assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), sent * 3, np.float32))
+                    assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), sent, np.float32))
+    assert "naiad device" in notes.read_text().splitlines()
 
 
 def test_outputs_of_calls_stay_on_the_gpu(server: ServerProcess) -> None:
