@@ -192,6 +192,11 @@ class Backend(abc.ABC):
     #: in a thread of its own that is not the main thread.
     shares_worker: ClassVar[bool] = False
 
+    #: Whether this holds for instances on a GPU, too. They do not execute in turn, but each when it has a batch: what
+    #: `execute` calls must release the interpreter's lock while it computes or waits, and use nothing that instances
+    #: share.
+    shares_worker_on_gpu: ClassVar[bool] = False
+
     #: Whether an instance on a GPU takes inputs in memory of a device: in `WorkerRequest.inputs` may be `DeviceInput`
     #: (`backends/worker/devices/tensors.py`) in place of `Tensor`. Otherwise they are copied to the host. An object may
     #: decide it in `load`.

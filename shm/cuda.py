@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shm.tensor import Buffer
 
@@ -203,6 +203,13 @@ class Cuda:
         """As `new_event`; the device notes when it is reached, for `elapsed_ns`. Raises `CudaError`."""
         self._use(device_id)
         return self._call("cudaEventCreateWithFlags", self._runtime.cudaEventBlockingSync)
+
+    def destroy(self, streams: Iterable[Any], events: Iterable[Any]) -> None:
+        """Free streams and events that nothing uses any more. Raises `CudaError`."""
+        for event in events:
+            self._call("cudaEventDestroy", event)
+        for stream in streams:
+            self._call("cudaStreamDestroy", stream)
 
     def record(self, event: Any, stream: Any) -> None:
         """Let `event` be reached when all that is on `stream` now is done. Raises `CudaError`."""

@@ -21,8 +21,11 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _BFLOAT16 = 16
 
 #: For whole servers: how long a run takes, in seconds, and the file that gets a line for each with the name of the
-#: thread that waited for it.
+#: thread that waited for it, and the number of streams that have a run then.
 EXECUTION_S, NOTES = 0.0, ""
+
+#: The streams of sessions.
+_streams_of_runs: set[runtime.Stream] = set()
 
 #: The real class, also where this module's has taken its place.
 _RealSession = real.InferenceSession
@@ -112,6 +115,7 @@ class InferenceSession:
         binding.values = values
         stream.work.append(_Run(self._cpu, names, dict(binding.inputs), values))
         if isinstance(stream, runtime.Stream):
+            _streams_of_runs.add(stream)
             stream.takes(runtime.clock.execution_ms)
         if number != "-1":
             assert all(isinstance(wanted, _Place) for wanted in binding.outputs.values()), "memory that may move"
@@ -155,8 +159,9 @@ class _Run(runtime.Event):
         if EXECUTION_S:
             time.sleep(EXECUTION_S)
         if NOTES:
+            streams = sum(any(isinstance(each, _Run) for each in [*stream.work]) for stream in [*_streams_of_runs])
             with open(NOTES, "a", encoding="utf-8") as file:
-                file.write(f"{threading.current_thread().name}\n")
+                file.write(f"{threading.current_thread().name}, {1 + streams}\n")
         arrays = {name: place.read() for name, place in self._inputs.items()}
         for value, array in zip(self._values, self._session.run(self._names, arrays), strict=True):
             value.fill(np.ascontiguousarray(array))

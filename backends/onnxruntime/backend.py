@@ -35,6 +35,8 @@ class OnnxRuntimeBackend(Backend):
     """Executes an ONNX model."""
 
     shares_worker = True
+    #: Each instance has a session. `run_with_iobinding` releases the interpreter's lock, and so do waits for events.
+    shares_worker_on_gpu = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)

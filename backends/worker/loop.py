@@ -42,8 +42,8 @@ from backends.worker.region_messages import RegionMessages
 from backends.worker.reporting.reports import ReportCollector
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
-from backends.worker.shared.members import Members
-from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
+from backends.worker.shared.members import Members, not_shared
+from kernel.errors import ErrorCode, InternalError, ServingError
 from kernel.machine import give_memory_back
 from kernel.observe.repeats.limited_log import LimitedLog
 from shm.memfd import read_only_fd
@@ -199,7 +199,8 @@ class Worker:
             give_memory_back()
 
     def _serve_in_turn(self, turn: Turn) -> None:
-        """As `_serve`, in a process of several models: each message has a turn. It does not poll: others compute."""
+        """As `_serve`, in a process of several models: each message has a turn, but not batches on a GPU, whose threads
+        mostly wait. It does not poll: others compute."""
         handlers, waiting = self._handlers, self._reader.waiting
         while True:
             if not waiting:
@@ -209,12 +210,15 @@ class Worker:
             message = self._reader.next()
             if isinstance(message, wire.Stop):
                 return
-            with turn.of(self):
+            free = self._device is not None and type(message) is wire.Execute
+            with contextlib.nullcontext() if free else turn.of(self):
                 handlers[type(message)](message)
             self._reader.poll_ns = 0
 
     def close(self) -> None:
         """Free what the system would free with the process, for a process that continues."""
+        if self._on_device is not None:
+            self._on_device.close()
         if self._device is not None:
             self._device.close()
         self._regions.close()
@@ -340,20 +344,22 @@ class Worker:
             if message.kind == "GPU":
                 self._use_device(message)
             backend = self._backend_for(arguments)
-            if self._device is not None and not backend.opens_device_late:
-                self._device.open()
+            if self._device is not None:
+                if self._turn is not None and not backend.shares_worker_on_gpu:
+                    raise not_shared(arguments, " on GPUs")
+                if not backend.opens_device_late:
+                    self._device.open()
             backend.load(arguments)
             self._execute_batch = backend.executor
             if self._device is not None:
                 self._tensors_on_device(self._device, backend)
                 if backend.overlaps_on_device:
                     self._on_device = self._device_batches(self._device)
-            alone = self._turn is None and self._sequences is None
             if backend.concurrency > 1:
                 self._handlers[wire.Execute] = self._overlapping(backend, arguments)
-            elif backend.pipelines and alone:
+            elif backend.pipelines and self._turn is None and self._sequences is None:
                 self._pipeline = self._pipelined(backend)
-            elif alone and self._local:
+            elif self._sequences is None and self._local:
                 self._pipeline = self._on_device
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
             # collection visits them while requests execute. Takes 9 ms with numpy and ONNX Runtime (30,000 objects),
@@ -371,6 +377,8 @@ class Worker:
         from backends.worker.devices.using import instance_device  # few servers have GPUs
 
         self._device = instance_device(message, self._regions)
+        if self._turn is not None:
+            self._device.poll_ns = 0  # other threads would wait for the interpreter's lock
 
     def _tensors_on_device(self, device: InstanceDevice, backend: Backend) -> None:
         from backends.worker.devices.using import DeviceTensors  # as above
@@ -381,7 +389,8 @@ class Worker:
             self._held,
             self._outputs.memory,
             waits_at_once=not self._local or backend.concurrency > 1,
-            announce=self._send if self._local else None,
+            # What a member of a process exports can be opened by no other member, and must not be freed with it.
+            announce=self._send if self._local and self._turn is None else None,
             count_memory=self._reports.own_memory,
         )
         self._outputs.on_device = tensors.outputs
@@ -410,10 +419,7 @@ class Worker:
             name = str(arguments.config.get("backend", ""))
             found = backend_class(name, arguments)
             if self._turn is not None and not found.shares_worker:
-                raise Unsupported(
-                    f"model '{arguments.model_name}' cannot share a worker (parameter naiad.worker): its backend "
-                    f"'{name}' does not support it"
-                )
+                raise not_shared(arguments)
             self._backend = found(self)
         return self._backend
 

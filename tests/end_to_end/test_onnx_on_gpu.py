@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import os
+import shutil
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 import tritonclient.http
 from onnx import TensorProto, helper
 
+from bench.server import wait_for
 from tests.end_to_end.gpu_models import doubled, server_on_fakes
 
 if TYPE_CHECKING:
@@ -37,6 +41,14 @@ backend: "onnxruntime"
 instance_group [{ kind: KIND_GPU gpus: [0] }]
 """
 
+#: Four instances in one process, each with a stream.
+THREADS = """
+backend: "onnxruntime"
+max_batch_size: 1
+instance_group [{ kind: KIND_GPU gpus: [0] count: 4 }]
+parameters { key: "naiad.worker" value { string_value: "gpu" } }
+"""
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,6 +71,8 @@ def server(root: Path, notes: Path) -> Iterator[ServerProcess]:
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
     )
+    shutil.copytree(version.parent, root / "models/threads")
+    (root / "models/threads/config.pbtxt").write_text(THREADS)
     with server_on_fakes(root, SITE.format(notes=notes)) as running:
         yield running
 
@@ -82,22 +96,40 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
             assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), factor, np.float32))
 
 
+def infer_many(client: Any, model: str, count: int) -> None:
+    """Send this many requests, 16 at a time, and check what they get."""
+    pending: collections.deque[tuple[int, Any]] = collections.deque()
+    for number in range(count):
+        inputs: list[Any] = []
+        for name, value in (("A", number * 2), ("B", number)):
+            inputs.append(tritonclient.http.InferInput(name, [1, 2048], "FP32"))
+            inputs[-1].set_data_from_numpy(np.full((1, 2048), value, np.float32))
+        pending.append((number, client.async_infer(model, inputs)))
+        while len(pending) == 16 or (pending and number == count - 1):
+            sent, response = pending.popleft()
+            result = response.get_result()
+            assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), sent * 3, np.float32))
+            assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), sent, np.float32))
+
+
 def test_batches_overlap_under_load(server: ServerProcess, notes: Path) -> None:
     """The next batch is enqueued while one is computed: then a thread of the worker waits for the device."""
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=16) as client:
-        pending: collections.deque[tuple[int, Any]] = collections.deque()
-        for number in range(400):
-            inputs: list[Any] = []
-            for name, value in (("A", number * 2), ("B", number)):
-                inputs.append(tritonclient.http.InferInput(name, [1, 2048], "FP32"))
-                inputs[-1].set_data_from_numpy(np.full((1, 2048), value, np.float32))
-            pending.append((number, client.async_infer("add_sub", inputs)))
-            if len(pending) == 16 or number == 399:
-                for sent, response in [pending.popleft()] if number < 399 else [*pending]:
-                    result = response.get_result()
-                    assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), sent * 3, np.float32))
-                    assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), sent, np.float32))
-    assert "naiad device" in notes.read_text().splitlines()
+        infer_many(client, "add_sub", 400)
+    assert "naiad device" in notes.read_text()
+
+
+def test_instances_in_one_process_compute_at_once_and_are_lost_together(server: ServerProcess, notes: Path) -> None:
+    notes.write_text("")
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=8) as client:
+        for _ in range(2):
+            infer_many(client, "threads", 100)
+            (process,) = [pid for pid, name in server.workers().items() if name == "worker gpu"]
+            os.kill(process, signal.SIGKILL)
+            wait_for(lambda lost=process: client.is_model_ready("threads") and lost not in server.workers(), 60)
+        infer_many(client, "threads", 8)
+    at_once = [int(line.split(", ")[1]) for line in notes.read_text().splitlines()]
+    assert max(at_once) == 4
 
 
 def test_outputs_of_calls_stay_on_the_gpu(server: ServerProcess) -> None:

@@ -439,7 +439,17 @@ def cudaGetDeviceProperties(device: int) -> tuple[cudaError_t, cudaDeviceProp | 
     return _SUCCESS, cudaDeviceProp(device)
 
 
+#: Streams and events that were destroyed, for tests.
+destroyed: list[Any] = []
+
+
 def cudaStreamDestroy(stream: Any) -> tuple[cudaError_t]:
+    destroyed.append(stream)
+    return _OK
+
+
+def cudaEventDestroy(event: Event) -> tuple[cudaError_t]:
+    destroyed.append(event)
     return _OK
 
 

@@ -57,6 +57,14 @@ class BatchOnDevice:
         self.forget_stages()
         return found
 
+    def close(self) -> None:
+        """Free the pinned memory and the events. Raises `CudaError`."""
+        self.kept.clear()
+        self.staging.close()
+        self.small_outputs.close()
+        events, self._events = self._events, None
+        self._device.cuda.destroy([], events or ())
+
     def forget_stages(self) -> None:
         """Begin with another batch."""
         self.copies_in = self.copies_out = self.is_marked = False

@@ -9,6 +9,7 @@ docs/decisions/gpu-workers.md has the reasons.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from shm.arrays import Array
     from shm.cuda import Cuda
     from shm.tensor import Buffer
+
+logger = logging.getLogger(__name__)
 
 #: The alignment of all that models read and write on a device, in bytes, as that of cudaMalloc.
 ALIGNMENT = 256
@@ -510,10 +513,23 @@ class InstanceDevice:
             self.cuda.unpin(address)
 
     def close(self) -> None:
-        """Unpin the memory of others, for a process that goes on after the instance."""
+        """Free what the system would free with the process, for a process that continues. Nothing may be enqueued."""
         if self.pinning is not None:
             self.pinning.close()
             self.pinning = None
+        if self._opened is None:
+            return
+        try:
+            self.cuda.use(self.device_id)
+            self.cuda.wait_for_all()
+            for batch in (self._batch, self._other):
+                if batch is not None:
+                    batch.close()
+            stream, event = self._opened
+            self.cuda.destroy([stream, *(self._copy_streams or ())], [event])
+        except CudaError as error:
+            end_if_lost(error)
+            logger.warning("memory of an instance on GPU %d was not freed: %s", self.device_id, error)
 
     def copy_to(self, array: DeviceArray, target: memoryview) -> None:
         """Copy the elements to memory of the host when it is the stream's turn; `target` is kept until then."""

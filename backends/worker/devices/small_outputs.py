@@ -105,6 +105,12 @@ class SmallOutputs:
 
         return distribute
 
+    def close(self) -> None:
+        """Free the memory. Raises `CudaError`."""
+        if self._pinned_address:
+            self._device.cuda.free_pinned(self._pinned_address)
+            self._pinned_address = self._pinned_byte_size = 0
+
     def _grow(self, byte_size: int) -> bool:
         """Return whether the pinned block has this size. Allocates a larger one if it can; nothing is being copied."""
         if byte_size <= self._pinned_byte_size:

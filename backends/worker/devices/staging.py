@@ -175,6 +175,13 @@ class Staging:
         self._pinned_byte_size = wanted
         return True
 
+    def close(self) -> None:
+        """Free the memory; the block of the device with the last array over it. Raises `CudaError`."""
+        self._block = None
+        if self._pinned_address:
+            self._device.cuda.free_pinned(self._pinned_address)
+            self._pinned_address = self._pinned_byte_size = 0
+
 
 class _Runs:
     """Joins parts that follow one another in the pinned block to one copy."""

@@ -84,7 +84,7 @@ class DeviceBatches:
         self._in_flight: deque[_InFlight] = deque()
         self._done_count = 0
         #: For the thread.
-        self._given: SimpleQueue[EnqueuedBatch] = SimpleQueue()
+        self._given: SimpleQueue[EnqueuedBatch | None] = SimpleQueue()
         #: When the outputs of the last batch were computed.
         self._computed_ns = 0
 
@@ -182,12 +182,22 @@ class DeviceBatches:
         self._poller = select.poll()
         self._poller.register(self._event_fd, select.POLLIN)
         self._poller.register(self._channel.fileno(), select.POLLIN)
-        threading.Thread(target=self._wait_for_all, name="naiad device", daemon=True).start()
+        self._thread = threading.Thread(target=self._wait_for_all, name="naiad device", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, for a process that continues. Waits for the batches in flight."""
+        if self._started:
+            self._given.put(None)
+            self._thread.join()
+            os.close(self._event_fd)
 
     def _wait_for_all(self) -> None:
-        """Wait for the batches one after another. In a thread of its own, for ever."""
+        """Wait for the batches one after another. In a thread of its own, until `close`."""
         while True:
             batch = self._given.get()
+            if batch is None:
+                return
             batch.wait()
             del batch  # it refers to inputs, and the main thread looks whether the model still has them
             os.eventfd_write(self._event_fd, 1)
