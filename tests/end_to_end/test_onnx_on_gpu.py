@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import shutil
 import signal
@@ -96,6 +97,10 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
             assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), factor, np.float32))
 
 
+def is_replaced(server: ServerProcess, client: Any, process: int) -> bool:
+    return process not in server.workers() and bool(client.is_model_ready("threads"))
+
+
 def infer_many(client: Any, model: str, count: int) -> None:
     """Send this many requests, 16 at a time, and check what they get."""
     pending: collections.deque[tuple[int, Any]] = collections.deque()
@@ -126,7 +131,7 @@ def test_instances_in_one_process_compute_at_once_and_are_lost_together(server: 
             infer_many(client, "threads", 100)
             (process,) = [pid for pid, name in server.workers().items() if name == "worker gpu"]
             os.kill(process, signal.SIGKILL)
-            wait_for(lambda lost=process: client.is_model_ready("threads") and lost not in server.workers(), 60)
+            wait_for(functools.partial(is_replaced, server, client, process), 60)
         infer_many(client, "threads", 8)
     at_once = [int(line.split(", ")[1]) for line in notes.read_text().splitlines()]
     assert max(at_once) == 4
