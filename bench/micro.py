@@ -22,7 +22,8 @@ from kernel.config.spec import DynamicBatching
 from kernel.limiting.instance_gate import GatedInstance
 from kernel.limiting.limiter import InstanceNeeds, Resource
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.statistics import ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
 from kernel.serving.front_doors.model_figures import figures_of

@@ -12,10 +12,12 @@ from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
 from kernel.errors import WorkerLost
 from kernel.loop.clock import ITERATION_END
-from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
-from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.instance import BatchRecord
+from kernel.serving.instances import InstanceSet
 from kernel.serving.live_requests import LiveRequests
 from kernel.serving.request import Request
 from kernel.serving.response import Response

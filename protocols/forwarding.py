@@ -16,7 +16,7 @@ from kernel.options import BadOption
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
 
 #: Parameters with a meaning for the server: a header must not set them.
 _RESERVED = frozenset(

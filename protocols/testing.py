@@ -15,11 +15,11 @@ from kernel.errors import RequestCancelled as CancelledError
 from kernel.errors import ServingError
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, IndexItem, ModelState
 from kernel.serving.events import Cancelled, Submitted
-from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.instance import BatchRecord
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.serving.helper_tasks import HelperTask, TaskResult
     from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
     from protocols.frontend import FrontDoor
 

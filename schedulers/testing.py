@@ -13,7 +13,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernel.errors import ServingError
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
     from shm.tensor import RequestedOutput
 
 

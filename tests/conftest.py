@@ -7,6 +7,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,10 @@ __all__ = ["pytest_runtest_call", "pytest_runtest_teardown", "pytest_timeout_set
 # Else each server, zygote and worker that a test starts compiles all its modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("naiad", deadline=None)
 settings.load_profile("naiad")

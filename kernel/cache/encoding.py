@@ -25,7 +25,7 @@ from shm.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
 
 #: The format of values. It is part of the keys, so that servers with different formats do not see each other's.
 FORMAT = 1

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kernel.observe.cache_figures import CacheFigures
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
     from shm.tensor import Tensor
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from kernel.cache.interface import ExpectedOutputs
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
     from shm.arena import Block
     from shm.budget import ByteBudget
 

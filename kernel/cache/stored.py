@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kernel.cache.interface import CachedResponse, CacheStore, ExpectedOutputs
     from kernel.cache.signing import Signing
     from kernel.loop.clock import Clock
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
     from shm.tensor import Tensor
 
 logger = logging.getLogger(__name__)

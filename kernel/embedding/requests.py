@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import ModelSpec
     from kernel.serving.kernel import Kernel
-    from kernel.serving.request import ParameterValue
-    from kernel.serving.response import Response
+    from kernel.serving.response import ParameterValue, Response
     from shm.arrays import Array
 
 _failures = LimitedLog(logging.getLogger(__name__))

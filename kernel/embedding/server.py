@@ -19,10 +19,9 @@ from kernel.config.to_json import to_json
 from kernel.embedding.requests import Outputs, RequestOptions, ResponseStream, make_call
 from kernel.embedding.server_thread import NotRunning, ServerThread
 from kernel.errors import ServingError
-from kernel.health.model_health import model_is_ready, server_is_ready
 from kernel.options import BadOption, LogOptions, check_options
 from kernel.repository.override import FILE_PREFIX
-from kernel.serving.model_metadata import model_metadata
+from kernel.serving.front_doors.model_metadata import model_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.options import ListenAddress, ServerOptions
     from kernel.serving.catalog import IndexItem
+    from kernel.serving.front_doors.model_metadata import ModelMetadata
     from kernel.serving.kernel import Kernel
-    from kernel.serving.model_metadata import ModelMetadata
 
 __all__ = [
     "BadOption",
@@ -218,7 +217,7 @@ class EmbeddedServer:
     def ready(self) -> bool:
         """Return whether the server takes requests; with strict readiness, whether all models are ready as well."""
         thread = self._thread
-        return thread.run(lambda: server_is_ready(thread.kernel))
+        return thread.run(lambda: thread.kernel.server_is_ready())
 
     def model_ready(self, model_name: str, model_version: str | int = "") -> bool:
         """Return whether a model version can execute requests now.
@@ -226,7 +225,7 @@ class EmbeddedServer:
         Raises `ServingError` for a version that is unknown or not READY.
         """
         thread = self._thread
-        return thread.run(lambda: model_is_ready(thread.kernel, model_name, str(model_version)))
+        return thread.run(lambda: thread.kernel.model_is_ready(model_name, str(model_version)))
 
     def models(self, *, ready: bool = False) -> list[IndexItem]:
         """Return the repository index: name, version, state and reason of all versions, or of the READY ones.

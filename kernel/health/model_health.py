@@ -8,15 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
-
-from kernel.errors import ServingError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from kernel.serving.kernel import Kernel
-    from kernel.serving.model import Model
+from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -68,38 +60,3 @@ class ModelHealth:
             self._problems[name] = problem
         else:
             self._problems.pop(name, None)
-
-
-async def server_is_ready(kernel: Kernel) -> bool:
-    """Return `Kernel.ready()`; with strict readiness, models say as well whether they are ready."""
-    if not kernel.ready():
-        return False
-    if not kernel.settings.strict_readiness:
-        return True
-    return await _all_healthy(kernel.catalog.ready_models())
-
-
-async def model_is_ready(kernel: Kernel, name: str, version: str = "") -> bool:
-    """Return `Kernel.model_ready()`, and ask the model itself, or the models of an ensemble's steps.
-
-    Raises `ServingError` for versions that are unknown or not READY.
-    """
-    if not kernel.model_ready(name, version):
-        return False
-    return await _all_healthy(_with_steps(kernel, kernel.catalog.resolve(name, version)))
-
-
-def _with_steps(kernel: Kernel, model: Model) -> Iterator[Model]:
-    yield model
-    for step in () if model.spec.ensemble is None else model.spec.ensemble.steps:
-        yield from _with_steps(kernel, kernel.catalog.resolve(step.model_name, step.model_version, step.namespace))
-
-
-async def _all_healthy(models: Iterable[Model]) -> bool:
-    checked = list(dict.fromkeys(model for model in models if model.health))
-    if not checked:  # usual
-        return True
-    try:
-        return all(await asyncio.gather(*(model.health.ready() for model in checked)))
-    except ServingError:  # a step was unloaded meanwhile
-        return False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
     from kernel.limiting.limiter import Limiter
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.model import Model
 
 

@@ -6,10 +6,7 @@ collected first, and added to the ensemble's statistics when its request has suc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from kernel.serving.request import Request
+from typing import Protocol
 
 
 class TimeSums(Protocol):
@@ -50,7 +47,17 @@ class ComposedTimes:
             sums.output_ns += self.output_ns
 
 
-def add_to_ensembles(parent: Request | None, input_ns: int, infer_ns: int, output_ns: int) -> None:
+class ComposedRequest(Protocol):
+    """A request to an ensemble, or one for which another request is made."""
+
+    @property
+    def composed(self) -> ComposedTimes | None: ...
+
+    @property
+    def parent(self) -> ComposedRequest | None: ...
+
+
+def add_to_ensembles(parent: ComposedRequest | None, input_ns: int, infer_ns: int, output_ns: int) -> None:
     """Add the times of a step to the ensemble `parent`, and to the ensembles of which that one is a step.
 
     A model that calls others has its own times, which contain those of the calls.

@@ -17,6 +17,7 @@ from kernel.observe.histogram import LOOK_NS, Exemplars, Histogram
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.quantiles import SlidingQuantiles
 from kernel.observe.recent.recent_requests import LEAST_SLOW_NS, slow_ns
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.observe.reporting.instance_memory import InstanceMemory
 
 if TYPE_CHECKING:
@@ -322,19 +323,6 @@ class ModelStatistics:
         self.failures[reason] += 1
         if self.recent is not None:
             self.recent.note_failure(request, self._version, error, reason, now_ns, self._instance_of)
-
-
-class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The times of one execution, in monotonic nanoseconds of the kernel's clock. The names are Triton's.
-
-    The input stage ends at `input_end_ns`, the inference stage at `output_start_ns`, the output stage at
-    `compute_end_ns`; each begins where the one before ends.
-    """
-
-    compute_start_ns: int
-    input_end_ns: int
-    output_start_ns: int
-    compute_end_ns: int
 
 
 def summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.repository.source import ModelSource
     from kernel.repository.warmup import WarmupSample
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.serving.response import Response

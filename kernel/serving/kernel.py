@@ -20,7 +20,7 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
-from kernel.health.model_health import model_is_ready, server_is_ready
+from kernel.health.readiness import all_healthy, with_steps
 from kernel.loop.cancellations import Cancellations
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.observe.reporting.repository_health import RepositoryHealth
@@ -190,11 +190,15 @@ class Kernel:
 
     async def server_is_ready(self) -> bool:
         """As `ready`; with strict readiness, models say as well whether they are ready."""
-        return await server_is_ready(self)
+        if not self.ready():
+            return False
+        return not self.settings.strict_readiness or await all_healthy(self.catalog.ready_models())
 
     async def model_is_ready(self, name: str, version: str = "") -> bool:
         """As `model_ready`; the model itself, or the models of an ensemble's steps, may be asked."""
-        return await model_is_ready(self, name, version)
+        if not self.model_ready(name, version):
+            return False
+        return await all_healthy(with_steps(self.catalog, self.catalog.resolve(name, version)))
 
     def _check_running(self) -> None:
         if self.stopping:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 

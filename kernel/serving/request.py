@@ -20,17 +20,14 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.observe.composed_times import ComposedTimes
-    from kernel.serving.response import ResponseReceiver, Sink
-    from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.serving.response import ParameterValue, ResponseReceiver, Sink
+    from kernel.serving.sequences.sequence import Sequence
     from kernel.tracing.trace import Trace
     from shm.budget import ByteBudget
     from shm.tensor import RequestedOutput, Tensor
 
 #: About how many bytes a queued request and the call of its front door take, beside its tensors.
 REQUEST_BYTE_SIZE = 1024
-
-#: The types of a custom request or response parameter.
-ParameterValue = str | int | bool | float
 
 #: An id up to this length counts as a part of `REQUEST_BYTE_SIZE`.
 _SHORT_ID = 64

@@ -9,8 +9,10 @@ import msgspec
 from kernel.errors import ServingError
 
 if TYPE_CHECKING:
-    from kernel.serving.request import ParameterValue
     from shm.tensor import Tensor
+
+#: The types of a custom request or response parameter.
+ParameterValue = str | int | bool | float
 
 
 class Response(msgspec.Struct, eq=False):

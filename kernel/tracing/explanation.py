@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernel.serving.request import ParameterValue, Request
+    from kernel.serving.request import Request
+    from kernel.serving.response import ParameterValue
     from kernel.tracing.trace import Trace
 
 #: The parameter of a request, and the HTTP header, that ask for an explanation.

@@ -14,9 +14,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.observe.statistics import ExecutionTimes
+    from kernel.observe.reporting.execution_times import ExecutionTimes
     from kernel.serving.batch import Batch
-    from kernel.serving.model import Model
     from kernel.serving.request import Request
     from kernel.serving.response import ResponseReceiver
     from kernel.tracing.front_doors import FrontDoorSink
@@ -132,7 +131,7 @@ class UsualRequest(msgspec.Struct, array_like=True, gc=False):
     receive_end_ns: int
     request_start_ns: int
     queue_start_ns: int
-    #: The attributes of `kernel.observe.statistics.ExecutionTimes`.
+    #: The attributes of `kernel.observe.reporting.execution_times.ExecutionTimes`.
     execution_ns: tuple[int, int, int, int]
     #: When the response came: the front door got it at once.
     request_end_ns: int
@@ -173,13 +172,35 @@ class TracedExecution(NamedTuple):
     copied_byte_size: int
 
 
+class TraceCounts(Protocol):
+    """The statistics of a model, for which some traces are examples."""
+
+    @property
+    def exemplars_look_ns(self) -> int:
+        """Before this time `record_traced` need not be called, in monotonic nanoseconds."""
+
+    def record_traced(self, duration_ns: int, trace_id: str, now_ns: int) -> None:
+        """A traced request has succeeded."""
+
+
+class TracedModel(Protocol):
+    """A version whose requests are traced. Implemented by `kernel.serving.model.Model`."""
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """The name of the model, and the version."""
+
+    @property
+    def statistics(self) -> TraceCounts: ...
+
+
 class Trace(msgspec.Struct, eq=False):
     """A trace of a request that has not ended."""
 
     #: As in `TraceRecord`; 0 for a trace that only explains its request.
     id: int
     #: The version that executes the request.
-    model: Model
+    model: TracedModel
     #: Where the trace goes, and those of its children; None for a trace that only explains its request, and for an
     #: unusual one that has ended.
     output: TraceOutput | None
@@ -318,7 +339,7 @@ class Trace(msgspec.Struct, eq=False):
         if self.compute is not None:
             times += _of_execution(self.compute)
         return TraceRecord(
-            self.id, self.parent_id, self.model.spec.name, self.model.version, self.request_id, times,
+            self.id, self.parent_id, *self.model.identity, self.request_id, times,
             self.traced_tensors or [], self.error, self.spans,
         )  # fmt: skip
 

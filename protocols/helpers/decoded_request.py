@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.serving.helper_tasks import TaskSteps
-    from kernel.serving.request import ParameterValue, Request
+    from kernel.serving.request import Request
+    from kernel.serving.response import ParameterValue
     from shm.tensor import Buffer
 
 #: Each tensor begins at a multiple of this many bytes, as in `kernel.memory.receive_buffer`.

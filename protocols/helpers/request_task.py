@@ -32,7 +32,7 @@ class Preparing(Protocol):
     """Waits for a request that is being decoded. All methods are called once at most, and never raise."""
 
     def prepared(self, response_options: bytes, route: ModelRoute) -> None:
-        """The request, which is for `route`, is decoded: submit it, with `Kernel.submit` and `admitted`."""
+        """The request, which is for `route`, is decoded: submit it as one that `begin_preparing` has admitted."""
 
     def refused(self, error: ServingError) -> None:
         """The request is refused."""

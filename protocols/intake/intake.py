@@ -158,37 +158,54 @@ class Intake(ABC):
             raise
 
 
-def take(call: IntakeCall, message: Any, received_in: ReceiveBuffer | None = None) -> None:
+class _ByHelper(msgspec.Struct):
+    """A request that a helper has decoded. `begin_preparing` has admitted it."""
+
+    request: Request
+    #: As `Decoded.options`.
+    options: Any
+    forwarded: ForwardedHeaders | None
+
+
+def take(
+    call: IntakeCall, message: Any, received_in: ReceiveBuffer | None = None, by_helper: _ByHelper | None = None
+) -> None:
     """Submit the request in `message`, or respond with what is wrong with it. Never waits, never raises.
 
     Calls have it as a method. `received_in` is the buffer that has the message, if any; it stays the caller's to
-    release.
+    release. A message that a helper has to decode comes here once more `by_helper`.
     """
     intake = call.intake
+    kernel = intake.kernel
     try:
-        if intake.refusal is not None:
-            raise intake.refusal
-        forwarded = None if intake.forwarded is None else intake.forwarded(call)
-        kernel = intake.kernel
-        found = intake.match(call.head, message, kernel.catalog.generation, call)
-        if found is not None and (received_in is None or received_in.of_model):
-            request, decoded = found
-            prepared, route = decoded.common, None
+        if by_helper is None:
+            if intake.refusal is not None:
+                raise intake.refusal
+            forwarded = None if intake.forwarded is None else intake.forwarded(call)
+            found = intake.match(call.head, message, kernel.catalog.generation, call)
+            if found is not None and (received_in is None or received_in.of_model):
+                request, decoded = found
+                prepared, route = decoded.common, None
+            else:
+                new = intake.decode_and_check(call, message, received_in)
+                if new is None:
+                    intake.decode_in_helper(call, *intake.helper_job(call, message, received_in), forwarded)
+                    return
+                request, decoded, prepared, route = new.request, new.options, None, new.route
         else:
-            new = intake.decode_and_check(call, message, received_in)
-            if new is None:
-                intake.decode_in_helper(call, *intake.helper_job(call, message, received_in), forwarded)
-                return
-            request, decoded, prepared, route = new.request, new.options, None, new.route
+            request, decoded, forwarded = by_helper.request, by_helper.options, by_helper.forwarded
+            prepared = route = None
         call.request, call.decoded, call.request_id = request, decoded, request.id
         if call.deadline_ns:
             request.deadline_ns = call.deadline_ns
         if forwarded is not None:
             request.parameters = forwarded.added_to(request.parameters)
     except Exception as error:
+        if by_helper is not None:
+            by_helper.request.release_leases()
         call.refused(error)
         return
-    kernel.submit(request, prepared, received_in, route)
+    kernel.submit(request, prepared, received_in, route, admitted=by_helper is not None)
 
 
 class _Decoding(msgspec.Struct, eq=False):
@@ -203,15 +220,14 @@ class _Decoding(msgspec.Struct, eq=False):
         assert request is not None, "the request was cancelled"
         intake: Intake = call.intake
         try:
-            call.decoded, call.request_id = intake.read_options(response_options, route), request.id
+            options = intake.read_options(response_options, route)
             request.explain = call.explain or take_explain(request)
-            if self.forwarded is not None:
-                request.parameters = self.forwarded.added_to(request.parameters)
         except Exception as error:
+            call.request_id = request.id
             request.release_leases()
             call.refused(error)
         else:
-            intake.kernel.submit(request, admitted=True)
+            take(call, None, None, _ByHelper(request, options, self.forwarded))
         call.decoded_by_helper()
 
     def refused(self, error: ServingError) -> None:

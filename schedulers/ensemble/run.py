@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from kernel.config.spec import TensorSpec
     from kernel.errors import ServingError
     from kernel.serving.model import Model
-    from kernel.serving.request import ParameterValue
-    from kernel.serving.response import Sink
+    from kernel.serving.response import ParameterValue, Sink
     from schedulers.ensemble.on_devices import OutputsOnDevices
     from schedulers.ensemble.plan import EnsemblePlan
     from schedulers.ensemble.progress import StepCall

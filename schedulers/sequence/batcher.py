@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from kernel.config.sequence_spec import SequenceBatching
     from kernel.config.spec import ModelSpec
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
-    from kernel.serving.sequences.live_sequences import LiveSequences, Sequence
+    from kernel.serving.sequences.live_sequences import LiveSequences
+    from kernel.serving.sequences.sequence import Sequence
 
 
 class SequenceBatcher:

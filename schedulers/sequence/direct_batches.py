@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kernel.config.sequence_spec import SequenceBatching
     from kernel.config.spec import ModelSpec
     from kernel.serving.request import Request
-    from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.serving.sequences.sequence import Sequence
 
 
 class DirectBatches:

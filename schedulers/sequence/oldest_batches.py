@@ -11,7 +11,7 @@ from schedulers.dynamic.batcher import DynamicBatcher
 if TYPE_CHECKING:
     from kernel.config.sequence_spec import SequenceBatching
     from kernel.config.spec import ModelSpec
-    from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.serving.sequences.sequence import Sequence
 
 
 class OldestBatches:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
-    from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.serving.sequences.sequence import Sequence
 
 
 async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
 
 
 class _InstanceSlots:

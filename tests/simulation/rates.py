@@ -20,7 +20,7 @@ import msgspec
 from backends.base import Timings
 from backends.worker.devices.batch_on_device import Stages
 from backends.worker.overlap.device_batches import mark_stages
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.ahead.next_batch_time import NextBatchTime
 from kernel.serving.events import Submitted
 from kernel.serving.response import Response

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernel.observe.reporting.batch_reports import BatchReports, ReportedExecution, ReportedRequest
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.observe.reporting.instance_memory import MemoryUsage
-from kernel.observe.reporting.reported import (
-    OUTCOMES,
-    BatchReports,
-    CountedRequest,
-    ReportedExecution,
-    ReportedRequest,
-    correct_request,
-    record_reported_response,
-)
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.reported import OUTCOMES, CountedRequest, correct_request, record_reported_response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from backends.transport import wire
 from kernel.tracing.trace import TRACED_BYTE_SIZE, TracedExecution
 
 if TYPE_CHECKING:
-    from kernel.observe.statistics import ExecutionTimes
+    from kernel.observe.reporting.execution_times import ExecutionTimes
     from kernel.serving.batch import Batch
     from kernel.serving.request import Request
     from kernel.tracing.trace import Trace, TracedTensor

@@ -30,7 +30,7 @@ class Recent(msgspec.Struct, frozen=True):
 
     async def extend(self, model: Model, folder: Path) -> None:
         """Note slow and failed requests of `model` from now on."""
-        self.requests.add(model)
+        model.statistics.note_requests(self.requests.add(model.name), model.version, model.instance_name)
 
 
 @contextlib.contextmanager

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.observe.histogram import Histogram
-    from kernel.observe.statistics import ExecutionTimes
+    from kernel.observe.reporting.execution_times import ExecutionTimes
     from kernel.serving.batch import Batch
-    from kernel.serving.model import Model
     from kernel.serving.request import Request
 
 #: How many slow and how many failed requests of a model are kept, and of how many models.
@@ -158,13 +157,13 @@ class RecentRequests:
     def __init__(self) -> None:
         self._models: dict[str, RecentOfModel] = {}
 
-    def add(self, model: Model) -> None:
-        """Note slow and failed requests of `model` from now on."""
-        found = self._models.pop(model.name, None) or RecentOfModel()
-        self._models[model.name] = found  # the model that was loaded last comes last
+    def add(self, name: str) -> RecentOfModel:
+        """Return where slow and failed requests of a model called `name` are noted, which was loaded now."""
+        found = self._models.pop(name, None) or RecentOfModel()
+        self._models[name] = found  # the model that was loaded last comes last
         if len(self._models) > MOST_MODELS:
             self._models.pop(next(iter(self._models)))
-        model.statistics.note_requests(found, model.version, model.instance_name)
+        return found
 
     def of(self, name: str) -> RecentOfModel | None:
         """Return the requests of the models called `name`."""

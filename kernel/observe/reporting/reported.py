@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.observe.composed_times import add_to_ensembles
-from kernel.observe.statistics import BatchStatistics, Duration, ExecutionTimes, ResponseStatistics, summarize
+from kernel.observe.reporting.batch_reports import ReportedExecution
+from kernel.observe.statistics import BatchStatistics, Duration, ResponseStatistics, summarize
 
 if TYPE_CHECKING:
+    from kernel.observe.reporting.batch_reports import BatchReports, ReportedRequest
+    from kernel.observe.reporting.execution_times import ExecutionTimes
     from kernel.observe.statistics import ModelStatistics
     from kernel.serving.batch import Batch
     from kernel.serving.request import Request
@@ -22,27 +25,6 @@ _NS_PER_MS = 1_000_000
 
 #: What a backend may report a response as. The names are those of the statistics.
 OUTCOMES = ("success", "fail", "empty_response", "cancel")
-
-
-class ReportedRequest(msgspec.Struct, frozen=True):
-    """What a backend has reported about a request."""
-
-    times: ExecutionTimes
-    success: bool = True
-
-
-class ReportedExecution(msgspec.Struct, frozen=True):
-    """What a backend has reported about an execution, which may be a part of a batch."""
-
-    rows: int
-    times: ExecutionTimes
-
-
-class BatchReports(msgspec.Struct):
-    """What a backend has reported about a batch and its requests; what is missing is measured."""
-
-    requests: dict[Request, ReportedRequest] = {}
-    executions: list[ReportedExecution] = []
 
 
 class CountedRequest(msgspec.Struct, frozen=True):

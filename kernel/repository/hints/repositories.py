@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.config.autofill import FORMATS
 from kernel.repository.clouds.address import CLOUDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    from kernel.repository.layout import Entry
 
 CONFIG = "config.pbtxt"
 
@@ -23,6 +21,19 @@ _CLOUD = re.compile(r"(s3|gs|as|az|abfss?|https?|hdfs|hf):/+(.*)", re.IGNORECASE
 MODEL_ENDINGS = (".onnx", ".py", ".pt", ".pt2", ".plan", ".xml", ".graphdef", ".savedmodel")
 
 _FILENAMES = frozenset(each.filename for each in FORMATS)
+
+
+class Listed(Protocol):
+    """A file or folder in a listing. Implemented by `kernel.repository.layout.Entry`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_folder(self) -> bool: ...
+
+    @property
+    def children(self) -> Sequence[Listed]: ...
 
 
 def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> str:
@@ -50,7 +61,7 @@ def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> st
     return f"did you mean '{posixpath.join(posixpath.dirname(path), close[0])}'?" if close else ""
 
 
-def repository_hint(path: str, entries: Sequence[Entry]) -> str:
+def repository_hint(path: str, entries: Sequence[Listed]) -> str:
     """Return the hint for the repository at `path` with this listing; empty if there is nothing strange about it."""
     files = [entry.name for entry in entries if not entry.is_folder]
     folders = [entry for entry in entries if entry.is_folder and not entry.name.startswith(".")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernel.observe.statistics import ExecutionTimes
+    from kernel.observe.reporting.execution_times import ExecutionTimes
 
 #: How long before the expected end the next batch is dispatched, in nanoseconds: at first, and the bounds.
 _FIRST_LEAD_NS = 300_000

@@ -23,7 +23,7 @@ from kernel.serving.model import Model
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kernel.serving.instances import BatchRecord, Instance
+    from kernel.serving.instance import BatchRecord, Instance
     from kernel.serving.request import Request
 
 #: A call of which it is not known whether its caller's execution waits for it counts as waited for after this time, in

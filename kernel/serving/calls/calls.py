@@ -18,7 +18,7 @@ from kernel.serving.calls.call_waits import CallWaits
 if TYPE_CHECKING:
     from kernel.loop.clock import Alarm, Clock
     from kernel.serving.calls.call_waits import Execution, LiveModels
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.model import Model
     from kernel.serving.request import Request
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kernel.errors import InvalidRequest, Unavailable, Unsupported, request_prefix
+from kernel.serving.sequences.sequence import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kernel.config.sequence_spec import SequenceBatching
-    from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
 
 
@@ -27,24 +25,6 @@ _FIRST_OWN_ID = (1 << 31) - 1
 
 #: The longest correlation id that is a text.
 MAX_ID_BYTES = 128
-
-
-class Sequence(msgspec.Struct, eq=False):
-    """A sequence. `LiveSequences` sets `id`, `ends` and `over`, the scheduler the others."""
-
-    id: int | str
-    #: Its requests that are not dispatched, in order. It is short, and a deque takes ten times the memory of a list.
-    queue: list[Request]
-    #: The instance that has the sequence; None while it waits for a slot.
-    instance: Instance | None = None
-    slot: int = -1
-    #: The batch that has a request of the sequence and is not finished.
-    batch: Batch | None = None
-    #: A request was executed, so the instance may have state of the sequence.
-    begun: bool = False
-    #: Its END was received, or it is ending: no further request belongs to it.
-    ends: bool = False
-    over: bool = False
 
 
 class LiveSequences:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from kernel.loop.clock import Clock
-    from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+    from kernel.observe.reporting.execution_times import ExecutionTimes
+    from kernel.observe.statistics import ModelStatistics
     from kernel.serving.batch import Batch
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.live_requests import LiveRequests
     from kernel.serving.request import Request
     from kernel.serving.sequences.live_sequences import LiveSequences

@@ -24,8 +24,7 @@ from shm.tensor import ClientSpan, RequestedOutput, Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kernel.serving.request import ParameterValue
-    from kernel.serving.response import Response, Sink
+    from kernel.serving.response import ParameterValue, Response, Sink
     from protocols.grpc.generated.grpc_service_pb2 import InferParameter, ModelStreamInferResponse
     from shm.tensor import Buffer
 

@@ -14,7 +14,7 @@ from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import parse_version
-from kernel.serving.model_metadata import model_metadata
+from kernel.serving.front_doors.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.messages.load_request import parse_load_request

@@ -8,7 +8,7 @@ from kernel.config.to_json import to_json
 from kernel.errors import InvalidArgument
 from kernel.observe.report import model_report
 from kernel.serving.catalog import parse_version
-from kernel.serving.model_metadata import model_metadata
+from kernel.serving.front_doors.model_metadata import model_metadata
 from protocols.http.responses import json_response, json_text_response
 
 if TYPE_CHECKING:

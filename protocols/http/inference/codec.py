@@ -37,7 +37,8 @@ from shm.datatypes import DATATYPES, MAX_SIZE
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.request import ParameterValue, Request
+    from kernel.serving.request import Request
+    from kernel.serving.response import ParameterValue
     from shm.tensor import Buffer
 
 _Read = TypeVar("_Read")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.serving.request import ParameterValue  # noqa: TC001 - msgspec reads it
+from kernel.serving.response import ParameterValue  # noqa: TC001 - msgspec reads it
 from protocols.http.json.document import ABSENT
 from protocols.http.json.tensor import json_values
 from shm.datatypes import element_count

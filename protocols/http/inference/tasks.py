@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernel.serving.helper_tasks import TaskSteps
-    from kernel.serving.request import ParameterValue
+    from kernel.serving.response import ParameterValue
     from shm.tensor import Buffer
 
 #: The names of the functions.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel import errors
-from kernel.health.model_health import ModelHealth, model_is_ready, server_is_ready
+from kernel.health.model_health import ModelHealth
 from tests.kernel.serving.test_kernel import Bench
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def ready(bench: Bench) -> tuple[bool, bool]:
     """Return whether the model and the server are ready."""
 
     async def ask() -> tuple[bool, bool]:
-        return await model_is_ready(bench.kernel, "m"), await server_is_ready(bench.kernel)
+        return await bench.kernel.model_is_ready("m"), await bench.kernel.server_is_ready()
 
     return asyncio.run(ask())
 
@@ -62,7 +62,7 @@ def test_a_model_that_is_not_ready_otherwise_is_not_asked(bench: Bench) -> None:
     assert ready(bench) == (False, False)
     assert check.count == 0
     with pytest.raises(errors.ModelNotFound):
-        asyncio.run(model_is_ready(bench.kernel, "other"))
+        asyncio.run(bench.kernel.model_is_ready("other"))
 
 
 def test_without_strict_readiness_models_do_not_count_for_the_server() -> None:

@@ -14,7 +14,7 @@ from kernel.config.sequence_spec import SequenceBatching
 from kernel.config.spec import DynamicBatching
 from kernel.errors import InvalidArgument, ServerStopping, WorkerLost
 from kernel.limiting.instance_gate import RateLimiting
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.batch import Batch
 from kernel.serving.model import Model, SchedulerFactory
 from kernel.serving.request import Request

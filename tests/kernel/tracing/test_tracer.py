@@ -15,7 +15,7 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings

@@ -178,6 +178,15 @@ def test_a_helper_decodes_what_takes_too_long(lab: FrontDoorLab) -> None:
     assert (request.sink, request.parameters, call.after_helper) == (call, {"key": "value"}, 1)
 
 
+def test_a_request_that_a_helper_has_decoded_keeps_the_deadline_of_its_call(lab: FrontDoorLab) -> None:
+    helpers = lab.kernel.helpers = LateHelpers()
+    call = TextCall(TextIntake(lab))
+    call.deadline_ns = 1 << 62
+    call.take(LARGE)
+    helpers.run_all()
+    assert [request.deadline_ns for request in executed(lab)] == [1 << 62]
+
+
 def test_a_request_that_only_a_forwarded_header_makes_wrong_leaves_no_memory_in_use(lab: FrontDoorLab) -> None:
     helpers = lab.kernel.helpers = LateHelpers()
     call = taken(TextIntake(lab, ForwardedHeaders({}, "timeout")), LARGE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.config.sequence_spec import SequenceBatching
-from kernel.serving.sequences.live_sequences import Sequence
+from kernel.serving.sequences.sequence import Sequence
 from schedulers.sequence.direct_batches import DirectBatches
 from tests.schedulers.sequence.sequence_lab import MS, finish, rows, sequence_lab
 

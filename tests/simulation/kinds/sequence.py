@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from kernel.serving.batch import Batch
-    from kernel.serving.sequences.live_sequences import Sequence
+    from kernel.serving.sequences.sequence import Sequence
     from tests.simulation.clients import Client
     from tests.simulation.versions import SimulatedVersion
     from tests.simulation.workers import SimulatedHandle, SimulatedWorker

@@ -6,8 +6,9 @@ import pytest
 
 from backends.supervision.reported.reported_statistics import ReportedStatistics
 from backends.transport import wire
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.observe.reporting.instance_memory import MemoryUsage
-from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.observe.statistics import ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink

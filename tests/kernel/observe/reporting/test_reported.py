@@ -7,17 +7,11 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.metrics_config import MetricsConfig
+from kernel.observe.reporting.batch_reports import BatchReports, ReportedExecution, ReportedRequest
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.observe.reporting.instance_memory import InstanceMemory, MemoryUsage
-from kernel.observe.reporting.reported import (
-    BatchReports,
-    CountedRequest,
-    ReportedExecution,
-    ReportedRequest,
-    correct_request,
-    record_reported,
-    record_reported_response,
-)
-from kernel.observe.statistics import ExecutionTimes, ModelStatistics
+from kernel.observe.reporting.reported import CountedRequest, correct_request, record_reported, record_reported_response
+from kernel.observe.statistics import ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.ahead.next_batch_time import NextBatchTime
 
 US = 1_000

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from kernel.errors import Unavailable
-from kernel.observe.statistics import ExecutionTimes
+from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.settings import TraceValues
 from kernel.tracing.output import writer as module
 from kernel.tracing.output.destinations import FileDestination, WriteOutcome

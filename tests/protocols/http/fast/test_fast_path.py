@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def test_the_clock_goes_while_there_are_connections(with_fast_path: WithFastPath) -> None:
     async def test(lab: Any) -> None:
         fast_path = lab.fast_path
-        before = fast_path.now_s
-        assert before > 0
+        assert fast_path.now_s > 0
+        fast_path.now_s = 0.0
         fast_path._tick()
-        assert fast_path.now_s >= before
+        assert fast_path.now_s > 0
         assert fast_path._timer is not None
         fast_path.remove(lab.connection)
         fast_path._tick()

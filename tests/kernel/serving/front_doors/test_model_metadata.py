@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from kernel.config.spec import ModelSpec, TensorSpec
-from kernel.serving.model_metadata import model_metadata
+from kernel.serving.front_doors.model_metadata import model_metadata
 
 
 def spec(platform: str = "") -> ModelSpec:
