@@ -24,7 +24,7 @@ class BatchOnDevice:
 
     def __init__(self, device: InstanceDevice, limits: StagingLimits) -> None:
         self.staging = Staging(device, limits)
-        self.small_outputs = SmallOutputs(device)
+        self.small_outputs = SmallOutputs(device.cuda, device.pinned_budget)
         #: Memory that something enqueued reads or writes.
         self.kept: list[object] = []
         self._device = device
