@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import sys
@@ -121,7 +122,7 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 def heavy_command(
     only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False, triton_in_all: TritonInAll = False
 ) -> None:
-    """What one heavy request does to other clients and to the kernel's memory: 240 rows. A quarter of an hour.
+    """What one heavy request does to other clients and to the kernel's memory: 248 rows. A quarter of an hour.
 
     The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
     expected one. With --only the figures are written to build/bench/.
@@ -152,19 +153,27 @@ def peers_command(
     connections: Annotated[
         bool, typer.Option(help="measure our own server with 1 to 256 connections, without keep-alive, pipelined")
     ] = True,
+    minutes: Annotated[
+        float | None, typer.Option(min=1, help="fewer rounds if these would take longer", show_default="no limit")
+    ] = None,
     upgrade: Annotated[bool, typer.Option("--upgrade", help="install the newest versions first")] = False,
+    install_only: Annotated[bool, typer.Option("--install-only", help="install all, and measure nothing")] = False,
 ) -> None:
     """Our server beside mosec, KServe, LitServe, BentoML, MLServer, Ray Serve, FastAPI and Triton, with a picture.
 
     Each is installed from the package index into ~/.cache/naiad-bench/peers (2 GB), served as its documentation
-    recommends, and loaded by wrk, h2load and perf_analyzer. 25 minutes.
+    recommends, and loaded by wrk, h2load and perf_analyzer. 27 minutes, with --minutes 20 at most 20; before the first
+    run 15 to 30 more, to install all, which --install-only does alone.
     """
     from bench.peers import command  # as below
 
+    if install_only:
+        raise typer.Exit(0 if command.install_only(only, upgrade=upgrade) else 1)
     _warn_if_busy()
     path = store.stem("peers", quick=quick).with_suffix(".json")
     measured = command.run(only, 1 if quick else rounds, workers, path if add else None, connections=connections,
-                           seconds=1 if quick else seconds, upgrade=upgrade)  # fmt: skip
+                           seconds=1 if quick else seconds, upgrade=upgrade,
+                           limit_s=math.inf if minutes is None else minutes * 60)  # fmt: skip
     _publish("peers", measured, quick=quick)
 
 

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import importlib
 import logging
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -19,6 +20,7 @@ import protocols.http.light_aiohttp  # noqa: F401 - before the modules that impo
 from backends.registry import known_backends
 from backends.supervision.devices.server_devices import ServerDevices
 from backends.supervision.helper_pool import HelperPool
+from backends.supervision.launcher import LauncherSet
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.worker_processes import WorkerProcesses
 from backends.supervision.shared.workers import SharedWorkers
@@ -34,6 +36,7 @@ from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
+from kernel.memory.garbage import GarbageCollection
 from kernel.memory.input_placement import InputPlacer
 from kernel.memory.trimming import give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
@@ -46,7 +49,7 @@ from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
-from kernel.serving.kernel import Kernel, KernelSettings, ServerIdentity
+from kernel.serving.kernel import Kernel, KernelParts, KernelSettings, ServerIdentity
 from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
@@ -56,14 +59,17 @@ from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from backends.supervision.launcher import Launcher
     from backends.supervision.processes.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
+    from kernel.observe.metrics_config import MetricsConfig
     from kernel.operator import ProcessOperator, ServerOperator
-    from kernel.options import ServerOptions
+    from kernel.options import ListenAddress, ServerOptions
+    from kernel.repository.gpus import ServerGpus
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -73,6 +79,27 @@ _ANSWER_GRACE_S = 2
 
 
 _Part = TypeVar("_Part", bound="ServerPart")
+
+
+class DoorKind(NamedTuple):
+    """A kind of front door."""
+
+    #: In the ports that the operator of the server gets.
+    name: str
+    #: In errors.
+    title: str
+    #: Where it listens.
+    listener: Callable[[ServerOptions], ListenAddress]
+    #: The module whose `make_door` makes it; see `protocols.frontend.DoorParts`.
+    module: str
+
+
+#: All front doors, in the order in which they start.
+FRONT_DOORS = (
+    DoorKind("grpc", "GRPC", attrgetter("grpc_listener"), "protocols.grpc.server"),
+    DoorKind("http", "HTTP", attrgetter("http_listener"), "protocols.http.server"),
+    DoorKind("metrics", "Metrics", attrgetter("metrics_listener"), "protocols.http.metrics.server"),
+)
 
 
 class ServerPart(Protocol):
@@ -124,14 +151,12 @@ class Server:
         self._owner.begin(self._log)
         with contextlib.ExitStack() as stack:
             sockets = {
-                name: stack.enter_context(bind(title, listener))
-                for name, title, listener in (
-                    ("http", "HTTP", self._options.http_listener),
-                    ("grpc", "GRPC", self._options.grpc_listener),
-                    ("metrics", "Metrics", self._options.metrics_listener),
-                )
-                if listener.allow
+                door: stack.enter_context(bind(door.title, listener))
+                for door in FRONT_DOORS
+                if (listener := door.listener(self._options)).allow
             }
+            # Now: from its start on the socket is the front door's, which may have given it to another process.
+            ports = {door.name: sock.getsockname()[1] for door, sock in sockets.items()}
             self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
             SERVER_PATHS.add_repositories(self._options.repository.paths)
             try:
@@ -142,14 +167,13 @@ class Server:
             except BaseException:
                 await self._close_parts()
                 raise
-            return await self._run_until_stop(sockets)
+            return await self._run_until_stop(sockets, ports)
 
     def _build(self) -> None:
         options = self._options
         # Without a metrics port, nothing reads these figures.
         metrics, _ = parse_metrics_config(options.metrics.config if options.metrics_listener.allow else ())
-        repository = options.repository
-        catalog = Catalog(namespacing=repository.namespacing)
+        catalog = Catalog(namespacing=options.repository.namespacing)
         polling = BusyPolling(options.busy_poll_us * 1000, processor_count())
         clock = LoopClock(polling.longest_ns)
         budget = ByteBudget(options.memory_byte_size or memory_byte_size() // 2)
@@ -158,43 +182,31 @@ class Server:
         )
         inputs = InputPlacer(regions, options.arena_byte_size, budget, in_next_iteration)
         settings = self._make_settings()
-        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock))
+        processes = self._make_processes()
+        pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
+        helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
+        devices = self._part(ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms))
+        regions.devices = devices.regions
+        caching = self._make_caching(catalog, helpers, clock, budget)
+        parts = KernelParts(
+            helpers=helpers,
+            cache_figures=None if caching is None else caching.cache.figures,
+            gpu_figures=devices.figures,
+            lost_log_lines=self._owner.lost_log_lines,
+        )
+        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock), parts)
         self._kernel.starting = True
-        self._kernel.lost_log_lines = self._owner.lost_log_lines
-        new_supervisor = self._supervisor_maker(polling, budget)
-        caching = self._make_caching(clock, budget)
+        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
+        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
+            self._part(recording)
+        new_supervisor = self._supervisor_maker(processes.launcher, helpers, devices, polling, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
             clock,
             functools.partial(choose_scheduler, caller=self._kernel),
             new_supervisor,
-            LifecycleSettings(
-                repositories=repository.paths,
-                copies=repository.copies,
-                explicit=repository.control_mode == "explicit",
-                poll_s=repository.poll_s if repository.control_mode == "poll" else 0,
-                auto_complete=repository.auto_complete_config,
-                config_name=repository.config_name,
-                namespacing=repository.namespacing,
-                load_thread_count=repository.load_thread_count,
-                load_retry_count=repository.load_retry_count,
-                backend_configs=with_directory(
-                    parse_backend_configs(repository.backend_config), repository.backend_directory
-                ),
-                host_policies=parse_host_policies(repository.host_policy),
-                load_timeout_s=repository.load_timeout_s,
-                unload_timeout_s=repository.unload_timeout_s,
-                installs_requirements=options.environments.installs,
-                metrics=metrics,
-                backends=known_backends,
-                extensions=tuple(
-                    each for each in (limiting, PoisonExtension(), caching, self._recent) if each is not None
-                ),
-                has_cache=caching is not None,
-                has_limiter=limiting is not None,
-                gpus=self._devices.gpus,
-            ),
+            self._lifecycle_settings(metrics, limiting, caching, devices.gpus),
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
@@ -207,6 +219,36 @@ class Server:
     async def _close_parts(self) -> None:
         while self._parts:
             await self._parts.pop().close()
+
+    def _lifecycle_settings(
+        self, metrics: MetricsConfig, limiting: RateLimiting | None, caching: ResponseCaching | None, gpus: ServerGpus
+    ) -> LifecycleSettings:
+        """Return the settings of the repository. Raises `ServingError`."""
+        options, repository = self._options, self._options.repository
+        return LifecycleSettings(
+            repositories=repository.paths,
+            copies=repository.copies,
+            explicit=repository.control_mode == "explicit",
+            poll_s=repository.poll_s if repository.control_mode == "poll" else 0,
+            auto_complete=repository.auto_complete_config,
+            config_name=repository.config_name,
+            namespacing=repository.namespacing,
+            load_thread_count=repository.load_thread_count,
+            load_retry_count=repository.load_retry_count,
+            backend_configs=with_directory(
+                parse_backend_configs(repository.backend_config), repository.backend_directory
+            ),
+            host_policies=parse_host_policies(repository.host_policy),
+            load_timeout_s=repository.load_timeout_s,
+            unload_timeout_s=repository.unload_timeout_s,
+            installs_requirements=options.environments.installs,
+            metrics=metrics,
+            backends=known_backends,
+            extensions=tuple(each for each in (limiting, PoisonExtension(), caching, self._recent) if each is not None),
+            has_cache=caching is not None,
+            has_limiter=limiting is not None,
+            gpus=gpus,
+        )
 
     def _make_settings(self) -> KernelSettings:
         options = self._options
@@ -221,7 +263,9 @@ class Server:
             max_decompression_ratio=options.max_decompression_ratio,
         )
 
-    def _make_caching(self, clock: Clock, budget: ByteBudget) -> ResponseCaching | None:
+    def _make_caching(
+        self, catalog: Catalog, helpers: HelperPool, clock: Clock, budget: ByteBudget
+    ) -> ResponseCaching | None:
         """Return the response cache, if the options ask for one. Raises `ServingError`."""
         choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
         if choice is None:
@@ -229,9 +273,8 @@ class Server:
         from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
         from kernel.cache.registry import make_cache
 
-        cache, kernel, helpers = make_cache(choice, clock, budget), self._kernel, self._helpers
-        kernel.cache_figures = cache.figures
-        return self._part(ResponseCaching(cache, kernel.catalog, helpers=helpers, regions=helpers, clock=clock))
+        cache = make_cache(choice, clock, budget)
+        return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
@@ -242,36 +285,34 @@ class Server:
 
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
-    def _supervisor_maker(self, polling: BusyPolling, budget: ByteBudget) -> Callable[[], InstanceSupervisor]:
-        """Make what all workers share: launchers, helpers, the watchdog. Returns a function that makes supervisors."""
+    def _make_processes(self) -> WorkerProcesses:
+        """Make what starts processes on this machine. Raises `StartFailed`."""
         options = self._options
-        output_limits = OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
         try:
-            processes = WorkerProcesses(
-                # A program may wait for all its children, and may fork while it has threads: we must not interfere.
-                options.worker_start if self._owner.owns_process else "spawn",
-                shared_memory=options.worker_shared_memory,
-                output_limits=output_limits,
-                task_module="protocols.helper_tasks",
-                zygote=self._zygote,
-                environments=options.environments,
+            return self._part(
+                WorkerProcesses(
+                    # A program may wait for all its children, and may fork while it has threads: we must not interfere.
+                    options.worker_start if self._owner.owns_process else "spawn",
+                    shared_memory=options.worker_shared_memory,
+                    output_limits=_output_limits(options),
+                    task_module="protocols.helper_tasks",
+                    zygote=self._zygote,
+                    environments=options.environments,
+                )
             )
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
-        self._part(processes)
-        pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
-        self._kernel.helpers = self._helpers = helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
-        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
-        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
-            self._part(recording)
-        devices = self._devices = self._part(
-            ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms)
-        )
-        self._kernel.regions.devices, self._kernel.gpu_figures = devices.regions, devices.figures
-        shared = SharedWorkers(processes.launcher, output_limits)
+
+    def _supervisor_maker(
+        self, local: Launcher, helpers: HelperPool, devices: ServerDevices, polling: BusyPolling, budget: ByteBudget
+    ) -> Callable[[], InstanceSupervisor]:
+        """Make what all workers of models share. Returns a function that makes supervisors."""
+        options = self._options
+        launcher = LauncherSet(local)  # launchers for other hosts come after that of this machine
+        shared = SharedWorkers(launcher, _output_limits(options))
         poller, watchdog = LoopPoller(polling), Watchdog()
         return lambda: InstanceSupervisor(
-            processes.launcher,
+            launcher,
             poller,
             helpers,
             arena_byte_size=options.arena_byte_size,
@@ -285,19 +326,22 @@ class Server:
             pinned_pool=devices.pinned_pool,
         )
 
-    async def _run_until_stop(self, sockets: dict[str, socket.socket]) -> int:
+    async def _run_until_stop(self, sockets: dict[DoorKind, socket.socket], ports: dict[str, int]) -> int:
         stop = asyncio.Event()
         failure: Exception | None = None
         doors: list[FrontDoor] = []
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
-            tasks.start_soon(give_freed_memory_back, self._kernel.budget, give_memory_back)
+            garbage = GarbageCollection(self._count_live) if self._owner.owns_process else None
+            if garbage is not None:
+                garbage.begin()
+            tasks.start_soon(give_freed_memory_back, self._kernel.budget, give_memory_back, garbage)
             try:
                 failure = await self._load_and_make_doors(stop, sockets, doors)
                 if failure is None:
                     if not stop.is_set():
-                        await self._open(doors, sockets)
+                        await self._open(doors, ports)
                         await stop.wait()
                     code = await self._stop(doors)
             finally:
@@ -306,13 +350,19 @@ class Server:
                     await self._lifecycle.close(at_once=bool(code))
                     await self._close_parts()
                 self._kernel.regions.close()
+                if garbage is not None:
+                    garbage.end()
                 tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
         return code
 
+    def _count_live(self) -> int:
+        """Return how many requests have no final response."""
+        return sum(model.in_flight for model in self._kernel.catalog.executing_models())
+
     async def _load_and_make_doors(
-        self, stop: asyncio.Event, sockets: dict[str, socket.socket], doors: list[FrontDoor]
+        self, stop: asyncio.Event, sockets: dict[DoorKind, socket.socket], doors: list[FrontDoor]
     ) -> Exception | None:
         """Load the models of the start and put the front doors into `doors`, until the server is to stop.
 
@@ -329,7 +379,7 @@ class Server:
                 nonlocal failure
                 try:
                     if sockets:
-                        await asyncio.to_thread(_import_front_doors)
+                        await asyncio.to_thread(_import_front_doors, sockets)
                         doors.extend(self._make_doors(sockets))
                     self._owner.imported()
                     if self._options.listen_while_loading:
@@ -350,55 +400,33 @@ class Server:
             tasks.cancel_scope.cancel()
         return failure
 
-    def _make_doors(self, sockets: dict[str, socket.socket]) -> list[FrontDoor]:
+    def _make_doors(self, sockets: dict[DoorKind, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, while the models load, so that wrong options end the start at once."""
         from protocols.access.keys import KeyReader
-        from protocols.grpc.server import GrpcServer
-        from protocols.http.metrics.server import MetricsServer
-        from protocols.http.server import HttpServer
+        from protocols.frontend import DoorParts
 
-        doors: list[FrontDoor] = []
-        kernel, options, keys = self._kernel, self._options, KeyReader()
-        log_access, admin = options.log.access, options.admin
-        if "grpc" in sockets:
-            doors.append(
-                GrpcServer(kernel, sockets["grpc"], options.grpc, log_access=log_access, admin=admin, keys=keys)
-            )
-        if "http" in sockets:
-            doors.append(
-                HttpServer(kernel, sockets["http"], options.http, log_access=log_access, admin=admin, keys=keys)
-            )
-        if "metrics" in sockets:
-            doors.append(MetricsServer(kernel, sockets["metrics"], options.metrics, http=options.http, keys=keys))
-        return doors
+        keys = KeyReader()
+        return [
+            importlib.import_module(door.module).make_door(DoorParts(self._kernel, sock, self._options, keys))
+            for door, sock in sockets.items()
+        ]
 
-    async def _open(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
+    async def _open(self, doors: list[FrontDoor], ports: dict[str, int]) -> None:
         if not self._options.listen_while_loading:
             await listen(doors, loading=False)
         for door in doors:
             logger.info("Started %s", door.title)
-        self._log_exposure(doors, sockets)
-        self._owner.opened(self._kernel, {name: sock.getsockname()[1] for name, sock in sockets.items()})
+        self._log_exposure(doors)
+        self._owner.opened(self._kernel, ports)
 
-    def _log_exposure(self, doors: list[FrontDoor], sockets: dict[str, socket.socket]) -> None:
+    def _log_exposure(self, doors: list[FrontDoor]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
-        from protocols.access.exposure import OpenPort, describe_exposure
-        from protocols.frontend import is_local
-        from protocols.grpc.server import GrpcServer
-        from protocols.http.server import HttpServer
-        from protocols.listening import listening_address
+        from protocols.access.exposure import describe_exposure
 
-        options, ports = self._options, []
-        for door in doors:
-            if isinstance(door, (HttpServer, GrpcServer)):
-                name, tls = ("http", options.http.tls) if isinstance(door, HttpServer) else ("grpc", options.grpc.tls)
-                sock = sockets[name]
-                title = f"{name.replace('http', 'HTTP').replace('grpc', 'gRPC')} at {listening_address(sock)}"
-                local, mutual = is_local(sock.getsockname()), tls is not None and tls.mutual
-                ports.append(OpenPort(title, door.restrictions, local, mutual))
+        ports = [port for door in doors if (port := door.administration) is not None]
         if ports:
-            explicit = options.repository.control_mode == "explicit"
-            exposure = describe_exposure(ports, explicit=explicit, client_shm=options.allow_client_shm)
+            explicit = self._options.repository.control_mode == "explicit"
+            exposure = describe_exposure(ports, explicit=explicit, client_shm=self._options.allow_client_shm)
             logger.log(logging.WARNING if exposure.is_warning else logging.INFO, "%s", exposure.text)
 
     async def _stop(self, doors: list[FrontDoor]) -> int:
@@ -422,7 +450,11 @@ class Server:
         return 0
 
 
-def _import_front_doors() -> None:
+def _output_limits(options: ServerOptions) -> OutputLimits:
+    return OutputLimits(options.log.model_lines_per_s, options.log.model_bytes_per_s)
+
+
+def _import_front_doors(doors: Iterable[DoorKind]) -> None:
     """Import what `_make_doors` imports. Blocks, so it runs in a thread."""
-    for module in ("protocols.grpc.server", "protocols.http.server", "protocols.http.metrics.server"):
-        importlib.import_module(module)
+    for door in doors:
+        importlib.import_module(door.module)

@@ -297,10 +297,16 @@ def check_options(options: ServerOptions) -> None:
 
 def _hint_for(folder: Path) -> str:
     """Return what to do about a repository that is not a folder."""
-    from kernel.repository.hints.repositories import path_hint  # imports protobuf, which a right command line need not
+    # Imported late: it imports protobuf, which a right command line need not.
+    from kernel.repository.hints.repositories import MODEL_ENDINGS, path_hint
 
-    beside = folder.absolute().parent
-    siblings = [each.name for each in beside.iterdir() if each.is_dir()] if os.access(beside, os.R_OK | os.X_OK) else []
+    beside, ending = folder.absolute().parent, folder.suffix
+    names_file = ending in MODEL_ENDINGS
+    siblings = [
+        each.name
+        for each in (beside.iterdir() if os.access(beside, os.R_OK | os.X_OK) else ())
+        if (each.suffix == ending if names_file else each.is_dir())
+    ]
     hint = path_hint(str(folder), is_file=folder.is_file(), siblings=siblings)
     return f": {hint}" if hint else ". Give an existing folder, or none to try the demo models"
 

@@ -5,8 +5,7 @@ Owns the meaning of --http-header-forward-pattern and --grpc-header-forward-patt
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -32,23 +31,12 @@ _RESERVED = frozenset(
 )
 _RESERVED_PREFIX = "triton_"
 
-#: The flags with which a pattern of RE2 may begin: `(?i)`, `(?-i)`, `(?s-i)`.
-_LEADING_FLAGS = re.compile(r"\(\?(?P<on>[ims]*)(?:-(?P<off>[ims]+))?\)")
-_FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL}
-_NAMED_CLASS = re.compile(r"\[:\^?\w+:\]")
 
-#: The parts of a pattern that matter here: an escape, a set of characters, and what only Python's `re` has.
-_PARTS = re.compile(
-    r"\\(?P<escape>.)"
-    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
-    r"|(?P<group>\(\?(?:<?[=!]|#|>|\(|P=))"
-    r"|(?<!\()(?P<possessive>[*+?}]\+)",
-    re.DOTALL,
-)
-_NOT_IN_RE2 = {
-    "(?=": "lookaheads", "(?!": "lookaheads", "(?<=": "lookbehinds", "(?<!": "lookbehinds", "(?#": "comments",
-    "(?>": "atomic groups", "(?(": "conditions", "(?P=": "references to groups",
-}  # fmt: skip
+class Pattern(Protocol):
+    """A compiled pattern of RE2, whose module has no types."""
+
+    def search(self, text: str) -> object | None:
+        """Return a match anywhere in `text`; None without one."""
 
 
 class ReservedHeader(InvalidArgument):
@@ -73,42 +61,23 @@ class ForwardedHeaders(msgspec.Struct, frozen=True):
         return {**parameters, **self.parameters}
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern in the syntax of RE2, which Triton uses. It ignores case unless it begins with `(?-i)`.
+def _compiled(pattern: str) -> Pattern:
+    """Compile a pattern of RE2, as Triton does. It ignores case unless it begins with `(?-i)`.
 
-    RE2's syntax is a subset of that of Python's `re`, with two additions: flags can be removed, and classes can have
-    names. What only Python has is refused, because Triton refuses it, and because it can make a search take long.
-    Raises `re.error` for what cannot be translated.
+    A search takes time in proportion to the name: with Python's `re` one long name can keep the event loop busy for
+    hours. Raises `BadOption`.
     """
-    flags = re.IGNORECASE
-    if found := _LEADING_FLAGS.match(pattern):
-        for name in found["on"]:
-            flags |= _FLAGS[name]
-        for name in found["off"] or "":
-            flags &= ~_FLAGS[name]
-        pattern = pattern[found.end() :]
-    if found := _NAMED_CLASS.search(pattern):
-        raise re.error(f"classes such as {found.group()} are not supported: list the characters, such as [a-z]")
-    compiled = re.compile(pattern, flags)
-    if unknown := _unknown_to_re2(pattern):
-        raise re.error(f"{unknown} are not part of RE2's syntax")
+    import re2  # few servers forward headers
+
+    options = re2.Options()
+    options.case_sensitive = options.log_errors = False
+    try:
+        compiled: Pattern = re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise BadOption(f"'{pattern}' is not a regular expression for headers to forward: {text}") from None
     return compiled
-
-
-def _unknown_to_re2(pattern: str) -> str:
-    """Return what a pattern that Python can compile has and RE2 lacks, in the plural; "" for nothing."""
-    for part in _PARTS.finditer(pattern):
-        escape = part["escape"]
-        if escape is not None:
-            if escape in "123456789":
-                return "references to groups"
-            if escape == "Z":
-                return "escapes such as \\Z"
-        elif part["group"] is not None:
-            return _NOT_IN_RE2[part["group"]]
-        elif part["possessive"] is not None:
-            return "possessive repetitions"
-    return ""
 
 
 class HeaderForwarder:
@@ -116,10 +85,7 @@ class HeaderForwarder:
 
     def __init__(self, pattern: str) -> None:
         """`pattern` is searched in names of headers, as `_compiled` reads it. Raises `BadOption` if it is not one."""
-        try:
-            self._pattern = _compiled(pattern)
-        except re.error as error:
-            raise BadOption(f"'{pattern}' is not a regular expression for headers to forward: {error}") from None
+        self._pattern = _compiled(pattern)
 
     def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return parameters named as the headers were sent; of a header that comes twice the last counts.

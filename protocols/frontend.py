@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import socket
+
+    from kernel.options import ServerOptions
+    from kernel.serving.front_doors.interface import KernelInterface
+    from protocols.access.exposure import OpenPort
+    from protocols.access.keys import KeyReader
 
 
 class FrontDoor(Protocol):
@@ -11,7 +20,11 @@ class FrontDoor(Protocol):
 
     @property
     def title(self) -> str:
-        """Name and address for the start-up lines, such as `HTTPService at 0.0.0.0:8000`."""
+        """Name and address for the log, such as `HTTPService at 0.0.0.0:8000`. Asked before and after `start`."""
+
+    @property
+    def administration(self) -> OpenPort | None:
+        """Who may administer the server over this front door; None if nobody can."""
 
     async def start(self) -> None:
         """Listen."""
@@ -20,18 +33,12 @@ class FrontDoor(Protocol):
         """Accept no new connections, wait at most `grace_s` seconds for running requests, and close."""
 
 
-def is_local(peer: object) -> bool:
-    """Whether a peer address (as `transport.get_extra_info('peername')` gives it) is on this machine.
+class DoorParts(msgspec.Struct, frozen=True):
+    """What a front door is made of. The module of a front door has `make_door(parts)`, which returns it."""
 
-    Loopback addresses and Unix sockets are. An address of an unknown kind is not.
-    """
-    if isinstance(peer, (str, bytes)):
-        return True  # a Unix socket
-    if not isinstance(peer, tuple) or not peer:
-        return False
-    try:
-        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    kernel: KernelInterface
+    #: Bound, and the front door's from its `start` on.
+    sock: socket.socket
+    options: ServerOptions
+    #: Reads the keys of restrictions.
+    keys: KeyReader

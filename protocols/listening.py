@@ -6,6 +6,7 @@ A connection for which there is no file descriptor but those that are kept for w
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 from typing import TYPE_CHECKING, cast
@@ -45,6 +46,7 @@ async def listen(
     `make_refusal` makes the protocol of a connection that is refused: it says why, and is closed here. A client may
     take `tls_shutdown_timeout_s` to end TLS; None is asyncio's default.
     """
+    _set_options(sock)
     gate = _Gate(make_protocol, make_refusal)
     return await asyncio.get_running_loop().create_server(
         lambda: _NewConnection(gate),
@@ -131,15 +133,29 @@ def local_url(sock: socket.socket, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{address}"
 
 
-def find_vanished_peers(transport: asyncio.BaseTransport) -> None:
-    """Let the operating system close an idle connection whose peer does not exist any more (TCP keepalive)."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+def _set_options(sock: socket.socket) -> None:
+    """Set options of a listening socket that its connections inherit: no system calls for each of them.
+
+    The operating system closes an idle connection whose peer does not exist any more (TCP keepalive). Nagle's
+    algorithm, which keeps a small response back until the one before is acknowledged, is off.
+    """
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def send_small_writes_at_once(transport: asyncio.BaseTransport) -> None:
-    """Turn off Nagle's algorithm, which keeps a small response back until the one before is acknowledged."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def is_local(peer: object) -> bool:
+    """Whether a peer address (as `transport.get_extra_info('peername')` gives it) is on this machine.
+
+    Loopback addresses and Unix sockets are. An address of an unknown kind is not.
+    """
+    if isinstance(peer, (str, bytes)):
+        return True  # a Unix socket
+    if not isinstance(peer, tuple) or not peer:
+        return False
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

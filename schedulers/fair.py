@@ -106,15 +106,18 @@ class FairOrder:
         return entry
 
     def discard(self, request: Request) -> bool:
-        """Remove a request that is not served; its client is not charged. Retickets False if it is not queued."""
+        """Remove a request that is not served; its client is not charged. Returns False if it is not queued."""
         for index, entry in enumerate(self._returned):  # few: those of a lost instance
             if entry.request is request:
+                entry.gone = True
                 del self._returned[index]
                 self._count -= 1
                 return True
         client = self._waiting.get(client_of(request, self._fair))
-        if client is None or client.requests.pop(request, None) is None:
+        found = None if client is None else client.requests.pop(request, None)
+        if client is None or found is None:
             return False
+        found.gone = True
         self._count -= 1
         if not client.requests:
             self._rest(client)

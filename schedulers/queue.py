@@ -6,6 +6,7 @@ requests are served in the order of arrival, or clients get shares (`schedulers/
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 #: there come; with four, they are at most half as many as the others.
 _SWEPT_AT_ONCE = 4
 
+#: How many requests expire at once: thousands can come together.
+EXPIRED_AT_ONCE = 256
+
+#: How many expiries of entries that are gone are kept beside as many as requests are queued.
+_GONE_KEPT = 256
+
 
 class Waiting(msgspec.Struct, gc=False):
     """A request in the queue."""
@@ -34,6 +41,9 @@ class Waiting(msgspec.Struct, gc=False):
     key: Hashable
     #: When the queue policy rejects or delays the request, or None.
     expires_ns: int | None
+    #: Whether it was taken, cancelled, rejected or delayed: where it is still an entry, it is passed over. Of entries
+    #: that were taken it is only known where they might expire.
+    gone: bool = False
 
 
 class _Level:
@@ -46,14 +56,15 @@ class _Level:
         #: All entries, in the order in which they are served: of `in_time` and `delayed`, each after those of it that
         #: `sweep` has looked at.
         self.orders: tuple[deque[Waiting] | FairOrder, ...] = (self.in_time, self.delayed)
-        #: How many of the entries were cancelled. Only a `deque` keeps them, until they are first, or swept.
+        #: How many of the entries are not served: they were cancelled or have expired. Only a `deque` keeps them, until
+        #: they are first, or swept.
         self.cancelled = 0
 
     def __len__(self) -> int:
         return sum(map(len, self.orders)) - self.cancelled
 
     def sweep(self, cancelled: set[Request]) -> None:
-        """Look at the next entries, and remove those whose requests are `cancelled`, also from that.
+        """Look at the next entries, and remove those that are gone or whose requests are `cancelled`, also from that.
 
         One after the other, because to look at all entries at once would take long. Not for shares of clients.
         """
@@ -65,18 +76,16 @@ class _Level:
             if not old:
                 break
             entry = old.popleft()
-            if entry.request in cancelled:
+            if entry.gone:
+                self.cancelled -= 1
+            elif entry.request in cancelled:
                 cancelled.remove(entry.request)
+                entry.gone = True
                 self.cancelled -= 1
             else:
                 new.append(entry)
         if not in_time and not delayed:  # the next sweep begins with the first entry
             self.in_time, self.delayed = self.orders = (swept_in_time, swept_delayed)
-
-    def sweep_all(self, cancelled: set[Request]) -> None:
-        """End a sweep that has begun, and remove the entries of all `cancelled` requests of the level."""
-        while self.cancelled or len(self.orders) > 2:
-            self.sweep(cancelled)
 
 
 class RequestQueue:
@@ -92,16 +101,22 @@ class RequestQueue:
         self.count = 0
         #: When the next request may expire, or None. Not later than the earliest expiry.
         self.next_expiry_ns: int | None = None
+        #: The entries that may expire: a heap of time, a number that orders those of one time as they are served, the
+        #: entry and its level. Entries that are gone or cancelled leave it when they are first, or all together.
+        self._expiries: list[tuple[int, int, Waiting, _Level]] = []
+        self._last_number = self._first_number = 0
 
     def in_order(self) -> Iterable[Waiting]:
         """Return the requests in the order in which they are served; valid until the queue changes."""
         cancelled = self._cancelled
-        if len(self._levels) == 1 and not cancelled:  # the usual case; runs for each batch
+        if len(self._levels) == 1:  # the usual case; runs for each batch
             [level] = self._levels.values()
-            if not level.delayed and len(level.orders) == 2:
+            if not level.cancelled and not level.delayed and len(level.orders) == 2:
                 return level.in_time
         entries = (entry for _, level in sorted(self._levels.items()) for entries in level.orders for entry in entries)
-        return (entry for entry in entries if entry.request not in cancelled) if cancelled else entries
+        if not any(level.cancelled for level in self._levels.values()):
+            return entries
+        return (entry for entry in entries if not entry.gone and entry.request not in cancelled)
 
     def add(self, request: Request, key: Hashable) -> bool:
         """Queue a request; returns False if its level is full."""
@@ -110,20 +125,22 @@ class RequestQueue:
         if limit and len(level) >= limit:
             return False
         expires_ns = _expiry(request, level.policy) if level.policy.default_timeout_ns else None
-        level.in_time.append(Waiting(request, key, expires_ns))
+        level.in_time.append(entry := Waiting(request, key, expires_ns))
         self.count += 1
         if expires_ns is not None:
-            self._note_expiry(expires_ns)
+            self._last_number += 1
+            self._note_expiry(expires_ns, self._last_number, entry, level)
         return True
 
     def put_back(self, request: Request, key: Hashable) -> None:
         """Queue a request again that was taken before, at the front of its level. Size limits do not apply."""
         level = self._level_of(request)
         expires_ns = _expiry(request, level.policy)
-        level.orders[0].appendleft(Waiting(request, key, expires_ns))
+        level.orders[0].appendleft(entry := Waiting(request, key, expires_ns))
         self.count += 1
         if expires_ns is not None:
-            self._note_expiry(expires_ns)
+            self._first_number -= 1
+            self._note_expiry(expires_ns, self._first_number, entry, level)
 
     def cancel(self, request: Request) -> bool:
         """Remove a request, which the caller fails.
@@ -137,11 +154,15 @@ class RequestQueue:
             orders = (level.in_time, level.delayed)
             found = any(isinstance(entries, FairOrder) and entries.discard(request) for entries in orders)
             self.count -= found
+            if self._expiries:
+                self._drop_many_expiries()
             return found
         self.count -= 1
         level.sweep(self._cancelled)
         level.cancelled += 1
         self._cancelled.add(request)
+        if self._expiries:
+            self._drop_many_expiries()
         return True
 
     def take(self, count: int) -> list[Request]:
@@ -151,43 +172,61 @@ class RequestQueue:
         for _, level in sorted(self._levels.items()) if len(self._levels) > 1 else self._levels.items():
             for entries in level.orders:
                 while len(taken) < count and entries:
-                    request = entries.popleft().request
-                    if cancelled and request in cancelled:
+                    entry = entries.popleft()
+                    request = entry.request
+                    if entry.gone:
+                        level.cancelled -= 1
+                    elif cancelled and request in cancelled:
                         cancelled.remove(request)
+                        entry.gone = True
                         level.cancelled -= 1
                     else:
                         taken.append(request)
+                        if entry.expires_ns is not None:
+                            entry.gone = True
         self.count -= len(taken)
+        if self._expiries:
+            self._drop_expiries()
         return taken
 
     def expire(self, now_ns: int) -> list[Request]:
-        """Apply timeouts. Removes and returns the requests to reject; with policy DELAY they go behind the others."""
+        """Apply timeouts, of `EXPIRED_AT_ONCE` requests at most: `next_expiry_ns` has passed if there are more.
+
+        Removes and returns the requests to reject; with policy DELAY they go behind the others.
+        """
         if self.next_expiry_ns is None or now_ns < self.next_expiry_ns:
             return []
-        if self._fair is None:
-            for level in self._levels.values():
-                level.sweep_all(self._cancelled)
         rejected: list[Request] = []
-        self.next_expiry_ns = None
-        for _, level in sorted(self._levels.items()):
-            expired: list[Waiting] = []
-            for entry in level.in_time:
-                if entry.expires_ns is None:
-                    continue
-                if now_ns < entry.expires_ns:
-                    self._note_expiry(entry.expires_ns)
-                else:
-                    expired.append(entry)
-            if not expired:
-                continue
-            _remove(level, expired)
+        expiries = self._expiries
+        for _ in range(EXPIRED_AT_ONCE):
+            self._drop_expiries()
+            if not expiries or now_ns < expiries[0][0]:
+                break
+            _, _, entry, level = heapq.heappop(expiries)
+            self._leave(entry, level)
             if level.policy.delay_on_timeout:
-                for entry in expired:
-                    level.delayed.append(entry)
+                level.delayed.append(Waiting(entry.request, entry.key, None))
             else:
-                rejected += [entry.request for entry in expired]
-        self.count -= len(rejected)
+                rejected.append(entry.request)
+                self.count -= 1
+        self._drop_expiries()
         return rejected
+
+    def _leave(self, entry: Waiting, level: _Level) -> None:
+        """An entry that is in time has expired: it is served no more."""
+        entry.gone = True
+        if isinstance(level.in_time, FairOrder):
+            level.in_time.discard(entry.request)
+        else:
+            level.cancelled += 1
+            level.sweep(self._cancelled)
+
+    def _drop_expiries(self) -> None:
+        """Drop what need not expire any more from the front, and note when the next request expires."""
+        expiries, cancelled = self._expiries, self._cancelled
+        while expiries and (expiries[0][2].gone or expiries[0][2].request in cancelled):
+            heapq.heappop(expiries)
+        self.next_expiry_ns = expiries[0][0] if expiries else None
 
     def check(self) -> None:
         """Recompute the invariants."""
@@ -195,8 +234,11 @@ class RequestQueue:
         requests = [id(entry.request) for entry in entries]
         assert len(requests) == len(set(requests)) == self.count
         assert sum(map(len, self._levels.values())) == self.count
-        assert sum(level.cancelled for level in self._levels.values()) == len(self._cancelled)
-        expiries = [e.expires_ns for level in self._levels.values() for e in level.in_time if e.expires_ns is not None]
+        kept = [e for level in self._levels.values() for order in level.orders for e in order]
+        assert self._cancelled <= {entry.request for entry in kept if not entry.gone}
+        assert sum(level.cancelled for level in self._levels.values()) == len(kept) - len(entries)
+        assert len(self._expiries) <= 2 * len(entries) + 2 * _GONE_KEPT, "expiries of requests that are gone are kept"
+        expiries = [entry.expires_ns for entry in entries if entry.expires_ns is not None]
         assert self.next_expiry_ns is None or not expiries or self.next_expiry_ns <= min(expiries)
         assert self.next_expiry_ns is not None or not expiries
         for level in self._levels.values():
@@ -215,22 +257,19 @@ class RequestQueue:
             level = self._levels[number] = _Level(settings.queue_policy(number), self._fair)
         return level
 
-    def _note_expiry(self, expires_ns: int) -> None:
-        if self.next_expiry_ns is None or expires_ns < self.next_expiry_ns:
-            self.next_expiry_ns = expires_ns
+    def _note_expiry(self, expires_ns: int, number: int, entry: Waiting, level: _Level) -> None:
+        expiries = self._expiries
+        heapq.heappush(expiries, (expires_ns, number, entry, level))
+        self.next_expiry_ns = expiries[0][0]
+        self._drop_many_expiries()
 
-
-def _remove(level: _Level, expired: list[Waiting]) -> None:
-    """Remove entries from those that are in time."""
-    entries = level.in_time
-    if isinstance(entries, FairOrder):
-        for entry in expired:
-            entries.discard(entry.request)
-        return
-    gone = {id(entry) for entry in expired}
-    kept = [entry for entry in entries if id(entry) not in gone]
-    entries.clear()
-    entries.extend(kept)
+    def _drop_many_expiries(self) -> None:
+        """Drop all expiries that are not needed if they are many: they refer to requests."""
+        expiries = self._expiries
+        if len(expiries) > 2 * self.count + _GONE_KEPT:
+            cancelled = self._cancelled
+            expiries[:] = [each for each in expiries if not each[2].gone and each[2].request not in cancelled]
+            heapq.heapify(expiries)
 
 
 def _expiry(request: Request, policy: QueuePolicy) -> int | None:

@@ -39,7 +39,8 @@ class BatchKeys:
                 parts.append((tensor.name, tuple(tensor.shape[1:]), None))
             elif self._optional:
                 parts.append((tensor.name, (), None))
-        parts.sort(key=_name)
+        if len(parts) > 1:
+            parts.sort(key=_name)
         return tuple(parts)
 
 

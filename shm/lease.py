@@ -64,7 +64,7 @@ class RegionLease(Lease):
             self._held = False
             region = self.region
             region.lease_count = count = region.lease_count - 1
-            if count <= 0:
+            if count <= 0 and (count or region.awaits_end):
                 region.unused()
 
 

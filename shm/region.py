@@ -89,6 +89,8 @@ class Region:
         self.key = key
         self.offset = offset
         self.dropped = False
+        #: Whether something is to be done when the last lease is released: `unused` must be called.
+        self.awaits_end = False
         #: Whether the process that has allocated memory of a device is gone: nobody can open it any more.
         self.lost = False
         #: Whether processes copy the bytes with pread and pwrite and do not map them. Only for regions of clients.
@@ -153,7 +155,7 @@ class Region:
 
     def drop(self) -> None:
         """Refuse new leases, and close the handle when the last lease is released."""
-        self.dropped = True
+        self.dropped = self.awaits_end = True
         if not self.lease_count:
             self._close()
 
@@ -177,6 +179,7 @@ class Region:
         """Call `callback` once, when the last lease is released. The region must be in use."""
         assert self.lease_count, f"region {self.name} is not in use"
         self._on_unused.append(callback)
+        self.awaits_end = True
 
     def on_copied(self, callback: Callable[[Region], None]) -> None:
         """Call `callback` when the region must no longer be mapped."""
@@ -195,6 +198,7 @@ class Region:
         assert not self.lease_count, f"region {self.name}: more leases were released than taken"
         if self._on_unused or self.dropped:
             callbacks, self._on_unused = self._on_unused, []
+            self.awaits_end = self.dropped
             for callback in callbacks:
                 callback(self)
             if self.dropped and not self.lease_count:

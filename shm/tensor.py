@@ -6,6 +6,7 @@ They are inline in `data`, or in a span of a region under a lease. Schedulers an
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -154,6 +155,10 @@ class RequestedOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fa
         return self.client_span if self.span is None else self.span.of_client
 
 
+#: Messages name the same few regions again and again, and nothing of a `RegionNumber` changes.
+_region_number = functools.lru_cache(maxsize=1024)(RegionNumber)
+
+
 def encode_lease(value: Any) -> int:
     """The `enc_hook` of messages: encodes a lease as the number of its region."""
     if isinstance(value, Lease):
@@ -165,4 +170,4 @@ def decode_lease(kind: type, value: Any) -> RegionNumber:
     """The `dec_hook` of messages: the inverse of `encode_lease`. Raises ValueError for anything but a number."""
     if kind is not Lease or type(value) is not int:
         raise ValueError(f"{value!r} is not the number of a region")
-    return RegionNumber(value)
+    return _region_number(value)

@@ -104,7 +104,8 @@ class OnnxRuntimeBackend(Backend):
     ) -> OnnxSignature:
         """Return the signature of the model's file, which agrees with its configuration. Raises `ServingError`."""
         signature = signature_of(session, model_path(arguments, capability))
-        if text := left_out_text(signature.left_out):
+        # Of each instance group the first instance says it for all.
+        if arguments.instance_name.endswith("_0") and (text := left_out_text(signature.left_out)):
             self.host.log("WARNING", f"model '{arguments.model_name}': {text}")
         check_agreement(arguments.config, signature)
         return signature

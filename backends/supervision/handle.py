@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from shm.budget import ByteBudget
+    from shm.tensor import RequestedOutput, Tensor
 
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
 _OUTBOX_CHECK_S = 0.002
@@ -132,7 +133,7 @@ class WorkerHandle:
                     polling.slow_workers += self._slow
                 self._requests[number] = request
                 in_flight += 1
-                if request.leased and (error := self._try_attach(request)) is not None:
+                if request.leased and (error := self._attach(request)) is not None:
                     self._not_sent(batch.number, number, error)
                     if batch.slots is not None:
                         messages.append(wire.RequestMessage(number, []))
@@ -172,33 +173,28 @@ class WorkerHandle:
         if not self._watched_batch and len(self.record.batches) > self.record.concurrency:
             self._schedule_outbox_check()
 
-    def _try_attach(self, request: Request) -> ServingError | None:
-        """Attach the regions of a request, or return its error: no descriptor left, or memory of a device is gone."""
-        try:
-            self._attach(request)
-        except OSError as error:
-            return file_error(f"a tensor could not be given to the worker of '{self.name}': {error}", error)
-        except ServingError as error:
-            return error
-        return None
+    def _attach(self, request: Request) -> ServingError | None:
+        """Announce the regions of a request to the worker, which uses them until its final response.
 
-    def _attach(self, request: Request) -> None:
-        """Announce the regions of a request to the worker, which uses them until its final response."""
+        Returns the error of the request: no descriptor is left, or memory of a device is gone.
+        """
         request.in_use = True
         arena = self._model.input_arena
         # What is executed again must find its inputs unchanged: then the model gets private pages.
         own_region = None if arena is None or self._model.poison is not None else arena.region
         attached, attach = self._memory.attached, self._memory.attach
-        for tensor in request.inputs:
-            if tensor.span is not None:
-                region = tensor.span.lease.region
-                if region.number not in attached:
-                    attach(region, writable=region.of_client or region is own_region)
-        for output in request.outputs:
-            if output.span is not None:
-                region = output.span.lease.region
-                if region.number not in attached:
-                    attach(region, writable=region.of_client or region is own_region)
+        try:
+            places: list[Tensor | RequestedOutput] = [*request.inputs, *request.outputs]
+            for place in places:
+                if place.span is not None:
+                    region = place.span.lease.region
+                    if region.number not in attached:
+                        attach(region, writable=region.of_client or region is own_region)
+        except OSError as error:
+            return file_error(f"a tensor could not be given to the worker of '{self.name}': {error}", error)
+        except ServingError as error:
+            return error
+        return None
 
     def _schedule_outbox_check(self) -> None:
         """Check the outbox later: a busy worker may have unsent responses of an earlier batch in it."""
@@ -338,7 +334,8 @@ class WorkerHandle:
         if self._reports.pending:
             batch.reports = self._reports.of_batch(batch)
         if message.copies:
-            self._model.statistics.record_copies(message.copies, message.copied_byte_size)
+            self._model.statistics.copied_tensors += message.copies
+            self._model.statistics.copied_byte_size += message.copied_byte_size
         if not message.responses and self._requests:
             self._reports.counted(batch, times, time.monotonic_ns(), self._requests)
         self._model.instances.executed(self, batch, times)

@@ -7,18 +7,28 @@ over its own connection; workers there share no memory with the kernel (`backend
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
     from backends.supervision.output.worker_output import WorkerOutput
 
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
+
+
+#: Shows what a launch waits for, in the repository index, such as `its environment is prepared`; "" when it waits no
+#: more.
+Pending = Callable[[str], None]
+
+
+def not_shown(text: str) -> None:
+    """The `Pending` of launches that no repository index shows."""
 
 
 class Launched(Protocol):
@@ -29,6 +39,9 @@ class Launched(Protocol):
 
     #: Logs what the worker prints, and what its messages log.
     output: WorkerOutput
+
+    def folder(self, path: str) -> str:
+        """Return where the worker finds the folder of its model, which this machine has at `path`."""
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once, with the cause, when the worker has ended for any reason."""
@@ -64,12 +77,40 @@ class Launched(Protocol):
 class Launcher(Protocol):
     """Starts workers."""
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> Launched:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> Launched:
         """Start a worker whose output is logged under `title`. Raises `OSError` or `ServingError`.
 
         A `helper` runs no model, has low priority, and always shares memory with the kernel. `needs` are those of the
-        model that the worker will load.
+        model that the worker will load. A launch may take minutes: it gives `pending` a text that says what it waits
+        for, and can be cancelled.
         """
+
+
+class ChosenLauncher(Launcher, Protocol):
+    """Starts some of the workers, for example on other hosts."""
+
+    def takes(self, needs: WorkerNeeds) -> bool:
+        """Whether it starts the workers of models with these needs."""
+
+
+class LauncherSet:
+    """Starts each worker by the first launcher that takes it, else on this machine. Implements `Launcher`.
+
+    Helpers are always on this machine: they share memory with the kernel.
+    """
+
+    def __init__(self, local: Launcher, *others: ChosenLauncher) -> None:
+        self.local = local
+        self._others = others
+
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> Launched:
+        """See `Launcher`."""
+        launcher = next((each for each in self._others if not helper and each.takes(needs)), self.local)
+        return await launcher.launch(title, helper=helper, needs=needs, pending=pending)
 
 
 def ended_by_bus_error(cause: str) -> bool:

@@ -8,7 +8,9 @@ import os
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from backends.supervision.launcher import KILL_WAIT_S
+import msgspec
+
+from backends.supervision.launcher import KILL_WAIT_S, not_shown
 from backends.supervision.watch.working import done_while_working
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
@@ -19,12 +21,13 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from backends.supervision.launcher import Launched, Launcher
+    from backends.supervision.launcher import Launched, Launcher, Pending
     from backends.transport.outbox import Progress
 
 logger = logging.getLogger(__name__)
 
 _Expected = TypeVar("_Expected", bound=wire.Message)
+_AboutModel = TypeVar("_AboutModel", wire.Complete, wire.AskGpu, wire.Load)
 
 #: How long a worker that has not sent `Hello` may do nothing, in seconds. A new interpreter needs 0.2 s until then, and
 #: minutes on a machine without memory or processors left.
@@ -85,11 +88,21 @@ class WorkerSession:
         ends the worker, and so does a message without one."""
         self._handlers = {**self._own_handlers, **handlers}
 
-    async def start(self, launcher: Launcher, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> None:
-        """Start the worker, or a helper, and wait for its `Hello`. Raises `ServingError`."""
+    async def start(
+        self,
+        launcher: Launcher,
+        *,
+        helper: bool = False,
+        needs: WorkerNeeds = NO_NEEDS,
+        pending: Pending = not_shown,
+    ) -> None:
+        """Start the worker, or a helper, and wait for its `Hello`. Raises `ServingError`.
+
+        `pending` gets a text if the start takes long.
+        """
         self._response = asyncio.get_running_loop().create_future()
         try:
-            self._launched = await launcher.launch(self._title, helper=helper, needs=needs)
+            self._launched = await launcher.launch(self._title, helper=helper, needs=needs, pending=pending)
         except OSError as error:
             raise file_error(f"a worker process could not be started: {error}", error) from error
         self._channel = LoopChannel(self._launched.socket, self._received, self._channel_closed)
@@ -104,8 +117,11 @@ class WorkerSession:
             raise worker_error(ErrorCode.UNAVAILABLE, f"the worker cannot run: {shortened(hello.text)}")
         if not isinstance(hello, wire.Hello) or hello.protocol != wire.PROTOCOL:
             self.kill()
-            found = f"version {hello.protocol}" if isinstance(hello, wire.Hello) else f"a {type(hello).__name__}"
-            raise InternalError(f"the worker uses another protocol: {found}, expected version {wire.PROTOCOL}")
+            found = f"version {shortened(hello.protocol)}" if isinstance(hello, wire.Hello) else type(hello).__name__
+            raise InternalError(
+                f"the worker uses another protocol: it sent {found}, expected version {wire.PROTOCOL}. Kernel and "
+                "workers need the same version of the server: was it upgraded while it runs?"
+            )
         self.local = hello.local
         self.pid = hello.pid if hello.local else 0
         if not hello.local:
@@ -113,22 +129,32 @@ class WorkerSession:
 
     async def complete(self, message: wire.Complete) -> wire.Completed:
         """Return the completed configuration. Raises the worker's `ServingError`."""
-        return await self._request(message, wire.Completed)
+        return await self._request(self._with_its_folder(message), wire.Completed)
 
     async def ask_gpu(self, message: wire.AskGpu) -> str:
         """Return why the backend cannot compute on a GPU; "" if it can. Raises the worker's `ServingError`."""
-        return (await self._request(message, wire.GpuObstacle)).obstacle
+        return (await self._request(self._with_its_folder(message), wire.GpuObstacle)).obstacle
 
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
         self.arena_byte_size = message.arena_byte_size
-        response = await self._request(message, wire.Loaded)
+        response = await self._request(self._with_its_folder(message), wire.Loaded)
         if response.concurrency < 1:
             raise self._broken(f"a concurrency of {response.concurrency}")
         self.concurrency = response.concurrency
         self.checks_health = response.checks_health
         self.overlaps = response.overlaps
         return response.load_ns
+
+    def folder(self, path: str) -> str:
+        """See `Launched`."""
+        assert self._launched is not None, "the worker was never started"
+        return self._launched.folder(path)
+
+    def _with_its_folder(self, message: _AboutModel) -> _AboutModel:
+        """Return a message with the folder of the model as the worker finds it."""
+        folder = self.folder(message.model_dir)
+        return message if folder == message.model_dir else msgspec.structs.replace(message, model_dir=folder)
 
     def _not_started(self, message: wire.ToWorker) -> None:
         raise AssertionError(f"{type(message).__name__} was sent to a worker that was never started")

@@ -103,10 +103,20 @@ def members_of(sessions: dict[int, int]) -> list[tuple[int, int]]:
             del sessions[session]  # the number is that of another process now: nothing of the old session is left
     found = []
     for name in os.listdir("/proc"):
-        stat = stat_of(int(name)) if name.isdecimal() else None
-        if stat is not None and stat.session in sessions and not stat.ended:
-            found.append((int(name), stat.session))
+        # Of each process of the machine: a system call takes a tenth of the time of reading its file.
+        if name.isdecimal() and _session_of(int(name)) in sessions:
+            stat = stat_of(int(name))
+            if stat is not None and stat.session in sessions and not stat.ended:
+                found.append((int(name), stat.session))
     return found
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process; 0 if there is no such process, or the system does not say it."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _in_session(pid: int, session: int) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from backends.supervision.backoff import Backoff
 from backends.supervision.calls.model_control import ModelControl, while_loading
 from backends.supervision.handle import WorkerHandle
+from backends.supervision.launcher import not_shown
 from backends.supervision.processor_demand import demanded_ns
 from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
 from backends.supervision.watch.instance_watch import (
@@ -45,7 +46,7 @@ from shm.arena import pinned_window
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from backends.supervision.launcher import Launcher
+    from backends.supervision.launcher import Launcher, Pending
     from backends.supervision.shared.workers import SharedWorkers
     from backends.supervision.watch.instance_watch import Finding
     from backends.supervision.watch.watchdog import Watchdog
@@ -96,8 +97,7 @@ class InstanceSupervisor:
         `pinned_pool` has the pinned memory of instances on GPUs.
         """
         self._pinned_pool = pinned_pool
-        #: What the instance has of it.
-        self._pinned_byte_size = 0
+        self._pinned_byte_size = 0  # what the instance has of it
         self._watchdog = watchdog
         self._limits = limits
         self._watch = InstanceWatch(ExecutionLimits())
@@ -114,6 +114,7 @@ class InstanceSupervisor:
         self._verbose = verbose
         #: What the lines of all its workers begin with in the log, and what its first worker needs.
         self._title, self._needs = "", NO_NEEDS
+        self.pending: Pending = not_shown
         self._session: WorkerSession | None = None
         self._handle: WorkerHandle | None = None
         #: The worker that was lost last, while no other has taken its place.
@@ -145,7 +146,20 @@ class InstanceSupervisor:
     async def _started(self, session: WorkerSession, needs: WorkerNeeds) -> None:
         """Start the worker of `session`. One that works may take as long as a load."""
         limit_s = max(self._load_timeout_s, HELLO_TIMEOUT_S) if self._load_timeout_s else 0
-        await self._in_time(session, session.start(self._launcher, needs=needs), "waiting for its worker", limit_s)
+        await self._in_time(
+            session,
+            session.start(self._launcher, needs=needs, pending=self._show_pending),
+            "waiting for its worker",
+            limit_s,
+        )
+
+    def _show_pending(self, text: str) -> None:
+        """Show what the start of a worker waits for: of a version that loads, or of an instance that was lost."""
+        if self._model is None:
+            self.pending(text)
+        elif text and self._lost_handle is not None and self._plan is not None:
+            condition = Condition(f"instance '{self._plan.name}' is started again: {text}", lost=True)
+            self._model.instances.set_condition(self._lost_handle, condition)
 
     def _new_session(self, title: str) -> WorkerSession:
         session = WorkerSession(title)
@@ -161,7 +175,7 @@ class InstanceSupervisor:
         With `verify` the files are checked against the configuration, which is complete.
         """
         assert self._session is not None
-        message = wire.Complete(config, model_dir, version, backend_config, verify)
+        message = wire.Complete(config, model_dir, version, backend_config, verify, wire.PROTOCOL)
         limit_s, doing = self._load_timeout_s, "completing its configuration"
         with while_loading(self._control, config):
             completed = await self._in_time(self._session, self._session.complete(message), doing, limit_s)
@@ -172,7 +186,7 @@ class InstanceSupervisor:
     async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
         """As `InstanceKeeper.gpu_obstacle`."""
         assert self._session is not None
-        question = wire.AskGpu(config, model_dir, version, backend_config)
+        question = wire.AskGpu(config, model_dir, version, backend_config, wire.PROTOCOL)
         doing = "looking for what its backend needs on a GPU"
         return await self._in_time(self._session, self._session.ask_gpu(question), doing, self._load_timeout_s)
 
@@ -197,7 +211,7 @@ class InstanceSupervisor:
         self._plan = plan
         load = self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
-            self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus,
+            self._arena_byte_size, self._verbose, plan.backend_config, plan.cpus, protocol=wire.PROTOCOL,
         )  # fmt: skip
         if plan.kind == "GPU":
             load.device_pool_byte_size = plan.device_pool_byte_size

@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import HelperTask
@@ -18,16 +18,12 @@ _TASK_BYTE_SIZE = 16 << 10
 #: How many peers without waiting tasks are remembered before they are looked through.
 _REMEMBERED_PEERS = 256
 
+#: How many entries of removed tasks are kept, beside as many as tasks wait.
+_REMOVED_KEPT = 256
 
-class _WaitingTask(NamedTuple):
-    """A task that waits. The one with the least `start` is next, and of those the one that came first.
-
-    No two have the same number, so the tasks themselves are never compared.
-    """
-
-    start: int
-    number: int
-    task: HelperTask
+#: The start of a task, and its number. The least entry is next: that with the least start, and of those the one that
+#: came first.
+_Entry = tuple[int, int]
 
 
 class TaskQueue:
@@ -48,11 +44,16 @@ class TaskQueue:
         self._waiting: dict[str, int] = {}
         #: When the last task of a peer ends; that of a peer that is not in it has ended.
         self._ends: dict[str, int] = {}
-        self._small: list[_WaitingTask] = []
-        self._large: list[_WaitingTask] = []
+        #: The tasks that wait, by number. Entries of others were removed: a client that leaves removes thousands, and
+        #: to search each of them would take long.
+        self._tasks: dict[int, HelperTask] = {}
+        self._numbers: dict[HelperTask, int] = {}
+        #: Heaps, of small and of large tasks.
+        self._small: list[_Entry] = []
+        self._large: list[_Entry] = []
 
     def __len__(self) -> int:
-        return len(self._small) + len(self._large)
+        return len(self._tasks)
 
     def add(self, task: HelperTask) -> None:
         """Let `task` wait."""
@@ -60,36 +61,50 @@ class TaskQueue:
         start = max(self._now, self._ends.get(task.peer, 0))
         self._ends[task.peer] = start + _cost(task)
         self._waiting[task.peer] = self._waiting.get(task.peer, 0) + 1
-        heapq.heappush(self._large if is_large(task) else self._small, _WaitingTask(start, self._number, task))
+        self._tasks[self._number], self._numbers[task] = task, self._number
+        heapq.heappush(self._large if is_large(task) else self._small, (start, self._number))
         if len(self._ends) > _REMEMBERED_PEERS + len(self):
             self._ends = {peer: end for peer, end in self._ends.items() if end > self._now}
 
     def take(self) -> HelperTask | None:
         """Return the next task that may run on a free helper, which `ended` must be called for; None if none may."""
-        large = self._large if self._running_large < self._max_running_large else None
-        if large and (not self._small or large[0] < self._small[0]):
+        small, large = self._first(self._small), None
+        if self._running_large < self._max_running_large:
+            large = self._first(self._large)
+        if large is not None and (small is None or large < small):
             self._running_large += 1
-            return self._take_first(large)
-        return self._take_first(self._small) if self._small else None
+            return self._take_first(self._large)
+        return None if small is None else self._take_first(self._small)
+
+    def _first(self, waiting: list[_Entry]) -> _Entry | None:
+        """Return the entry of the next task, None if none waits. Entries of removed tasks before it are dropped."""
+        tasks = self._tasks
+        while waiting and waiting[0][1] not in tasks:
+            heapq.heappop(waiting)
+        return waiting[0] if waiting else None
 
     def remove(self, task: HelperTask) -> bool:
         """Return whether `task` waited; then it does not any more."""
-        waiting = self._large if is_large(task) else self._small
-        for index, entry in enumerate(waiting):
-            if entry.task is task:
-                del waiting[index]
+        number = self._numbers.pop(task, None)
+        if number is None:
+            return False
+        del self._tasks[number]
+        self._left(task.peer)
+        if len(self._small) + len(self._large) > 2 * len(self._tasks) + _REMOVED_KEPT:
+            for waiting in (self._small, self._large):
+                waiting[:] = [entry for entry in waiting if entry[1] in self._tasks]
                 heapq.heapify(waiting)
-                self._left(task.peer)
-                return True
-        return False
+        return True
 
     def ended(self, task: HelperTask) -> None:
         """A task that `take` returned does not run any more."""
         if is_large(task):
             self._running_large -= 1
 
-    def _take_first(self, waiting: list[_WaitingTask]) -> HelperTask:
-        start, _, task = heapq.heappop(waiting)
+    def _take_first(self, waiting: list[_Entry]) -> HelperTask:
+        start, number = heapq.heappop(waiting)
+        task = self._tasks.pop(number)
+        del self._numbers[task]
         self._now = max(self._now, start + _cost(task) // (len(self._waiting) + 1))
         self._left(task.peer)
         return task

@@ -283,8 +283,12 @@ class WorkerMemory:
     def _span_of_request(self, request: Request, name: str, span: Span, *, final: bool) -> Span:
         number = span.lease.region_number
         for asked in request.outputs:
-            if asked.name == name and asked.span is not None and asked.span.lease.region_number == number:
-                return asked.span.shared()
+            place = asked.span
+            if asked.name == name and place is not None and place.lease.region_number == number:
+                if final:  # the request has ended: its lease is the response's from now on
+                    asked.span = None
+                    return place
+                return place.shared()
         for tensor in request.inputs if final else ():
             place = tensor.span
             if place is None or place.lease.region_number != number or place.lease.region.of_client:

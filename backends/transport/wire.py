@@ -1,7 +1,9 @@
 """All messages between the kernel and a worker process. The whole protocol is in this file, so the file is long.
 
 A message is a msgpack array whose first element is the tag. `backends/transport/framing.py` adds the length before it.
-Kernel and worker have the same version, so there is no negotiation beyond `Hello`.
+Kernel and worker have the same code, so nothing is negotiated: each says in its first message which code it has
+(`PROTOCOL`), and refuses another one. So a server whose package was upgraded while it runs starts no worker of the new
+code, and a worker of another host is refused before a message is misread.
 
 The class of a message is all that is to be written for a new one, and its handler on the other side: its base says who
 takes it, and both decoders are made from the bases.
@@ -39,10 +41,11 @@ from typing import Callable, TypeVar, Union
 import msgspec
 
 from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
+from kernel.version import __version__
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
-#: The version of the protocol, increased with each change. A worker with another version is refused.
-PROTOCOL = 14
+#: The version of the messages, increased with each change, and that of the code on both of their sides.
+PROTOCOL = f"15 of {__version__}"
 
 #: The signal at which a worker writes the stacks of its threads to standard error. Models use SIGUSR1 and SIGUSR2, and
 #: sometimes the first and the last signals of this kind.
@@ -260,6 +263,8 @@ class Complete(ToWorker):
     backend_config: dict[str, str] = {}
     #: Complete nothing, but check that the model's files fit `config`, which is complete (`Backend.verify`).
     verify: bool = False
+    #: The `PROTOCOL` of the kernel. A worker with another one refuses the message.
+    protocol: str = ""
 
 
 class AskGpu(ToWorker):
@@ -270,6 +275,7 @@ class AskGpu(ToWorker):
     model_dir: str
     version: int
     backend_config: dict[str, str] = {}
+    protocol: str = ""
 
 
 class Load(ToWorker):
@@ -293,6 +299,8 @@ class Load(ToWorker):
     pinned_byte_size: int = 0
     #: For GPU: the memory for gathered inputs and for tensors to other models that is kept, in bytes.
     device_pool_byte_size: int = 0
+    #: As in `Complete`.
+    protocol: str = ""
 
 
 class Joined(ToWorker):
@@ -505,7 +513,8 @@ class AddMember(ToWorker):
 class Hello(StartResponse):
     """The first message of a worker: it is ready to load a model."""
 
-    protocol: int
+    #: The `PROTOCOL` of the worker. A kernel with another one ends it.
+    protocol: str
     pid: int
     #: Whether descriptors can be passed and memory shared with the worker.
     local: bool = True

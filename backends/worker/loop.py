@@ -321,6 +321,7 @@ class Worker:
     def _load(self, message: wire.Load) -> None:
         def load() -> wire.ToKernel:
             started = time.monotonic_ns()
+            _check_protocol(message.protocol)
             arguments = ModelArguments(
                 msgspec.json.decode(message.config, type=dict),
                 Path(message.model_dir),
@@ -589,7 +590,17 @@ class Worker:
                 request.fail(failure or InternalError("the backend did not respond to the request"))
 
 
+def _check_protocol(protocol: str) -> None:
+    """Refuse a kernel with other code. Raises `InternalError`."""
+    if protocol and protocol != wire.PROTOCOL:
+        raise InternalError(
+            f"the kernel uses another protocol: it sent version {shortened(protocol)}, expected version "
+            f"{wire.PROTOCOL}. Kernel and workers need the same version of the server"
+        )
+
+
 def _arguments_before_load(message: wire.Complete | wire.AskGpu) -> ModelArguments:
+    _check_protocol(message.protocol)
     return ModelArguments(
         msgspec.json.decode(message.config, type=dict),
         Path(message.model_dir),

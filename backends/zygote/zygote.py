@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import mmap
 import os
 import socket
@@ -100,10 +101,10 @@ class Zygote:
 
     def _fork(self, request: ForkWorker, fds: list[int]) -> ForkedWorker | None:
         """Fork a worker, close `fds`, and respond. Returns None in the zygote, and what it is in the worker."""
-        try:
-            between = os.fork()
-        except OSError as error:
-            self._send(ForkFailed(request.number, str(error), error.errno or 0))
+        between = _fork_plainly()
+        if between < 0:
+            code = ctypes.get_errno()
+            self._send(ForkFailed(request.number, str(OSError(code, os.strerror(code))), code))
             return None
         if between == 0:
             between = os.getpid()
@@ -136,6 +137,20 @@ class Zygote:
     def _send(self, message: ZygoteMessage) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next receive finds it, too
             self._socket.send(encode(message))
+
+
+#: Calls functions without releasing the interpreter's lock.
+_libc = ctypes.PyDLL(None, use_errno=True)
+
+
+def _fork_plainly() -> int:
+    """Fork as fork(2), for the process between: 0 in that, its process id in the zygote, -1 with an errno on failure.
+
+    `os.fork` prepares a process that goes on: it gives `random` a new state, empties locks, and so on. The process
+    between only forks again, and what it would write to are pages that it shares with the zygote.
+    """
+    pid: int = _libc.fork()
+    return pid
 
 
 def _close(fds: list[int]) -> None:

@@ -6,8 +6,10 @@ every peer again.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +17,7 @@ import msgspec
 from bench.light import client_versions
 from bench.machine import PERF_ANALYZER, Machine, this_machine
 from bench.machine import TRITON as TRITON_VERSION
-from bench.peers.connections import ConnectionPoint, measure_connections
+from bench.peers.connections import ConnectionPoint, measure_connections, points
 from bench.peers.environments import environment
 from bench.peers.peer import NotInstalled, PeerServer
 from bench.peers.rows import ROWS, PeerSample, applies, run_row, warm_up
@@ -24,14 +26,15 @@ from bench.peers.serving import check, serving
 from bench.peers.workloads import WrongResponse
 from bench.progress import progress
 from bench.rows import Analyzer
-from bench.triton import NotAvailable, perf_analyzer
+from bench.triton import NotAvailable, onnx_backend, perf_analyzer, server_root
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.progress import Progress, TaskID
 
-ROUNDS, SECONDS = 3, 2
+#: How long our own server by connections takes, for each second of a load and round, in seconds.
+_CONNECTIONS_S = len(points()) * 1.1
 
 
 class PeerDescription(msgspec.Struct, frozen=True):
@@ -84,9 +87,18 @@ def worker_counts(asked: int | None) -> list[int]:
 
 
 def measure(
-    peers: Sequence[PeerServer], counts: Sequence[int], rounds: int, seconds: int, *, connections: bool
+    peers: Sequence[PeerServer],
+    counts: Sequence[int],
+    rounds: int,
+    seconds: int,
+    *,
+    connections: bool,
+    limit_s: float = math.inf,
 ) -> PeerResults:
-    """Measure peers with each number of workers, in rounds; and our server by `connections` if wanted."""
+    """Measure peers with each number of workers, in rounds; and our server by `connections` if wanted.
+
+    There are fewer rounds, but one, where more would take longer than `limit_s`, without installations.
+    """
     machine = this_machine()
     samples: list[PeerSample] = []
     failures: list[PeerFailure] = []
@@ -96,11 +108,17 @@ def measure(
         described = [description for peer in peers if (description := _describe(peer, shown, bar, failures))]
         usable = [peer for peer in peers if peer.name in {each.name for each in described}]
         bar = shown.add_task("starting", total=sum(map(_rows_of, usable)) * len(counts) * rounds)
-        for _ in range(rounds):
+        begun_s = time.monotonic()
+        for done in range(rounds):
+            spent_s = time.monotonic() - begun_s
+            if not has_time(done, spent_s, limit_s, _CONNECTIONS_S * seconds if connections else 0.0):
+                rounds = done
+                print(f"{rounds} rounds: another one would take longer than --minutes", file=sys.stderr)
+                break
             for peer in usable:
                 for workers in counts:
                     _measure_peer(peer, workers, seconds, analyzer, samples, failures, shown, bar)
-        points = measure_connections(shown, seconds, rounds) if connections else []
+        by_connections = measure_connections(shown, seconds, rounds) if connections else []
     return PeerResults(
         machine=machine,
         clients=f"{client_versions()}, perf_analyzer {PERF_ANALYZER}",
@@ -108,8 +126,34 @@ def measure(
         peers=described,
         samples=samples,
         failures=failures,
-        connections=points,
+        connections=by_connections,
     )
+
+
+def has_time(done: int, spent_s: float, limit_s: float, more_s: float) -> bool:
+    """Return whether another round fits into `limit_s`, of which `done` rounds have taken `spent_s`.
+
+    `more_s` is what is measured after all rounds, for each of them. The first round is measured in any case.
+    """
+    return not done or (spent_s / done + more_s) * (done + 1) <= limit_s
+
+
+def install(peers: Sequence[PeerServer]) -> list[PeerFailure]:
+    """Install what the peers need, and perf_analyzer. Returns what cannot be installed."""
+    failures: list[PeerFailure] = []
+    with progress() as shown:
+        bar = shown.add_task("installing", total=len(peers))
+        for peer in peers:
+            if _describe(peer, shown, bar, failures) is None or not peer.name.startswith("triton"):
+                continue
+            try:
+                server_root()
+                if peer.name == "triton-onnx":
+                    onnx_backend()
+            except NotAvailable as error:
+                failures.append(PeerFailure(peer.name, 0, "", str(error)))
+    _analyzer()
+    return failures
 
 
 def merged(before: PeerResults, added: PeerResults) -> PeerResults:

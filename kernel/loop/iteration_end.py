@@ -43,12 +43,14 @@ class IterationEnd:
         A decision that is added by a decision runs at the end of the next iteration, after the loop has read input.
         """
         self._decisions.append(callback)
-        self._schedule()
+        if not self._scheduled:  # repeats `_schedule`, to save a call for each decision
+            self._scheduled = True
+            self.loop.call_soon(self._end)
 
     def add_send(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, after all decisions of this iteration, to send the messages of the iteration."""
         self._sends.append(callback)
-        if not self._scheduled:  # repeats `_schedule`, to save a call for each send
+        if not self._scheduled:  # repeats `_schedule`, as above
             self._scheduled = True
             self.loop.call_soon(self._end)
 
@@ -66,12 +68,15 @@ class IterationEnd:
 
     def _end(self) -> None:
         try:
-            decisions, self._decisions = self._decisions, []
-            self._call(decisions)
-            sends, self._sends = self._sends, []
-            self._call(sends)
-            writes, self._writes = self._writes, []
-            self._call(writes)
+            if self._decisions:
+                decisions, self._decisions = self._decisions, []
+                self._call(decisions)
+            if self._sends:
+                sends, self._sends = self._sends, []
+                self._call(sends)
+            if self._writes:
+                writes, self._writes = self._writes, []
+                self._call(writes)
         finally:  # also after KeyboardInterrupt: the loop may run again
             self._scheduled = False
             if self._decisions or self._sends or self._writes:

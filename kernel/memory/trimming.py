@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernel.memory.garbage import GarbageCollection
     from shm.budget import ByteBudget
 
 #: Fewer freed bytes are kept for the next requests.
@@ -58,8 +59,13 @@ class Trimming:
         return True
 
 
-async def give_freed_memory_back(budget: ByteBudget, give_back: Callable[[], None]) -> None:
-    """Call `give_back`, in a thread, when the requests that used memory have ended. Runs until it is cancelled."""
+async def give_freed_memory_back(
+    budget: ByteBudget, give_back: Callable[[], None], garbage: GarbageCollection | None = None
+) -> None:
+    """Call `give_back`, in a thread, when the requests that used memory have ended. Runs until it is cancelled.
+
+    Before, `garbage` is collected where it is time for that.
+    """
     trimming = Trimming()
     before_ns, busy_before_ns = time.monotonic_ns(), time.process_time_ns()
     while True:
@@ -67,5 +73,7 @@ async def give_freed_memory_back(budget: ByteBudget, give_back: Callable[[], Non
         now_ns, busy_ns = time.monotonic_ns(), time.process_time_ns()
         idle = busy_ns - busy_before_ns < _IDLE_SHARE * (now_ns - before_ns)
         before_ns, busy_before_ns = now_ns, busy_ns
+        if garbage is not None:
+            garbage.collect(idle=idle)
         if trimming.is_due(budget.used_byte_size, now_ns, idle=idle):
             await asyncio.to_thread(give_back)

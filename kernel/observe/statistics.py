@@ -189,7 +189,9 @@ class ModelStatistics:
         rows = batch.rescheduled_rows
         if rows:  # as in Triton, each execution of a request counts
             self.inference_count += rows
-        for request in batch.requests:
+        for request in batch.entries:
+            if request is None:  # padding
+                continue
             rows += request.batch_size
             if request.parent is not None:
                 add_to_ensembles(request.parent, input_ns, infer_ns, output_ns)
@@ -222,11 +224,6 @@ class ModelStatistics:
         size.input_ns += input_ns
         size.infer_ns += infer_ns
         size.output_ns += output_ns
-
-    def record_copies(self, count: int, byte_size: int) -> None:
-        """Count large tensors that a worker has copied before or after the model."""
-        self.copied_tensors += count
-        self.copied_byte_size += byte_size
 
     def record_composed(self, request: Request, started_ns: int, now_ns: int, wall_ns: int) -> None:
         """Count a request that the steps of an ensemble have executed, and that did not fail."""

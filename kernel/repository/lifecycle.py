@@ -65,7 +65,7 @@ class Lifecycle:
         self._settings = settings
         self.backends = settings.backends
         self._clock = clock
-        self.loader = VersionLoader(clock, schedule, new_keeper, settings)
+        self.loader = VersionLoader(clock, schedule, new_keeper, settings, catalog.note_pending)
         self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         self._repositories = Repositories.of(settings, self._progress.copies)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -165,8 +166,11 @@ class VersionLoader:
         schedule: SchedulerFactory,
         new_keeper: Callable[[], InstanceKeeper],
         settings: LifecycleSettings,
+        note_pending: Callable[[str, int, str], None],
     ) -> None:
+        """`note_pending` shows what the load of a version waits for: by its model's identifier, its number, a text."""
         self._clock = clock
+        self._note_pending = note_pending
         self._schedule = schedule
         self._new_keeper = new_keeper
         self._settings = settings
@@ -213,12 +217,13 @@ class VersionLoader:
             return await self._load_ensemble(source, config, version, started_ns)
         refuse_batching_library(config, source.folder.batching_library())
         await import_extensions(config)
-        slot.workers = keepers = [self._new_keeper()]
+        new_keeper = functools.partial(self._keeper_of, source.folder.identifier, version)
+        slot.workers = keepers = [new_keeper()]
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
             plans = await in_file_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
-            keepers += [self._new_keeper() for _ in plans[1:]]
+            keepers += [new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await self._load_instances(instances, prepared.json)
             model = loaded_model(prepared.spec, prepared.config, version, self._schedule, self._clock)
@@ -237,6 +242,12 @@ class VersionLoader:
                 each.keeper.serve()
         self._loaded(model, source, started_ns)
         return LoadedVersion(model, source.origin(config), instances, str(source.path))
+
+    def _keeper_of(self, identifier: str, version: int) -> InstanceKeeper:
+        """Return a keeper for an instance of a version that loads: the index shows what it waits for."""
+        keeper = self._new_keeper()
+        keeper.pending = functools.partial(self._note_pending, identifier, version)
+        return keeper
 
     async def _load_ensemble(
         self, source: ModelSource, config: ModelConfig, version: int, started_ns: int
@@ -354,18 +365,22 @@ class VersionLoader:
     ) -> PreparedConfig:
         """Start the first worker, and return the configuration as this worker completes it."""
         check_before_completion(config, source.gpus)
-        await keeper.start(source.name, await in_file_thread(self._needs, source, config, version))
+        # Configurations are read and written in threads: one of 256 KiB takes 250 ms. What follows one another is done
+        # in one: to pass it to a thread and back takes as long as for a small model all that the thread does.
+        text, needs = await in_file_thread(self._described, source, config, version)
+        await keeper.start(source.name, needs)
         settings = backend_config(self._settings.backend_configs, config.backend)
         if source.is_on_gpu_by_default(config):
             config = await self._where_it_can_run(source, config, version, keeper)
-        if self._settings.auto_complete:
-            # In threads: a configuration of 256 KiB takes 250 ms.
             text = await in_file_thread(to_json, config)
+        completed: str | None = None
+        if self._settings.auto_complete:
             completed = await keeper.complete(text, str(source.path), version, settings)
-            config = await in_file_thread(source.complete, config, completed)
-        prepared = await in_file_thread(source.prepare, config)
-        refuse_unsupported(prepared.config)
-        return prepared
+        return await in_file_thread(_prepared, source, config, text, completed)
+
+    def _described(self, source: ModelSource, config: ModelConfig, version: int) -> tuple[str, WorkerNeeds]:
+        """Return the configuration in JSON, and what the workers need. Blocks. Raises `BadConfig`."""
+        return to_json(config), self._needs(source, config, version)
 
     async def _where_it_can_run(
         self, source: ModelSource, config: ModelConfig, version: int, keeper: InstanceKeeper
@@ -406,6 +421,16 @@ class VersionLoader:
             )
             for plan in plan_instances(config, str(source.path), version, count)
         ]
+
+
+def _prepared(source: ModelSource, config: ModelConfig, sent: str, completed: str | None) -> PreparedConfig:
+    """Return the configuration, checked, as the worker that it was `sent` to has completed it; None if none has.
+
+    Blocks. Raises `ServingError`.
+    """
+    prepared = source.prepare(config if completed is None else source.complete(config, completed, sent))
+    refuse_unsupported(prepared.config)
+    return prepared
 
 
 def _first_count(config: ModelConfig) -> int | None:

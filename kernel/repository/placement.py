@@ -10,7 +10,7 @@ from kernel.repository.host_policy import policy_name
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.serving.instance import Instance
@@ -42,6 +42,9 @@ class InstancePlan(msgspec.Struct, frozen=True):
 
 class InstanceKeeper(Protocol):
     """Keeps one instance alive in a worker. Implemented by `backends.supervision.supervisor.InstanceSupervisor`."""
+
+    #: Gets a text if the start of a worker takes long: what it waits for, for the repository index. The loader sets it.
+    pending: Callable[[str], None]
 
     async def start(self, title: str, needs: WorkerNeeds) -> None:
         """Start a worker process without a model. Raises `ServingError`."""

@@ -204,15 +204,19 @@ class ModelSource:
             )
         return lines
 
-    def complete(self, config: ModelConfig, completed: str) -> ModelConfig:
+    def complete(self, config: ModelConfig, completed: str, sent: str = "") -> ModelConfig:
         """Return `config` with the changes of `completed`, the whole configuration in JSON from a worker.
+
+        `sent` is what the worker got: most models change nothing, and then there is nothing to read.
 
         As in Triton's `TritonModel::UpdateModelConfig`, a backend may change the batch size, the tensors and
         the transaction policy, and add a dynamic batcher if there is no scheduler. Raises `ServingError`.
         """
-        given = from_json(completed, f"the backend '{config.backend}' returned a wrong configuration")
         result = ModelConfig()
         result.CopyFrom(config)
+        if completed == sent and self._provided:
+            return result
+        given = from_json(completed, f"the backend '{config.backend}' returned a wrong configuration")
         result.max_batch_size = given.max_batch_size
         for field in ("input", "output", "model_transaction_policy"):
             result.ClearField(field)

@@ -59,6 +59,7 @@ class FakeKeeper:
 
     def __init__(self, made: list[FakeKeeper]) -> None:
         self.stopped = False
+        self.pending: Callable[[str], None] = lambda text: None
         #: Whether it was stopped without finalizing its model.
         self.stopped_at_once = False
         #: `stop` waits for this event, if there is one.

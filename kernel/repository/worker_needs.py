@@ -54,6 +54,8 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     environment: ExecutionEnvironment | None = None
     #: How much memory a worker may use, in bytes; 0 for no limit.
     memory_limit_byte_size: int = 0
+    #: The model's folder on this machine; "" for a helper. A launcher for other hosts brings its files there.
+    folder: str = ""
 
 
 #: The needs of a helper.
@@ -98,4 +100,5 @@ def worker_needs(
         worker,
         environment,
         ours.memory_limit_byte_size,
+        model_dir,
     )

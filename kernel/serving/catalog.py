@@ -90,9 +90,12 @@ class Catalog:
 
         `duplicates` are models that are in several repositories.
         """
+        known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+        found_twice = set(duplicates)
+        if known == self._known and found_twice == self._duplicates:
+            return  # as at most polls, loads and questions for the index, which then disturb no request
         self.generation += 1
-        self._known = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
-        self._duplicates = set(duplicates)
+        self._known, self._duplicates = known, found_twice
         for identifier in self._models:
             self._choose_newest(identifier)
 
@@ -121,6 +124,12 @@ class Catalog:
             model.follows(former.model)
         versions[version] = VersionEntry(state, reason, model)
         self._choose_newest(identifier)
+
+    def note_pending(self, identifier: str, version: int, reason: str) -> None:
+        """Show in the index what the load of a version waits for."""
+        entry = self._models.get(identifier, {}).get(version)
+        if entry is not None and entry.state is ModelState.LOADING:
+            entry.reason = reason
 
     def _choose_newest(self, identifier: str) -> None:
         name = self._name(identifier)

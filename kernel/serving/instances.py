@@ -139,6 +139,9 @@ class InstanceSet:
         For schedulers that make batches: a fast model gets its next batch while it executes one, but not more, so that
         the other batches can grow. Other models get it when they are about to end the last one (`next_batch_ns`).
         """
+        only = self._only
+        if only is not None and len(only.record.batches) < only.record.concurrency:  # usual; runs for each batch
+            return only
         return self._with_room(2 if self._depth > 1 else 1) or self._about_to_end()
 
     def open_instance(self) -> Instance | None:

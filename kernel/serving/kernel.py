@@ -112,8 +112,9 @@ class Kernel:
 
     def __init__(
         self, catalog: Catalog, regions: RegionRegistry, inputs: InputPlacer, clock: Clock, settings: KernelSettings,
-        tracer: Tracer,
+        tracer: Tracer, parts: KernelParts | None = None,
     ) -> None:  # fmt: skip
+        parts = parts or KernelParts()
         self.catalog = catalog
         self.regions = regions
         self.settings = settings
@@ -127,9 +128,9 @@ class Kernel:
         self.tracer.on_near = self._switch_times
         #: Records requests; None for most servers.
         self.recorder: RequestRecorder | None = None
-        #: Both are set by the composition root, before any front door starts.
+        #: Set by the composition root, before any front door starts: it makes models whose schedulers use the kernel.
         self.repository: RepositoryControl
-        self.helpers: FrontDoorHelpers = NoHelpers()
+        self.helpers = parts.helpers
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
         self.starting = False
@@ -139,18 +140,15 @@ class Kernel:
         self.connections: dict[str, Callable[[], int]] = {}
         #: The same for when a door's certificate expires, in seconds since the epoch; None if that is not known.
         self.certificate_expiry: dict[str, Callable[[], float | None]] = {}
-        #: Returns how many lines of the log were lost.
-        self.lost_log_lines: Callable[[], int] = int
-        #: Set by the composition root.
+        self.lost_log_lines = parts.lost_log_lines
+        #: Set with `repository`.
         self.repository_health = RepositoryHealth()
         #: Returns how many traces were written, and how many were lost.
         self.trace_counts: Callable[[], tuple[int, int]] = _no_traces
         #: The same for records of the recorder.
         self.record_counts: Callable[[], tuple[int, int]] = _no_traces
-        #: What the response cache has done; None without one.
-        self.cache_figures: CacheFigures | None = None
-        #: The figures of GPUs; None if no GPU can be used, or nobody reads them.
-        self.gpu_figures: GpuFigureReader | None = None
+        self.cache_figures = parts.cache_figures
+        self.gpu_figures = parts.gpu_figures
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
         #: Cancels requests whose client has left, many in several iterations. Each still gets its final response.
@@ -491,6 +489,18 @@ class Kernel:
 def _no_traces() -> tuple[int, int]:
     """Return that no trace was written or lost."""
     return 0, 0
+
+
+class KernelParts(msgspec.Struct, frozen=True):
+    """Parts of the server that front doors reach through the kernel."""
+
+    helpers: FrontDoorHelpers = NoHelpers()
+    #: What the response cache has done; None without one.
+    cache_figures: CacheFigures | None = None
+    #: The figures of GPUs; None if no GPU can be used, or nobody reads them.
+    gpu_figures: GpuFigureReader | None = None
+    #: Returns how many lines of the log were lost.
+    lost_log_lines: Callable[[], int] = int
 
 
 class KernelSettings(msgspec.Struct, frozen=True):

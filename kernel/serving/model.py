@@ -6,8 +6,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from kernel.errors import DeadlineTooNear, InternalError, NoInstanceInTime, ServingError
 from kernel.health.model_health import ModelHealth
+from kernel.loop.cancellations import Cancellations
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
 from kernel.serving.inbox import Inbox
@@ -78,6 +81,17 @@ def _nothing(*_: object) -> None:
     """What a model without extensions does."""
 
 
+class _Expiration(msgspec.Struct):
+    """A queued request whose timeout has passed."""
+
+    request: Request
+    model_name: str
+
+    def cancel(self) -> None:
+        """Give the request up."""
+        self.request.expire(NoInstanceInTime(self.model_name, self.request.timeout_us))
+
+
 class Model:
     """A loaded model version. `submit` queues requests that the kernel has checked."""
 
@@ -118,6 +132,8 @@ class Model:
         self._failure: ServingError | None = None
         #: The failure that `accept` ends.
         self._refusal: ServingError | None = None
+        #: Gives up queued requests of a version without instances; made when it is first needed.
+        self._expirations: Cancellations | None = None
         #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
         self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
@@ -279,11 +295,14 @@ class Model:
 
     def expire_queued(self) -> None:
         """Fail the queued requests whose timeout has passed. Called while no instance lives: otherwise only a queue
-        policy makes timeouts count, as in Triton."""
-        now_ns = self._clock.now_ns()
-        for request in self.live.queued_requests():
-            if 0 < request.timeout_us * 1000 <= now_ns - request.queue_start_ns:
-                request.expire(NoInstanceInTime(self.name, request.timeout_us))
+        policy makes timeouts count, as in Triton. Those of thousands fail in several event-loop iterations."""
+        if self._expirations is None:
+            self._expirations = Cancellations(self._clock)
+        if not self._expirations:
+            now_ns = self._clock.now_ns()
+            queued = (request for request, instance in self.live.instance_of.items() if instance is None)
+            due = [each for each in queued if 0 < each.timeout_us * 1000 <= now_ns - each.queue_start_ns]
+            self._expirations.add(*(_Expiration(each, self.name) for each in due))
 
     def accept(self) -> None:
         """Take requests again after `refuse`: an instance lives."""

@@ -44,7 +44,8 @@ class Response(msgspec.Struct, eq=False):
         if self.leased:
             self.leased = False
             for output in self.outputs or ():
-                output.release()
+                if output.span is not None:  # as `Tensor.release`, without its call
+                    output.span.lease.release()
 
 
 class ResponseReceiver(Protocol):

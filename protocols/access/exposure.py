@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocols.access.restricted import ADMIN_HEADER, Category
+from protocols.listening import is_local, listening_address
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterable, Sequence
 
+    from kernel.options import TlsOptions
     from protocols.access.restricted import Restrictions
 
 
@@ -29,6 +32,12 @@ class OpenPort(msgspec.Struct, frozen=True):
     def in_network(self) -> bool:
         """Whether everyone in the network reaches it."""
         return not (self.loopback_only or self.wants_certificates)
+
+
+def open_port(name: str, sock: socket.socket, tls: TlsOptions | None, restrictions: Restrictions) -> OpenPort:
+    """Return the port of a front door called `name`, which listens on the bound `sock`."""
+    title = f"{name} at {listening_address(sock)}"
+    return OpenPort(title, restrictions, is_local(sock.getsockname()), tls is not None and tls.mutual)
 
 
 class Exposure(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import NoDescriptorLeft, RequestCancelled, lacks_descriptors
-from protocols.frontend import is_local
+from protocols.listening import is_local
 
 if TYPE_CHECKING:
     import asyncio

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.options import AdminOptions, BadOption
-from protocols.frontend import is_local
+from protocols.listening import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -93,7 +93,8 @@ class GrpcListener:
     async def start(self) -> None:
         options = self._options
         acceptor = LoggingAcceptor(self) if options.log_access else self
-        budget, messages, kernel = IterationBudget(), message_budget(), self._inference.kernel
+        budget, kernel = IterationBudget(), self._inference.kernel
+        messages = self._inference.messages or message_budget()
         memory = MessageMemory(kernel.budget, kernel.memory_refusals.full)
         self._server = await listen(
             self._sock,

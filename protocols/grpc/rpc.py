@@ -18,9 +18,9 @@ from grpclib.exceptions import GRPCError
 from kernel.errors import ServingError
 from kernel.observe.repeats.internal_errors import unexpected_error
 from protocols.access.peer_identity import Peer
-from protocols.frontend import is_local
 from protocols.grpc.grpclib_internals import StreamClosedError, stream_of
 from protocols.grpc.status_text import status_text
+from protocols.listening import is_local
 from protocols.status import grpc_status
 
 if TYPE_CHECKING:

@@ -7,11 +7,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.options import AdminOptions, GrpcOptions
+from protocols.access.exposure import open_port
 from protocols.access.keys import KeyReader
 from protocols.access.restricted import GRPC, parse_restrictions
 from protocols.grpc.admission import Admission
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
+from protocols.grpc.h2.transport import message_budget
 from protocols.grpc.handlers import Handlers
 from protocols.grpc.listener import GrpcListener, ListenerOptions
 from protocols.grpc.metadata import make_metadata_forwarder
@@ -25,13 +27,23 @@ if TYPE_CHECKING:
     import socket
 
     from kernel.serving.front_doors.interface import KernelInterface
+    from protocols.access.exposure import OpenPort
     from protocols.access.restricted import Restrictions
+    from protocols.frontend import DoorParts
     from protocols.tls.certificates import Certificates
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = GrpcOptions()
 _MILLISECOND_NS = 1_000_000
+
+
+def make_door(parts: DoorParts) -> GrpcServer:
+    """Return the front door. Raises `BadOption`."""
+    options = parts.options
+    return GrpcServer(
+        parts.kernel, parts.sock, options.grpc, log_access=options.log.access, admin=options.admin, keys=parts.keys
+    )
 
 
 class GrpcServer:
@@ -54,6 +66,7 @@ class GrpcServer:
         self._kernel = kernel
         self._sock = sock
         self.restrictions = parse_restrictions(options.restricted_protocol, GRPC, keys or KeyReader(), admin)
+        self._administration = open_port("gRPC", sock, options.tls, self.restrictions)
         self._certificates: Certificates | None = None
         if options.tls is not None:
             from protocols.tls.certificates import Certificates  # few servers have any
@@ -71,19 +84,27 @@ class GrpcServer:
     def title(self) -> str:
         return self._title
 
+    @property
+    def administration(self) -> OpenPort:
+        return self._administration
+
     async def start(self) -> None:
         """Listen."""
-        kernel, calls = self._kernel, self._calls
+        kernel, calls, messages = self._kernel, self._calls, message_budget()
         services = (
-            InferenceService(kernel, calls, self.restrictions.admin, self._forwarder, self._max_response_pool_size),
+            InferenceService(
+                kernel, calls, self.restrictions.admin, self._forwarder, self._max_response_pool_size, messages
+            ),
             HealthService(kernel, calls),
             ReflectionService(),
         )
+        inference = Inference(kernel, calls, self._forwarder, self._compression)
+        inference.messages = messages
         mapping = {path: handler for service in services for path, handler in service.__mapping__().items()}
         self._listener = GrpcListener(
             self._sock,
             self._listener_options,
-            Inference(kernel, calls, self._forwarder, self._compression),
+            inference,
             Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
         )
         await self._listener.start()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from protocols.access.restricted import AdminAccess
     from protocols.grpc.metadata import MetadataForwarder
     from protocols.grpc.open_calls import OpenCalls
+    from protocols.message_budget import MessageBudget
 
 SERVICE = "inference.GRPCInferenceService"
 #: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.
@@ -43,13 +44,15 @@ class InferenceService:
         admin: AdminAccess,
         forwarder: MetadataForwarder | None = None,
         max_response_pool_size: int | None = None,
+        messages: MessageBudget | None = None,
     ) -> None:
-        """`max_response_pool_size` is that of `GrpcOptions`, None for no limit."""
+        """`max_response_pool_size` is that of `GrpcOptions`, None for no limit; `messages` is that of `Intake`."""
         self._kernel = kernel
         self._admin = admin
         self._calls = calls
         self._max_response_pool_size = max_response_pool_size
         self._streams = MessageIntake(kernel, forwarder, streaming=True)
+        self._streams.messages = messages
 
     def __mapping__(self) -> dict[str, Handler]:
         handlers = {

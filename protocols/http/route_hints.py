@@ -39,6 +39,7 @@ _FOREIGN = (
     (re.compile(r"/(?:v1/|v2/|api/)?models/?()"), "POST /v2/repository/index, which lists the models"),
     (re.compile(r"/(?:v2/)?(?:health|healthz|ready|readyz|livez|ping|status)/?()"), "GET /v2/health/ready"),
     (re.compile(r"/(?:openapi\.json|swagger\.json|redoc)/?()"), "GET /docs, or GET /v2/openapi.json"),
+    (re.compile(r"/()"), "GET /v2, or to open this address in a browser"),
     (re.compile(r"/metrics/?()"), "GET /metrics on the port of the metrics, 8002 unless --metrics-port names another"),
 )
 
@@ -73,6 +74,12 @@ _ROUTES = (
 )
 _BY_PATH = {route.partition(" ")[2]: route for route in _ROUTES}
 
+#: Newcomers send requests for inference to it.
+_MODEL_ALONE = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?")
+
+#: What people and programs send that want something; others, such as OPTIONS, ask what there is.
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
+
 _NAMED_MODEL = re.compile(r"/(?:v2/)?models?/([^/]+)")
 _NAMED_VERSION = re.compile(r"/versions?/([^/]+)")
 
@@ -99,6 +106,15 @@ def route_hint(path: str, list_models: Callable[[], Collection[str]]) -> str:
     if not model:
         model = next(iter(models)) if len(models) == 1 else "NAME"
     return printable(f"{HINT}{route.replace(_MODEL, model)}?{known}")
+
+
+def method_hint(path: str, method: str, allowed: Collection[str]) -> str:
+    """Return how the error goes on for a client that sent `method` to `path`, whose route takes those in `allowed`."""
+    if len(path) > _MAX_PATH_SIZE or method not in _METHODS:
+        return ""
+    sends_to_model = method == "POST" and _MODEL_ALONE.fullmatch(path) is not None
+    meant = f"POST {path}/infer" if sends_to_model else f"{next(iter(allowed))} {path}"
+    return printable(f"{HINT}{meant}?")
 
 
 def _end_alike(asked: str, route: str) -> bool:

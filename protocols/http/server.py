@@ -9,8 +9,8 @@ from aiohttp import HttpVersion10, HttpVersion11
 from kernel.errors import ServingError
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions
+from protocols.access.exposure import open_port
 from protocols.access.restricted import Category
-from protocols.frontend import is_local
 from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
@@ -24,9 +24,9 @@ from protocols.http.listener import HttpListener
 from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
-from protocols.http.route_hints import route_hint
+from protocols.http.route_hints import method_hint, route_hint
 from protocols.http.routes import find_endpoint, request_path
-from protocols.listening import local_url
+from protocols.listening import is_local, local_url
 from protocols.status import HTTP_STATUS, http_status
 
 if TYPE_CHECKING:
@@ -34,11 +34,21 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from kernel.serving.front_doors.interface import KernelInterface
+    from protocols.access.exposure import OpenPort
     from protocols.access.keys import KeyReader
     from protocols.access.restricted import Restrictions
+    from protocols.frontend import DoorParts
     from protocols.tls.certificates import Certificates
 
 _DEFAULTS = HttpOptions()
+
+
+def make_door(parts: DoorParts) -> HttpServer:
+    """Return the front door. Raises `BadOption`."""
+    options = parts.options
+    return HttpServer(
+        parts.kernel, parts.sock, options.http, log_access=options.log.access, admin=options.admin, keys=parts.keys
+    )
 
 
 class HttpServer:
@@ -64,6 +74,7 @@ class HttpServer:
         self._rules = rules = make_request_rules(
             options, loopback_only=is_local(sock.getsockname()), keys=keys, admin=admin
         )
+        self._administration = open_port("HTTP", sock, options.tls, rules.restrictions)
         inference = HttpInference(kernel, options.max_input_size, forwards=rules.forwarder is not None)
         generation = GenerateIntake(kernel, options.max_input_size)
         self._dashboard = Dashboard(kernel)
@@ -87,6 +98,10 @@ class HttpServer:
     @property
     def restrictions(self) -> Restrictions:
         return self._rules.restrictions
+
+    @property
+    def administration(self) -> OpenPort:
+        return self._administration
 
     @property
     def title(self) -> str:
@@ -135,7 +150,8 @@ class HttpServer:
         handler = endpoint.handlers.get(http.method)
         if handler is None:
             allowed = {"Allow": ", ".join(endpoint.handlers)}
-            return error_response(405, "Method Not Allowed", plain=endpoint.plain_errors, headers=allowed)
+            text = f"Method Not Allowed{method_hint(path, http.method, endpoint.handlers)}"
+            return error_response(405, text, plain=endpoint.plain_errors, headers=allowed)
         call = HttpCall(
             http, names, self._settings, plain_errors=endpoint.plain_errors, response_headers=response_headers
         )

@@ -7,6 +7,7 @@ a helper, checked, and remembered. What is specific to a protocol are the method
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.forwarding import ForwardedHeaders
+    from protocols.message_budget import MessageBudget
     from shm.tensor import Tensor
 
 
@@ -107,6 +109,8 @@ class Intake(ABC):
         self.forwarded = forwarded
         #: Why no more requests are taken, because the front door stops; None as long as they are.
         self.refusal: ServingError | None = None
+        #: Where the time counts that it takes to decode messages; None where each has an iteration of its own.
+        self.messages: MessageBudget | None = None
 
     @abstractmethod
     def decode(self, call: Any, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
@@ -126,6 +130,17 @@ class Intake(ABC):
     @abstractmethod
     def read_options(self, octets: bytes, route: ModelRoute) -> Any:
         """Return what the response needs to know, as the helper has found it. The request is for `route`."""
+
+    def decode_in_time(self, call: IntakeCall, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
+        """As `decode_and_check`; counts the time."""
+        messages = self.messages
+        if messages is None:
+            return self.decode_and_check(call, message, received_in)
+        begin_ns = monotonic_ns()
+        try:
+            return self.decode_and_check(call, message, received_in)
+        finally:
+            messages.spent(monotonic_ns() - begin_ns)
 
     def decode_and_check(self, call: IntakeCall, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
         """As `decode`; a request that fits its model is remembered."""
@@ -187,7 +202,7 @@ def take(
                 request, decoded = found
                 prepared, route = decoded.common, None
             else:
-                new = intake.decode_and_check(call, message, received_in)
+                new = intake.decode_in_time(call, message, received_in)
                 if new is None:
                     intake.decode_in_helper(call, *intake.helper_job(call, message, received_in), forwarded)
                     return

@@ -73,7 +73,8 @@ class DynamicBatcher:
 
     def add(self, request: Request) -> bool:
         """Queue a request; returns False if the queue is full."""
-        return self.queue.add(request, self._key(request))
+        alone = self._alone or request.suspected
+        return self.queue.add(request, object() if alone else self._keys.key(request))  # as `_key`, without its call
 
     def put_back(self, requests: list[Request]) -> None:
         """Queue requests again that were taken and not started, before all others of their priority."""
@@ -82,12 +83,12 @@ class DynamicBatcher:
 
     def take(self, now_ns: int) -> list[Request]:
         """Remove and return the batch to execute now; empty if it is better to wait."""
-        if not self.queue.count or self._holds():
+        if not self.queue.count or (self._hold_until_count and self._holds()):
             return []
         if self._isolates and next(iter(self.queue.in_order())).request.suspected:
             self.closed_by = "alone"
             return self.queue.take(1)
-        batch = self._candidate()
+        batch = self._largest(None, None) if self._rule is None else self._candidate()
         overdue = self.delay_ns > 0 and now_ns - batch.oldest_ns >= self.delay_ns
         # A preferred size counts only while no request has waited too long.
         if batch.preferred_count and not overdue:
@@ -124,11 +125,10 @@ class DynamicBatcher:
         return object() if self._alone or request.suspected else self._keys.key(request)
 
     def _holds(self) -> bool:
-        """Whether too few requests are queued for the first batch."""
-        if self._hold_until_count:
-            if self.queue.count < self._hold_until_count:
-                return True
-            self._hold_until_count = 0
+        """Whether too few requests are queued for the first batch, which is still to be made."""
+        if self.queue.count < self._hold_until_count:
+            return True
+        self._hold_until_count = 0
         return False
 
     def _candidate(self) -> _Candidate:

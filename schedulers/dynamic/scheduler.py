@@ -62,7 +62,7 @@ async def dynamic(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: 
                     failure = _fail_some(batcher, failure)
                 case DeadlineReached():
                     dispatcher.start()
-                    until_ns = dispatcher.wake_ns()
+                    until_ns = dispatcher.wake_ns() if batcher.queue.count else None
                 case Cancelled(request=request) if batcher.queue.cancel(request):
                     request.fail(errors.RequestCancelled())
                 case InstanceLost(returned=requests):
@@ -109,8 +109,10 @@ class _Dispatcher:
         if self._queue.next_expiry_ns is not None:
             for request in self._queue.expire(now_ns):
                 request.fail(errors.QueueTimeout())
-        batcher, order = self._batcher, self._order
-        while (instance := self._free_instance()) is not None:
+            if self._queue.next_expiry_ns is not None and self._queue.next_expiry_ns <= now_ns:
+                return  # more have expired than may fail in one iteration: none of them is executed
+        batcher, queue, order = self._batcher, self._queue, self._order
+        while queue.count and (instance := self._free_instance()) is not None:
             requests = batcher.take(now_ns)
             if not requests:
                 return
@@ -120,16 +122,17 @@ class _Dispatcher:
             self._dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
 
     def wake_ns(self) -> int | None:
-        """Return when to act without another event, or None. Without a free instance only expiries count, and when a
-        busy one may get a batch ahead of time."""
+        """Return when to act without another event while requests are queued, or None. Without a free instance only
+        expiries count, and when a busy one may get a batch ahead of time."""
         batcher = self._batcher
         expiry_ns = self._queue.next_expiry_ns
+        if expiry_ns is not None and expiry_ns <= self._clock.now_ns():
+            return ITERATION_END
         start_ns = None
-        if self._queue.count:
-            if self._free_instance() is None:
-                start_ns = None if self._waits_for_idle else self._next_batch_ns()
-            elif batcher.delay_ns:
-                start_ns = batcher.wait_until_ns()
+        if self._free_instance() is None:
+            start_ns = None if self._waits_for_idle else self._next_batch_ns()
+        elif batcher.delay_ns:
+            start_ns = batcher.wait_until_ns()
         if expiry_ns is None or start_ns is None:
             return start_ns if expiry_ns is None else expiry_ns
         return min(expiry_ns, start_ns)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from kernel.serving.sequences.sequence import Sequence
 
 
+#: How many sequences end at once because their time is over. Thousands can begin together.
+ENDED_AT_ONCE = 256
+
+
 class SequenceBatcher:
     """Assigns sequences to slots, and makes the batches of each instance.
 
@@ -195,17 +199,21 @@ class SequenceBatcher:
         return sum(len(sequence.queue) for sequence in self._backlog)
 
     def expire(self, now_ns: int) -> list[Request]:
-        """End sequences that are idle for too long or whose requests timed out in the backlog.
+        """End sequences that are idle for too long or whose requests timed out in the backlog, not all at once.
 
         Returns the requests of the latter, to be failed.
         """
-        while self._idle_since:
+        for _ in range(ENDED_AT_ONCE):
+            if not self._idle_since:
+                break
             sequence, since_ns = next(iter(self._idle_since.items()))
             if now_ns < since_ns + self._batching.max_idle_ns:
                 break
             self._release(sequence)
         failed: list[Request] = []
-        while self._expiries and self._expiries[0][0] <= now_ns:
+        for _ in range(ENDED_AT_ONCE):
+            if not self._expiries or self._expiries[0][0] > now_ns:
+                break
             _, _, sequence = heapq.heappop(self._expiries)
             if sequence in self._backlog:
                 failed += self._end(sequence)

@@ -47,21 +47,23 @@ async def sequence(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock:
         match event:
             case Submitted(request=request):
                 batcher.add(request)
-            case DeadlineReached() if failures.error is not None:
-                failures.fail_some()
-            case DeadlineReached() if hold.active and _is_held(hold, batcher, instances):
-                until_ns = None
             case DeadlineReached():
-                until_ns = _start(batcher, instances, clock.now_ns(), one_batch=one_batch)
+                failures.fail_some()
+                if hold.active and _is_held(hold, batcher, instances):
+                    until_ns = None
+                else:
+                    until_ns = _start(batcher, instances, failures, clock.now_ns(), one_batch=one_batch)
+                if failures.left:
+                    until_ns = ITERATION_END
             case RequestRescheduled(request=request):
                 if not batcher.reschedule(request, clock.now_ns()):
                     request.fail(errors.InternalError("the sequence ended before the request could be executed again"))
                 elif request.cancelled:
-                    _fail(batcher.cancel(request), errors.RequestCancelled())
+                    failures.add(batcher.cancel(request), errors.RequestCancelled())
             case Cancelled(request=request):
-                _fail(batcher.cancel(request), errors.RequestCancelled())
+                failures.add(batcher.cancel(request), errors.RequestCancelled())
             case InstanceLost(instance=instance, returned=returned):
-                _fail(batcher.lose(instance, returned), errors.SequenceLost(instance.name))
+                failures.add(batcher.lose(instance, returned), errors.SequenceLost(instance.name))
             case NoInstanceLeft(error=error):
                 failures.begin(error)
                 failures.fail_some()
@@ -75,7 +77,9 @@ def _is_held(hold: SequenceHold, batcher: SequenceBatcher, instances: SequenceIn
     return hold.holds(instances.queued - backlog_count, backlog_count)
 
 
-def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, *, one_batch: bool) -> int | None:
+def _start(
+    batcher: SequenceBatcher, instances: SequenceInstances, failures: _Failures, now_ns: int, *, one_batch: bool
+) -> int | None:
     """End sequences whose time is over, place those that wait, and dispatch the batches that are ready.
 
     Returns when to act without another event, or None.
@@ -85,7 +89,7 @@ def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, 
             batcher.finished(finished, at_ns)
         instances.finished.clear()
     if batcher.may_expire(now_ns):
-        _fail(batcher.expire(now_ns), errors.SequenceTimeout())
+        failures.add(batcher.expire(now_ns), errors.SequenceTimeout())
     if batcher.waits:
         batcher.place(instances.serving)
     for instance, slot in batcher.slots_left():
@@ -109,43 +113,54 @@ def _start(batcher: SequenceBatcher, instances: SequenceInstances, now_ns: int, 
     return expiry_ns if expiry_ns is None or expiry_ns > now_ns else now_ns + 1
 
 
-def _fail(requests: list[Request], error: errors.ServingError) -> None:
-    for request in requests:
-        request.fail(error)
-
-
 class _Failures:
-    """Ends all sequences when no instance is left, some in each iteration of the event loop."""
+    """Fails the requests of sequences that end, and ends all sequences when no instance is left.
+
+    A sequence may have a hundred thousand requests: only some fail in each iteration of the event loop.
+    """
 
     def __init__(self, batcher: SequenceBatcher) -> None:
         self._batcher = batcher
         #: Those that are still to be ended.
         self._sequences: deque[Sequence] = deque()
-        #: Requests of those that have ended.
-        self._requests: deque[Request] = deque()
-        #: With what the requests fail; None if nothing is left to do.
-        self.error: errors.ServingError | None = None
+        #: Requests of those that have ended, and with what they fail.
+        self._requests: deque[tuple[Request, errors.ServingError]] = deque()
+        #: With what the requests of `_sequences` fail; None without any.
+        self._error: errors.ServingError | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether something is left to do in later iterations."""
+        return bool(self._requests or self._sequences)
+
+    def add(self, requests: list[Request], error: errors.ServingError) -> None:
+        """Fail `requests`, which are no longer queued: some of them now."""
+        if self.left or len(requests) > FAILED_AT_ONCE:
+            self._requests.extend((request, error) for request in requests)
+            return
+        for request in requests:
+            request.fail(error)
 
     def begin(self, error: errors.ServingError) -> None:
         """End the sequences of now, and fail their requests with `error`."""
         self._sequences = deque(self._batcher.sequences())
-        self.error = error
+        self._error = error
 
     def spare(self) -> None:
         """An instance is there: it serves the sequences that have not ended."""
         self._sequences.clear()
-        if not self._requests:
-            self.error = None
 
     def fail_some(self) -> None:
         """End some sequences, and fail some requests that have not been cancelled meanwhile."""
-        assert self.error is not None
         for _ in range(FAILED_AT_ONCE):
             if not self._requests and self._sequences:
-                self._requests.extend(self._batcher.end(self._sequences.popleft()))
-            if self._requests:
-                request = self._requests.popleft()
-                if not request.finished:
-                    request.fail(self.error)
-        if not self._requests and not self._sequences:
-            self.error = None
+                assert self._error is not None, "sequences are ended because of an error"
+                error = self._error
+                self._requests.extend((each, error) for each in self._batcher.end(self._sequences.popleft()))
+            if not self._requests:
+                if not self._sequences:
+                    return
+                continue
+            request, error = self._requests.popleft()
+            if not request.finished:
+                request.fail(error)

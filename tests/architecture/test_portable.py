@@ -26,7 +26,7 @@ OF_THE_KERNEL = {
     "kernel.naiad_module", "kernel.observe", "kernel.observe.metric_rules", "kernel.observe.repeats",
     "kernel.observe.repeats.limited_log", "kernel.observe.repeats.repeat_limit", "kernel.server_paths",
     "kernel.serving", "kernel.serving.triton_input_order", "kernel.serving.validation", "kernel.texts",
-    "kernel.tracing", "kernel.tracing.trace", "kernel.tracing.trace_context",
+    "kernel.tracing", "kernel.tracing.trace", "kernel.tracing.trace_context", "kernel.version",
 }  # fmt: skip
 
 #: Functions that import later, and why no module of a model can come between.

@@ -9,6 +9,7 @@ smallest of several counts is that of the request alone.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -22,6 +23,7 @@ from backends.transport.channel import LoopChannel
 from bench.load_clients import CLIENT_PREFACE, SETTINGS, WINDOW_UPDATE, GrpcLoadClient, HttpLoadClient, frame
 from bench.models import write_python_models
 from kernel.embedding import EmbeddedServer
+from kernel.loop.iteration_end import IterationEnd
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.http.fast.connection import FastConnection
 
@@ -36,17 +38,23 @@ TESTS = str(ROOT / "tests")
 
 #: The most calls with CPython 3.11 (later versions call no function for a comprehension): as many as there are now,
 #: over HTTP for a request that arrives in one piece, over gRPC for the frames that gRPC core sends. A function that is
-#: added to the path of every request needs a good reason.
-MOST_CALLS = {"http": 24, "grpc": 33}
+#: added to the path of every request needs a good reason. `shared` is a request over HTTP with tensors in two regions
+#: of the client, to a model with dynamic batching.
+MOST_CALLS = {"http": 24, "grpc": 33, "shared": 53}
 
 #: The deepest stack when the message is given to the worker's channel; the callback of the connection is the first.
 #: A change that shortens the path lowers the limit.
-MOST_DEPTH = {"http": 9, "grpc": 10}
+MOST_DEPTH = {"http": 9, "grpc": 10, "shared": 10}
+
+#: The tensors of a request in shared memory.
+SHARED_BYTE_SIZE = 1 << 16
 
 #: Requests before those that count. The first ones are parsed and checked.
 WARM_UP, COUNTED = 20, 5
 
 STARTS = {FastConnection.data_received.__code__, ServerConnection.buffer_updated.__code__}
+#: The callbacks of the event loop that lead to the channel: a batch is made at the end of an iteration.
+BEGINS = STARTS | {IterationEnd._end.__code__}
 GIVEN_TO_CHANNEL = LoopChannel.send.__code__
 
 
@@ -89,12 +97,12 @@ def name_of(code: CodeType) -> str:
 
 
 def stack_of(frame: FrameType | None) -> list[str]:
-    """Return the functions from the connection's callback down to `frame`."""
+    """Return the functions from the callback of the event loop down to `frame`."""
     names: list[str] = []
     while frame is not None:
         if not frame.f_code.co_filename.startswith(TESTS):
             names.insert(0, name_of(frame.f_code))
-        if frame.f_code in STARTS:
+        if frame.f_code in BEGINS:
             return names
         frame = frame.f_back
     return names
@@ -116,6 +124,38 @@ class GrpcCoreClient(GrpcLoadClient):
         return headers + updates[0] + data + updates[1]
 
 
+class SharedMemoryClient(HttpLoadClient):
+    """Sends a tensor in a region, and has another one written to a second region."""
+
+    def request(self, model: str) -> bytes:
+        size = {"shared_memory_byte_size": SHARED_BYTE_SIZE}
+        tensor = {"name": "INPUT0", "shape": [1, SHARED_BYTE_SIZE // 4], "datatype": "FP32"}
+        body = {
+            "inputs": [tensor | {"parameters": {"shared_memory_region": "in", **size}}],
+            "outputs": [{"name": "OUTPUT0", "parameters": {"shared_memory_region": "out", **size}}],
+        }
+        return _post("/v2/models/identity/infer", msgspec.json.encode(body))
+
+
+def _post(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def register_regions(port: int) -> None:
+    """Register two regions, whose names are removed at once: the server keeps their memory."""
+    for name in ("in", "out"):
+        file = Path(f"/dev/shm/naiad_calls_{name}_{os.getpid()}")
+        file.write_bytes(bytes(SHARED_BYTE_SIZE))
+        try:
+            settings = {"key": f"/{file.name}", "offset": 0, "byte_size": SHARED_BYTE_SIZE}
+            message = _post(f"/v2/systemsharedmemory/region/{name}/register", msgspec.json.encode(settings))
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(message)
+                assert b" 200 " in connection.recv(1 << 16)
+        finally:
+            file.unlink()
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, CallPath]]:
     """The path of a warm request over each protocol."""
@@ -127,11 +167,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, CallPa
     patch.setattr("kernel.serving.instances.PLANNED_EXECUTION_NS", 10**12)  # on a busy machine the model may be slow
     try:
         with EmbeddedServer(
-            models, http_port=0, grpc_port=0, model_control_mode="explicit", load_model="add_sub"
+            models, http_port=0, grpc_port=0, model_control_mode="explicit", load_model=["add_sub", "identity"]
         ) as server:
+            register_regions(server.ports["http"])
             yield {
-                protocol: shortest_path(recorder, client, server.ports[protocol])
-                for protocol, client in (("http", HttpLoadClient()), ("grpc", GrpcCoreClient()))
+                "http": shortest_path(recorder, HttpLoadClient(), server.ports["http"]),
+                "grpc": shortest_path(recorder, GrpcCoreClient(), server.ports["grpc"]),
+                "shared": shortest_path(recorder, SharedMemoryClient(), server.ports["http"]),
             }
     finally:
         patch.undo()
@@ -155,13 +197,13 @@ def listed(names: list[str]) -> str:
     return "\n".join(f"{number:3} {name}" for number, name in enumerate(names, 1))
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", sorted(MOST_CALLS))
 def test_a_warm_request_calls_no_more_functions_than_before(paths: dict[str, CallPath], protocol: str) -> None:
     calls, most = paths[protocol].calls, MOST_CALLS[protocol]
     assert len(calls) <= most, f"{len(calls)} calls, the limit is {most}:\n{listed(calls)}"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", sorted(MOST_CALLS))
 def test_a_warm_request_is_sent_with_no_deeper_stack_than_before(paths: dict[str, CallPath], protocol: str) -> None:
     stack, most = paths[protocol].stack, MOST_DEPTH[protocol]
     assert stack, "the request was never given to the worker's channel"

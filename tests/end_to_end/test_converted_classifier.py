@@ -54,6 +54,7 @@ def test_the_labels_of_a_converted_classifier_are_served(tmp_path: Path) -> None
             outputs = json.load(response)["outputs"]
         with urllib.request.urlopen(url) as response:
             described = json.load(response)["outputs"]
+        assert server.log.count("an output that is no tensor is left out") == 1, "said once for all instances"
     assert [(each["name"], each["data"]) for each in outputs] == [("output_label", [3, 8, 3])]
     assert [each["name"] for each in described] == ["output_label"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from kernel.options import BadOption
@@ -72,35 +70,41 @@ def test_a_pattern_may_say_like_those_of_re2_whether_case_counts(pattern: str, f
     assert [*HeaderForwarder(pattern).parameters(headers)] == forwarded
 
 
-@pytest.mark.parametrize("pattern", ["x-[[:alpha:]]+", "x-[[:^digit:]]", r"\pN", "x(?i)y", "(?U)x*"])
-def test_a_pattern_of_re2_that_cannot_be_translated_is_refused(pattern: str) -> None:
-    with pytest.raises(BadOption, match="is not a regular expression for headers to forward: "):
-        HeaderForwarder(pattern)
+@pytest.mark.parametrize("pattern", ["x-[[:alpha:]]+", "x-[[:^digit:]]", r"x-\pL", "x-(?i)Y", "(?U)x-y*"])
+def test_a_pattern_may_have_what_re2_has_beyond_python(pattern: str) -> None:
+    assert [*HeaderForwarder(pattern).parameters([("x-y", "a"), ("z", "b")])] == ["x-y"]
+
+
+@pytest.mark.parametrize("pattern", [".*a.*b.*c", "(a+)+c", "x-.*-id"])
+def test_no_name_makes_a_search_long(pattern: str) -> None:
+    # With Python's `re` the first of them takes hours.
+    assert HeaderForwarder(pattern).parameters([("ab" * 4000, "1"), ("a" * 8000, "2"), ("x-" * 4000, "3")]) == {}
 
 
 @pytest.mark.parametrize(
-    ("pattern", "what"),
+    "pattern",
     [
-        ("(?<=a)b", "lookbehinds"),
-        ("x(?<!a)b", "lookbehinds"),
-        ("x(?=a)", "lookaheads"),
-        ("(?i)^(?!a).*", "lookaheads"),
-        (r"(a)\1", "references to groups"),
-        ("(?P<n>a)(?P=n)", "references to groups"),
-        ("(a)?(?(1)b|c)", "conditions"),
-        ("(?>a+)b", "atomic groups"),
-        ("a++b", "possessive repetitions"),
-        ("a{2}+b", "possessive repetitions"),
-        ("a(?#why)", "comments"),
-        (r"a\Z", r"escapes such as \Z"),
+        "(?<=a)b",
+        "x(?<!a)b",
+        "x(?=a)",
+        "(?i)^(?!a).*",
+        r"(a)\1",
+        "(?P<n>a)(?P=n)",
+        "(a)?(?(1)b|c)",
+        "(?>a+)b",
+        "a++b",
+        "a(?#why)",
+        r"a\Z",
+        r"[\1]",
     ],
 )
-def test_what_only_pythons_patterns_have_is_refused_and_named(pattern: str, what: str) -> None:
-    with pytest.raises(BadOption, match=f"{re.escape(what)} are not part of RE2's syntax$"):
+def test_what_only_pythons_patterns_have_is_refused_with_the_reason(pattern: str) -> None:
+    with pytest.raises(BadOption, match=r"is not a regular expression for headers to forward: \w+ .*: ") as refused:
         HeaderForwarder(pattern)
+    assert str(refused.value).startswith(f"'{pattern}' is not")
 
 
-@pytest.mark.parametrize("pattern", [r"a\\1", r"[\1(?=]", "[]*+]x", r"\(\?=", "(?P<n>a+?)", "(?:x)+?", r"\++", r"x\d+"])
+@pytest.mark.parametrize("pattern", [r"a\\1", r"[(?=]", "[]*+]x", r"\(\?=", "(?P<n>a+?)", "(?:x)+?", r"\++", r"x\d+"])
 def test_what_only_looks_so_is_taken(pattern: str) -> None:
     HeaderForwarder(pattern)
 

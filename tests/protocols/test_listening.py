@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import uvloop
 
-from protocols.listening import (
-    find_vanished_peers,
-    listen,
-    listening_address,
-    machine_names,
-    send_small_writes_at_once,
-)
+from protocols.listening import listen, listening_address, machine_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +35,7 @@ def test_addresses_of_ip_version_6_are_in_brackets() -> None:
 def test_a_connection_is_accepted_sends_small_writes_at_once_and_finds_vanished_peers() -> None:
     class Greeter(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            send_small_writes_at_once(transport)
             sock = transport.get_extra_info("socket")
-            find_vanished_peers(transport)
             no_delay = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             keeps_alive = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert isinstance(transport, asyncio.Transport)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.message_budget import ITERATION_MESSAGE_COUNT, MessageBudget
+from protocols.message_budget import ITERATION_MESSAGE_COUNT, ITERATION_NS, MessageBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,3 +119,34 @@ def test_connections_that_have_nothing_left_do_not_end_the_waiting_of_others() -
     while loop.scheduled:
         loop.begin_iteration()
     assert not last.left
+
+
+def test_messages_that_take_long_use_the_iteration_up_by_their_time() -> None:
+    loop, budget = lab()
+    budget.spent(ITERATION_NS // 2)
+    assert budget.room == 32
+    budget.spent(ITERATION_NS // 2)
+    budget.handled(2)
+    assert budget.room == 0, "every other connection waits"
+    slow = SlowConnection(budget, 5)
+    other = Connection(budget, 1)
+    budget.wait(slow.handle)
+    budget.wait(other.handle)
+    loop.begin_iteration()
+    assert (slow.left, other.left, budget.room) == (4, 1, 0)
+    loop.begin_iteration()
+    assert (slow.left, other.left) == (3, 0), "the connection that had waited longer was first"
+    while slow.left:
+        loop.begin_iteration()
+    loop.begin_iteration()
+    assert (budget.room, loop.scheduled) == (32, [])
+
+
+class SlowConnection(Connection):
+    """Has messages of which each takes an iteration."""
+
+    def handle(self) -> None:
+        self.left -= 1
+        self._budget.spent(ITERATION_NS)
+        if self.left:
+            self._budget.wait(self.handle)

@@ -13,7 +13,7 @@ from kernel.config.fair_queuing import FairQueuing
 from kernel.config.spec import DynamicBatching, QueuePolicy
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
-from schedulers.queue import RequestQueue
+from schedulers.queue import EXPIRED_AT_ONCE, RequestQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -118,6 +118,70 @@ def test_expired_requests_are_rejected_or_go_behind_the_others_of_their_level(
     if delay:
         assert queue.cancel(old)
         assert waiting(queue) == "c"
+
+
+class Unsearched(deque[Any]):
+    """May not be looked through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("all entries are looked at")
+
+
+@pytest.mark.parametrize("delay", [False, True])
+def test_requests_that_expire_one_after_the_other_are_not_searched(delay: bool) -> None:
+    policy = QueuePolicy(default_timeout_ns=10**9, allow_timeout_override=True, delay_on_timeout=delay)
+    queue = RequestQueue(DynamicBatching(default_queue_policy=policy))
+    requests = [request(str(number), timeout_us=1 + number) for number in range(1000)]
+    queue.add(requests[0], None)
+    level = queue._levels[0]
+    level.in_time = Unsearched(level.in_time.popleft() for _ in range(1))
+    level.orders = (level.in_time, level.delayed)
+    for each in requests[1:]:
+        queue.add(each, None)
+    for number, each in enumerate(requests[:900]):
+        assert queue.next_expiry_ns == 1000 * (1 + number)
+        assert queue.expire(1000 * (1 + number)) == ([] if delay else [each])
+    assert queue.count == (1000 if delay else 100)
+    assert ids(queue.take(100)) == ids(requests[900:])
+    queue.check()
+
+
+def test_thousands_of_requests_expire_some_at_a_time() -> None:
+    queue = RequestQueue(DynamicBatching(default_queue_policy=QueuePolicy(default_timeout_ns=10)))
+    requests = [request(str(number)) for number in range(2 * EXPIRED_AT_ONCE + 1)]
+    for each in requests:
+        queue.add(each, None)
+    expired = []
+    while queue.next_expiry_ns is not None:
+        found = queue.expire(10)
+        assert 0 < len(found) <= EXPIRED_AT_ONCE
+        expired += found
+        queue.check()
+    assert expired == requests
+
+
+@pytest.mark.parametrize("fair", [None, FAIR])
+def test_expiries_of_requests_that_were_cancelled_do_not_stay(fair: FairQueuing | None) -> None:
+    queue = RequestQueue(DynamicBatching(default_queue_policy=QueuePolicy(default_timeout_ns=10**9)), fair)
+    requests = [request(str(number)) for number in range(5000)]
+    for each in requests:
+        queue.add(each, None)
+    for each in requests:
+        assert queue.cancel(each)
+    queue.check()
+    assert len(queue._expiries) < 1000
+
+
+def test_expiries_of_requests_that_were_executed_do_not_stay() -> None:
+    policy = QueuePolicy(default_timeout_ns=10**9, allow_timeout_override=True)
+    queue = RequestQueue(DynamicBatching(default_queue_policy=policy))
+    queue.add(request("first", timeout_us=1), None)
+    for number in range(5000):
+        queue.add(request(str(number)), None)
+        queue.put_back(queue.take(1)[0], None)
+        assert len(queue.take(1)) == 1
+        queue.check()
+    assert len(queue._expiries) < 1000
 
 
 steps = st.lists(

@@ -18,7 +18,7 @@ import msgspec
 
 from backends.environments import messages
 from backends.environments.interpreter import applied
-from backends.supervision.launcher import KILL_WAIT_S
+from backends.supervision.launcher import KILL_WAIT_S, not_shown
 from kernel.errors import InternalError
 from kernel.machine import own_command
 from kernel.repository.execution_environment import EnvironmentSettings
@@ -26,6 +26,7 @@ from kernel.repository.execution_environment import EnvironmentSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from backends.supervision.launcher import Pending
     from backends.supervision.processes.local_process import LocalProcess
     from backends.supervision.processes.spawning import SpawningLauncher
     from kernel.repository.execution_environment import ExecutionEnvironment
@@ -66,15 +67,17 @@ class ModelEnvironments:
 
     @contextlib.asynccontextmanager
     async def use(
-        self, environment: ExecutionEnvironment, title: str, launcher: SpawningLauncher
+        self, environment: ExecutionEnvironment, title: str, launcher: SpawningLauncher, pending: Pending = not_shown
     ) -> AsyncIterator[UsedEnvironment]:
         """Prepare an environment; start the worker within the block. Lines of the log have `title`.
+
+        `pending` gets a text while the environment is prepared, which may take minutes.
 
         Raises `InternalError` if there is none, with the reason.
         """
         for _ in range(_ATTEMPTS):
             async with self._locks.setdefault(environment, asyncio.Lock()):
-                prepared = await self._current(environment, title, launcher)
+                prepared = await self._current(environment, title, launcher, pending)
             held = await asyncio.to_thread(_held, prepared)
             if held is None:  # another server has removed it from the cache
                 self._remembered.pop(environment, None)
@@ -90,14 +93,16 @@ class ModelEnvironments:
         raise InternalError(f"the environment '{_source(environment)}' is removed repeatedly by other servers")
 
     async def _current(
-        self, environment: ExecutionEnvironment, title: str, launcher: SpawningLauncher
+        self, environment: ExecutionEnvironment, title: str, launcher: SpawningLauncher, pending: Pending
     ) -> messages.EnvironmentPrepared:
         remembered = self._remembered.get(environment)
         if remembered is not None:
             signature = await asyncio.to_thread(_signature, remembered.prepared)
             if signature == remembered.signature:
                 return remembered.prepared
+        pending(f"its environment '{_source(environment)}' is prepared")
         prepared = await self._prepare(environment, title, launcher)
+        pending("")
         self._remembered[environment] = _Remembered(prepared, await asyncio.to_thread(_signature, prepared))
         return prepared
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.supervision.launcher import not_shown
 from backends.supervision.processes.worker_ends import worker_ends
 from backends.supervision.processes.zygote_process import BackendLeavesThreads, ZygoteLost
 from backends.transport.zygote_messages import ForkWorker
@@ -19,6 +20,7 @@ from kernel.errors import Unavailable
 from kernel.repository.worker_needs import NO_NEEDS, PreloadSet, WorkerNeeds
 
 if TYPE_CHECKING:
+    from backends.supervision.launcher import Pending
     from backends.supervision.processes.environments import ModelEnvironments
     from backends.supervision.processes.local_process import LocalProcess
     from backends.supervision.processes.spawning import SpawningLauncher
@@ -58,13 +60,15 @@ class ForkingLauncher:
     def environments(self) -> ModelEnvironments:
         return self._spawning.environments
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> LocalProcess:
         """See `Launcher`. Raises `InvalidArgument` if what the model wants to be preloaded cannot be imported."""
         if needs.environment is not None:  # another interpreter: nothing of the zygote's could be shared
-            return await self._spawning.launch(title, helper=helper, needs=needs)
+            return await self._spawning.launch(title, helper=helper, needs=needs, pending=pending)
         # It is not known whether GPU drivers work in forks of a process that has never used them.
         if needs.gpu and not self._always:
-            return await self._spawning.launch(title, helper=helper, needs=needs)
+            return await self._spawning.launch(title, helper=helper, needs=needs, pending=pending)
         try:
             launched = await self._fork(title, helper=helper, needs=needs)
             if needs.memory_limit_byte_size:
@@ -74,7 +78,7 @@ class ForkingLauncher:
             if self._always or needs.preload != PreloadSet():
                 raise Unavailable(f"the worker could not be forked: {error}") from None
             logger.warning("the worker of '%s' is started without a fork: %s", title, error)
-        return await self._spawning.launch(title, helper=helper, needs=needs)
+        return await self._spawning.launch(title, helper=helper, needs=needs, pending=pending)
 
     async def _fork(self, title: str, *, helper: bool, needs: WorkerNeeds) -> LocalProcess:
         """Fork the worker. If a zygote dies, try another one. Raises `ZygoteLost` if all of them die."""

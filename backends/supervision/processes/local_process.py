@@ -71,6 +71,10 @@ class LocalProcess:
         if watcher is not None:
             watcher.add(process.pid)
 
+    def folder(self, path: str) -> str:
+        """The worker uses the folder itself."""
+        return path
+
     def on_lost(self, callback: Callable[[str], None]) -> None:
         if self._ended.is_set():
             asyncio.get_running_loop().call_soon(callback, self._cause)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+from backends.supervision.launcher import not_shown
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.processes.children import KernelChildren
 from backends.supervision.processes.environments import ModelEnvironments
@@ -19,6 +20,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from backends.supervision.launcher import Pending
     from backends.supervision.processes.local_process import ChildProcess
     from backends.supervision.processes.worker_ends import WorkerEnds
     from backends.supervision.watcher_process import SessionWatcher
@@ -52,18 +54,20 @@ class SpawningLauncher:
         self.children = children or KernelChildren()
         self.environments = environments or ModelEnvironments()
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> LocalProcess:
         """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes."""
-        launched = await self._launch(title, helper=helper, needs=needs)
+        launched = await self._launch(title, helper=helper, needs=needs, pending=pending)
         if needs.memory_limit_byte_size:
             launched.limit_memory(needs.memory_limit_byte_size)
         return launched
 
-    async def _launch(self, title: str, *, helper: bool, needs: WorkerNeeds) -> LocalProcess:
+    async def _launch(self, title: str, *, helper: bool, needs: WorkerNeeds, pending: Pending) -> LocalProcess:
         options = [] if self.shared_memory or helper else ["--remote"]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": needs.visible_gpus} if needs.visible_gpus else os.environ
         if needs.environment is not None:
-            async with self.environments.use(needs.environment, title, self) as used:
+            async with self.environments.use(needs.environment, title, self, pending) as used:
                 own = (
                     {**used.variables, "CUDA_VISIBLE_DEVICES": needs.visible_gpus}
                     if needs.visible_gpus

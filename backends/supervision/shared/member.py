@@ -26,6 +26,9 @@ class HostProcess(Protocol):
 
     name: str
 
+    def folder(self, path: str) -> str:
+        """See `Launched`."""
+
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped the process."""
@@ -60,6 +63,9 @@ class SharedWorker:
         self._ended = asyncio.Event()
         self._cause = ""
         self._grace: asyncio.TimerHandle | None = None
+
+    def folder(self, path: str) -> str:
+        return self._process.folder(path)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         if self._ended.is_set():

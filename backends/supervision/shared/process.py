@@ -7,6 +7,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
+from backends.supervision.launcher import not_shown
 from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.session import WorkerSession
 from backends.supervision.shared.member import SharedWorker
@@ -18,7 +19,7 @@ from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from backends.supervision.launcher import Launcher
+    from backends.supervision.launcher import Launcher, Pending
     from backends.supervision.output.limits import OutputLimits
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class SharedProcess:
         self._none_ending = asyncio.Event()
         self._none_ending.set()
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> SharedWorker:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> SharedWorker:
         """Add a model to the process, which is started for its needs if there is none.
 
         Raises `OSError` or `ServingError`.
@@ -64,7 +67,7 @@ class SharedProcess:
                 session.take_messages({wire.MemberEnded: self._member_ended})
                 session.on_lost = lambda cause: self._lost(session, cause)
                 try:
-                    await session.start(self._launcher, needs=needs)
+                    await session.start(self._launcher, needs=needs, pending=pending)
                 except BaseException:
                     session.kill()
                     raise
@@ -97,6 +100,10 @@ class SharedProcess:
         return member
 
     # ---- HostProcess -------------------------------------------------------------------------
+
+    def folder(self, path: str) -> str:
+        assert self._session is not None, "the process has ended"
+        return self._session.folder(path)
 
     @property
     def stopped(self) -> bool:

@@ -20,7 +20,7 @@ _ELEMENTS = [
 ]
 
 #: Bytes of one body.
-_BYTE_SIZES = (24 << 10, 64 << 10, 256 << 10)
+_BYTE_SIZES = (12 << 10, 24 << 10, 64 << 10, 256 << 10)
 
 #: How many connections send how many requests, one after the other.
 _CONNECTIONS = {1: 40, 64: 4}

@@ -23,7 +23,7 @@ from kernel.command.tune.configuration import (
     with_candidate,
 )
 from kernel.command.tune.plot import draw_candidates
-from kernel.command.tune.report import TuneRow, goes_on, table_of
+from kernel.command.tune.report import TuneRow, goes_on, load_problem, table_of
 from kernel.command.tune.search import WORTH, find_best
 from kernel.config.load import from_pbtxt
 from kernel.errors import ServingError
@@ -150,7 +150,7 @@ class _Tuning:
                     f"the server does not load the model with another configuration: {error}. It must run with "
                     "--model-control-mode=explicit, and allow it (--admin-access)"
                 ) from None
-            self._rows.append(TuneRow(candidate, [], str(error)))
+            self._rows.append(TuneRow(candidate, [], load_problem(str(error))))
             self._say(self._rows[-1])
             return None
         loads: list[PointRow] = []

@@ -35,8 +35,14 @@ class LatencyGoal(msgspec.Struct, frozen=True):
         return f"p{self.percent} of at most {self.ms:g} ms" if self.ms else "no latency goal"
 
 
+def load_problem(error: str) -> str:
+    """Return the reason of a load that has failed, in one line, from the error that the server has returned."""
+    first = next((line for line in error.splitlines() if line.strip()), "")
+    return first.rpartition("is at UNAVAILABLE state: ")[2]
+
+
 class TuneRow(msgspec.Struct, frozen=True):
-    """A configuration and its loads; `problem` says why it cannot be served."""
+    """A configuration and its loads; `problem` says in one line why it cannot be served."""
 
     candidate: TuneCandidate
     loads: list[PointRow]

@@ -114,7 +114,7 @@ def check_modules(name: str, theirs: Iterable[str]) -> None:
                 f"your package '{name}' ({folder}) and Naiad's package '{name}' ({ours}) both have "
                 f"{'a module' if len(both) == 1 else 'modules'} called {', '.join(repr(each) for each in both)}, and "
                 f"Python can import only one of them: rename yours, or run the server as a process of its own "
-                "('naiad run') and send requests to it"
+                "('naiad run', without that folder in PYTHONPATH) and send requests to it"
             )
 
 

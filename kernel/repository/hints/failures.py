@@ -168,11 +168,25 @@ def _engine(failure: Failure) -> str:
     )
 
 
+#: The packages of the server, which are found where the model's own of that name are not.
+_OUR_NAMES = frozenset({"backends", "kernel", "protocols", "schedulers", "shm"})
+
+
 def _missing_module(failure: Failure) -> str:
-    module = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", failure.text)
+    module = re.search(
+        r"ModuleNotFoundError: No module named '([\w.]+)'|ImportError: cannot import name '\w+' from '([\w.]+)'",
+        failure.text,
+    )
     if module is None:
         return ""
-    top = module[1].partition(".")[0]
+    top = (module[1] or module[2]).partition(".")[0]
+    if top in _OUR_NAMES:  # a model of a program that has such a package too
+        return (
+            f"the server has a package '{top}' as well: put yours beside model.py, or its folder into PYTHONPATH when "
+            "you start the server"
+        )
+    if not module[1]:
+        return ""
     package = _PACKAGES.get(top, top)
     if "cannot be imported from '" in failure.text:  # by a package that extends the server, not by the model
         return f"install '{package}' for the Python of the server, '{sys.executable} -m pip install {package}'"

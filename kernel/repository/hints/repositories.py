@@ -37,7 +37,8 @@ class Listed(Protocol):
 
 
 def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> str:
-    """Return the hint for the path of a repository that is not a folder. `siblings` are the folders beside it."""
+    """Return the hint for the path of a repository that is not a folder. `siblings` are beside it: the folders, or for
+    the path of a model's file the files of that format."""
     cloud = _CLOUD.fullmatch(path)
     if cloud is not None:
         if cloud[1] in CLOUDS:
@@ -58,6 +59,8 @@ def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> st
     import difflib  # imported late: few repositories need a hint
 
     close = difflib.get_close_matches(posixpath.basename(path), siblings, n=1)
+    if posixpath.splitext(path)[1] in MODEL_ENDINGS and not close:
+        return "there is no such file either"
     return f"did you mean '{posixpath.join(posixpath.dirname(path), close[0])}'?" if close else ""
 
 

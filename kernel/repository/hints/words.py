@@ -32,6 +32,14 @@ _TO_ONNX = {
     "tensorrt": "the framework that the model was made with",
 }
 
+#: Triton's other backends, and what to do about their models (docs/moving-from-triton.md).
+_OTHER_BACKENDS = {
+    "fil": "write the model as ONNX with onnxmltools or skl2onnx, or run it in a Python model",
+    "dali": "run the pipeline in a Python model, or write it as ONNX",
+    "vllm": "put NVIDIA's backend into a folder and give that as --backend-directory (docs/vllm.md)",
+    "tensorrtllm": "keep its models on Triton, since the backend is C++",
+}
+
 #: Other words for datatypes → that of config.pbtxt.
 _DATATYPES = {
     "FLOAT": "FP32", "FLOAT32": "FP32", "DOUBLE": "FP64", "FLOAT64": "FP64", "HALF": "FP16", "FLOAT16": "FP16",
@@ -49,6 +57,8 @@ def backend_hint(name: str, backends: Collection[str]) -> str:
             f"this server has no backend '{name}'; write the model as ONNX with {_TO_ONNX[name]}, or run it in a "
             "Python model"
         )
+    if name in _OTHER_BACKENDS:
+        return f"this server has no backend '{name}': {_OTHER_BACKENDS[name]}"
     lower = name.lower()
     meant = _MEANT.get(lower) or next(iter(difflib.get_close_matches(lower, backends, n=1)), "")
     suggestion = f"; did you mean '{meant}'?" if meant in backends else ""

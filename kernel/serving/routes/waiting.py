@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.errors import RequestCancelled
+from kernel.loop.clock import ITERATION_END
 from kernel.serving.front_doors.route import Wait  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from kernel.serving.front_doors.route import RouteRule
     from kernel.serving.request import Request
     from kernel.serving.response import Response
+
+
+#: How many waits end in one event-loop iteration.
+ENDED_AT_ONCE = 64
 
 
 class _HeldRequest(msgspec.Struct):
@@ -41,6 +47,10 @@ class WaitingRequests:
         #: Rings at the first deadline or before; made when it is first needed.
         self._alarm: Alarm | None = None
         self._until_ns: float = math.inf
+        #: Requests whose rule may decide, or whose wait is over, that are left for later iterations, the oldest first.
+        self._due: deque[tuple[Request, ServingError | None]] = deque()
+        #: Rings at the end of an iteration while some are left; made when it is first needed.
+        self._rest: Alarm | None = None
         #: Set when no request waits; None while no `drain` waits for that.
         self._drained: asyncio.Event | None = None
 
@@ -55,11 +65,28 @@ class WaitingRequests:
             self._set_alarm(wait.until_ns)
 
     def decide_again(self, rule: RouteRule) -> None:
-        """`rule` may decide now: submit the requests that wait for it again, oldest first. They may wait again."""
-        for request in [request for request, found in self._waiting.items() if found.rule is rule]:
-            if self._waiting.pop(request, None) is not None:  # the end of an earlier one may have ended it
+        """`rule` may decide now: submit the requests that wait for it again, oldest first. They may wait again.
+
+        Of thousands only some are submitted in each event-loop iteration.
+        """
+        self._due.extend((request, None) for request, found in self._waiting.items() if found.rule is rule)
+        self._end_some_waits()
+
+    def _end_some_waits(self) -> None:
+        for _ in range(min(ENDED_AT_ONCE, len(self._due))):
+            request, error = self._due.popleft()
+            if request not in self._waiting:  # it has ended, or the end of an earlier one has ended it
+                continue
+            if error is not None:
+                request.refuse(error)
+            else:
+                del self._waiting[request]
                 request.owner = None
                 self._submit(request)
+        if self._due:
+            if self._rest is None:
+                self._rest = self._clock.alarm(self._end_some_waits)
+            self._rest.set(ITERATION_END)
         self._changed()
 
     def fail_all(self, error: ServingError) -> None:
@@ -98,12 +125,15 @@ class WaitingRequests:
 
     def _expire(self) -> None:
         now_ns = self._clock.now_ns()
-        for request, found in list(self._waiting.items()):
-            if found.wait.until_ns <= now_ns and not request.finished:
-                request.refuse(found.wait.error)
+        late = [
+            (request, found.wait.error) for request, found in self._waiting.items() if found.wait.until_ns <= now_ns
+        ]
+        self._due.extend(late)
         self._until_ns = math.inf
-        if self._waiting:
-            self._set_alarm(min(found.wait.until_ns for found in self._waiting.values()))
+        if len(late) < len(self._waiting):
+            following = (found.wait.until_ns for found in self._waiting.values() if found.wait.until_ns > now_ns)
+            self._set_alarm(min(following))
+        self._end_some_waits()
 
     def _changed(self) -> None:
         if not self._waiting and self._drained is not None:

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 Fields = list[tuple[str, str]]
 
-#: How many header blocks of one connection are remembered, and how large each may be.
+#: How many header blocks of one connection are remembered, how large each may be, and what their fields may take.
 _MAX_KNOWN_BLOCKS = 64
 _MAX_KNOWN_BLOCK_BYTE_SIZE = 1024
+_MAX_KNOWN_BYTE_SIZE = 128 << 10
+
+#: About how many bytes a field takes beside its characters. Two bytes of a block can stand for a field.
+_FIELD_BYTE_SIZE = 200
 
 #: Fields that HTTP/2 does not have (RFC 9113, 8.2.2).
 _CONNECTION_FIELDS = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
@@ -49,6 +53,8 @@ class RequestHead(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     timeout_valid: bool = True
     content_length: int | None = None
+    #: About how many bytes the fields take in memory: a block of few bytes can stand for 100 KiB.
+    byte_size: int = 0
 
 
 class RequestHeadDecoder:
@@ -58,6 +64,7 @@ class RequestHeadDecoder:
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_LIST_BYTE_SIZE)
         #: Request heads by the header blocks that stand for them, as long as the HPACK table does not change.
         self.known: dict[bytes, RequestHead] = {}
+        self._known_byte_size = 0
 
     def decode(self, block: bytes) -> RequestHead:
         """Return the request head that `block` stands for. Raises `ConnectionFailure`."""
@@ -75,12 +82,17 @@ class RequestHeadDecoder:
             raise ConnectionFailure(H2ErrorCode.COMPRESSION_ERROR, str(error)) from None
         head = request_head([(_text(name), _text(value)) for name, value in decoded])
         if before != (table.maxsize, tuple(table.dynamic_entries)):
-            self.known.clear()
-        elif len(block) <= _MAX_KNOWN_BLOCK_BYTE_SIZE:
-            if len(self.known) >= _MAX_KNOWN_BLOCKS:
-                self.known.clear()
+            self._forget_known()
+        elif len(block) <= _MAX_KNOWN_BLOCK_BYTE_SIZE and head.byte_size <= _MAX_KNOWN_BYTE_SIZE:
+            if len(self.known) >= _MAX_KNOWN_BLOCKS or self._known_byte_size + head.byte_size > _MAX_KNOWN_BYTE_SIZE:
+                self._forget_known()
             self.known[block] = head
+            self._known_byte_size += head.byte_size
         return head
+
+    def _forget_known(self) -> None:
+        self.known.clear()
+        self._known_byte_size = 0
 
 
 def _text(octets: bytes | str) -> str:
@@ -90,8 +102,9 @@ def _text(octets: bytes | str) -> str:
 def request_head(fields: Fields) -> RequestHead:
     """Return the request head that the fields of a request make."""
     values = dict(fields)
+    byte_size = sum(len(name) + len(value) for name, value in fields) + _FIELD_BYTE_SIZE * len(fields)
     if fault := _fault(fields, values):
-        return RequestHead(fields, fault)
+        return RequestHead(fields, fault, byte_size=byte_size)
     timeout_s, timeout_valid = _timeout(fields)
     length = values.get("content-length")
     return RequestHead(
@@ -102,6 +115,7 @@ def request_head(fields: Fields) -> RequestHead:
         timeout_s=timeout_s,
         timeout_valid=timeout_valid,
         content_length=None if length is None else int(length),
+        byte_size=byte_size,
     )
 
 
@@ -199,6 +213,11 @@ _RESPONSE_FIELDS = [(":status", "200"), ("content-type", "application/grpc+proto
 #: Headers of a response with a message, and its trailers. `0x88` is `:status: 200` of the static table.
 RESPONSE_BLOCK = b"\x88" + encode_block(_RESPONSE_FIELDS[1:])
 OK_TRAILERS_BLOCK = encode_block([("grpc-status", "0")])
+
+
+#: Trailers of a call that found no memory or a full queue, or whose client has used up its quota: when it may be made
+#: again, in milliseconds. Clients with a retry policy wait that long.
+RETRY_LATER = (("grpc-retry-pushback-ms", "1000"),)
 
 
 class Trailers(msgspec.Struct, frozen=True):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: Calls at the same time on one connection. One channel of a Triton client carries all of its calls.
 MAX_CONCURRENT_STREAMS = 1024
 
+#: As many are opened on each connection also when all memory is in use: clients that ask for health.
+ALWAYS_OPENED_STREAMS = 8
+
 #: Large frames save work with large tensors: echoing 16 MiB takes 21 ms of this process's time with frames of
 #: 1 MiB, and 29 ms with those of 16 KiB, HTTP/2's own limit (two cores, grpcio as the client). In frames of 2 MiB
 #: a tensor of 1 MiB arrives and leaves together with the few bytes of message around it: no frame, read, write and

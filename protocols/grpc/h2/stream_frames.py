@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from grpclib.const import Status
 
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
+from protocols.grpc.h2.headers import RETRY_LATER, status_trailers
 from protocols.grpc.h2.states import STREAM_STATES, ClientFrame, ConnectionMistake, StreamMistake, StreamState
 from protocols.grpc.h2.streams import Stream, StreamEvent
 
@@ -101,6 +103,13 @@ class StreamFrames:
             return
         stream = Stream(stream_id, request_head, self._peer.initial_send_window, memory=streams.memory)
         streams.by_id[stream_id] = stream
+        if not stream.count(few=len(streams.by_id) <= limits.ALWAYS_OPENED_STREAMS):
+            assert stream.memory is not None, "without a budget there is room"
+            trailers = status_trailers(Status.RESOURCE_EXHAUSTED.value, stream.memory.full().text, RETRY_LATER)
+            if end_stream:
+                stream.state = _HALF_CLOSED_REMOTE
+            self._sending.send_trailers(stream, trailers)
+            return
         streams.events.append((_OPENED, stream))
         if end_stream:
             self._end_request(stream)

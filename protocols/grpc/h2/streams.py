@@ -24,6 +24,12 @@ _CLOSED = StreamState.CLOSED
 #: How many streams that were reset are remembered: the client may send frames before it learns of the reset.
 _REMEMBERED_RESETS = 128
 
+#: About how many bytes a stream takes with its call, without the headers.
+STREAM_BYTE_SIZE = 2048
+
+#: Streams of usual clients take less, with their headers.
+_USUAL_BYTE_SIZE = 8 << 10
+
 
 class StreamEvent(enum.Enum):
     """What happened to a stream."""
@@ -80,6 +86,8 @@ class Stream(msgspec.Struct, eq=False):
     pending: PendingData | None = None
     #: Where messages count that wait for the call; None for a complete one, which is taken at once.
     memory: MessageMemory | None = None
+    #: How many bytes of the stream itself count there until it is closed.
+    counted_byte_size: int = 0
     _message_reader: MessageReader | None = None
     _receive_window: ReceiveWindow | None = None
 
@@ -98,8 +106,26 @@ class Stream(msgspec.Struct, eq=False):
                 self.complete_message = None
         return self._message_reader
 
+    def count(self, *, few: bool = False) -> bool:
+        """Count what the stream takes beside messages, until it is closed; returns whether there is memory for it.
+
+        For streams whose request does not come complete with its headers: thousands can be opened with few bytes. There
+        is always memory for one of `few` streams whose headers are not large.
+        """
+        if self.memory is not None:
+            budget, byte_size = self.memory.budget, STREAM_BYTE_SIZE + self.request_head.byte_size
+            if not (budget.has_room(byte_size) or (few and byte_size <= _USUAL_BYTE_SIZE)):
+                return False
+            self.counted_byte_size = byte_size
+            budget.add(byte_size)
+        return True
+
     def forget_messages(self) -> None:
-        """The stream is closed: messages that wait for its call no longer count."""
+        """The stream is closed: neither it nor messages that wait for its call count any longer."""
+        if self.counted_byte_size:
+            assert self.memory is not None, "it has counted there"
+            self.memory.budget.remove(self.counted_byte_size)
+            self.counted_byte_size = 0
         if self._message_reader is not None:
             self._message_reader.close()
 

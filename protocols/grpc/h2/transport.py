@@ -20,7 +20,6 @@ from protocols.grpc.h2.limits import FRAMES_PER_READ, LEAST_FRAMES_PER_READ
 from protocols.grpc.h2.states import MAX_CONTROL_FRAME_BYTE_SIZE, StreamState
 from protocols.grpc.h2.streams import StreamEvent
 from protocols.iteration_budget import COUNTED_READ_BYTE_SIZE, IterationBudget
-from protocols.listening import send_small_writes_at_once
 from protocols.message_budget import MessageBudget
 from protocols.written_releases import WrittenReleases
 
@@ -101,6 +100,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._timer: LifetimeTimer | None = None
         self._loop = asyncio.get_running_loop()
         self._iteration_end = IterationEnd.current()
+        #: Messages that wait for a later iteration, because those before them took long.
+        self._held: list[tuple[StreamEvent, Stream]] = []
         self._memory = memoryview(bytearray(RECEIVE_BYTE_SIZE))
         #: The part of the memory that was received and not taken.
         self._start = 0
@@ -120,7 +121,6 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.peer = Peer(transport)
-        send_small_writes_at_once(transport)
         self._releases = WrittenReleases(self.transport)
         if self._rules is not None:
             self._timer = LifetimeTimer(self, self._rules)
@@ -162,7 +162,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if pauses and not self._closing:
             self._set_reading(False)
             self._loop.call_soon(self._continue)
-        elif receiving.has_more or self.sending.ended:
+        elif receiving.has_more or self._held or self.sending.ended:
             # Reading pauses while other connections are served, so that the memory does not overflow.
             self._set_reading(False)
             if not self.sending.ended:
@@ -201,6 +201,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Handle what was received before."""
         if not (self.sending.ended or self._closing):
             self._receives_directly = False
+            if self._held:
+                self._streams.events[:0], self._held = self._held, []
+                self._dispatch_events()
+                if self._held:
+                    self._messages.wait(self._continue)
+                    return
             self.buffer_updated(0)
 
     def _copy_directly(self, direct: memoryview) -> None:
@@ -212,15 +218,17 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _dispatch_events(self) -> None:
         """Have calls handle what happened to their streams."""
-        streams = self._streams
+        streams, messages = self._streams, self._messages
         while streams.events:
             events, streams.events = streams.events, []
             if len(events) > 1:
-                self._messages.handled(len(events))
+                messages.handled(len(events))
             for event, stream in events:
                 call = stream.call
                 if event is _COMPLETE:
-                    if stream.state is not _CLOSED_STREAM:
+                    if not messages.room:
+                        self._held.append((event, stream))
+                    elif stream.state is not _CLOSED_STREAM:
                         call = stream.call = self._acceptor.accept_call(self, stream)
                         if call is not None:
                             call.complete(stream.complete_message)
@@ -231,7 +239,9 @@ class ServerConnection(asyncio.BufferedProtocol):
                 elif call is None:
                     continue
                 elif event is _READABLE:
-                    if stream.state is not _CLOSED_STREAM:
+                    if not messages.room:
+                        self._held.append((event, stream))
+                    elif stream.state is not _CLOSED_STREAM:
                         call.readable()
                 elif event is _DATA_SENT:
                     call.data_sent()
@@ -252,7 +262,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Read unless received frames are not handled yet, or the client does not read its responses."""
         sending = self.sending
         backed_up = self._write_paused and sending.write_queue.byte_size > MAX_BACKLOG_BYTE_SIZE
-        self._set_reading(not (backed_up or self._receiving.has_more or sending.ended))
+        self._set_reading(not (backed_up or self._receiving.has_more or self._held or sending.ended))
 
     # ---- output ------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from grpclib.const import Status
 from kernel.errors import InternalError, ServingError
 from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
-from protocols.grpc.h2.headers import status_trailers
+from protocols.grpc.h2.headers import RETRY_LATER, status_trailers
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.handlers import CALL_TERMINATED
 from protocols.grpc.messages.codec import response_parts
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
-
-
-#: Trailers of a call that found no memory or a full queue, or whose client has used up its quota: when it may be made
-#: again, in milliseconds. Clients with a retry policy wait that long.
-RETRY_LATER = (("grpc-retry-pushback-ms", "1000"),)
 
 
 class Inference(MessageIntake):
@@ -150,6 +145,8 @@ class InferCall(msgspec.Struct, eq=False):
         """The response is not wanted any more."""
         if self.decoding is not None:
             self.decoding.cancel()
+            # They refer to this call: such a cycle keeps the message until garbage is collected.
+            self.decoding = self.request = None
         elif self.request is not None:
             self.intake.kernel.cancel(self.request)
 

@@ -20,6 +20,7 @@ from protocols.grpc.rpcs.stream_messages import (
     MAX_OPEN_REQUESTS,
     MAX_UNANSWERED_REQUESTS,
     MESSAGES_PER_ITERATION,
+    STEPS_PER_ITERATION,
     EncodedStreamResponse,
     StreamRequest,
     encode_for_stream,
@@ -72,6 +73,8 @@ class StreamCall:
         self._reads = True
         #: Whether `_read_on` will be called.
         self._reads_later = False
+        #: Whether `_write_on` will be called.
+        self._writes_later = False
         #: The request that a helper decodes. No more messages are taken before it is submitted.
         self._decoding: StreamRequest | None = None
         self._stopped = False
@@ -89,8 +92,9 @@ class StreamCall:
             await self._ended
         finally:
             self._ended.cancel()  # responses that are still to come are released
-            if self._decoding is not None and (task := self._decoding.decoding) is not None:
-                task.cancel()
+            if (opened := self._decoding) is not None and opened.decoding is not None:
+                opened.decoding.cancel()
+                opened.decoding = opened.request = None  # they refer to it, in a cycle
             self._release()
             requests = [request for each in self._open_requests if (request := each.request) is not None]
             self._intake.kernel.cancel(*requests)
@@ -135,6 +139,7 @@ class StreamCall:
         """Take the messages that have arrived, unless the client does not read its responses; `later` as it was to."""
         try:
             self._reads_later = self._reads_later and not later
+            messages = self._intake.messages
             for _ in range(MESSAGES_PER_ITERATION):
                 if (
                     not self._reads
@@ -148,6 +153,8 @@ class StreamCall:
                 message = self.call.take_message()
                 if message is not None:
                     self._submit(message)
+                    if messages is not None and not messages.room:  # it took long
+                        break
                 elif self.call.at_end:
                     self._reads = False
                     self._end_if_done()
@@ -231,7 +238,7 @@ class StreamCall:
             opened.forget_ended()
             return
         self._responses.append((opened, response))
-        if self._leaving is None:
+        if self._leaving is None and not self._writes_later:
             self._write()
 
     def _message_sent(self) -> None:
@@ -243,9 +250,11 @@ class StreamCall:
             self._read()
 
     def _write(self) -> None:
-        """Send responses as far as the client's windows allow."""
+        """Send responses as far as the client's windows allow, those beyond `STEPS_PER_ITERATION` later."""
         try:
-            while self._leaving is None and not self._ended.done():
+            for _ in range(STEPS_PER_ITERATION):
+                if self._leaving is not None or self._ended.done():
+                    return
                 if self._encoded:
                     self._send(self._encoded.popleft())
                 elif self._responses and not self._responses[0][0].submitting:
@@ -254,6 +263,16 @@ class StreamCall:
                     return
         except Exception as error:
             self._fail(error)
+            return
+        if not self._writes_later:
+            self._writes_later = True
+            asyncio.get_running_loop().call_soon(self._write_on)
+
+    def _write_on(self) -> None:
+        """Send more responses, and read requests if that makes room for them."""
+        self._writes_later = False
+        self._write()
+        self._read()
 
     def _encode_next(self) -> None:
         """Encode the next response, and put what may be sent now into `_encoded`."""

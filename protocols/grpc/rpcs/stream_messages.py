@@ -31,6 +31,9 @@ MAX_UNANSWERED_REQUESTS = 4096
 #: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
 MESSAGES_PER_ITERATION = 32
 
+#: As many responses are encoded and sent in one piece, each in two steps: thousands can wait for an older one.
+STEPS_PER_ITERATION = 128
+
 #: How many requests without a final response a stream may have while its client does not read its responses.
 MAX_OPEN_REQUESTS = 256
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InvalidArgument
 from protocols.access.peer_identity import Peer
-from protocols.frontend import is_local
 from protocols.http.bodies.reading import read_control_text
 from protocols.http.call import peer_of
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
 from protocols.http.responses import empty_response, json_response
+from protocols.listening import is_local
 from shm.region import RegionKind
 
 if TYPE_CHECKING:

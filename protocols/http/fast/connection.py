@@ -26,7 +26,6 @@ from protocols.http.fast.response_bytes import response_bytes
 from protocols.http.fast.response_writer import ResponseWriter
 from protocols.http.fast.shared_aiohttp import SharedAiohttp
 from protocols.http.inference.response import http_error
-from protocols.listening import find_vanished_peers, send_small_writes_at_once
 
 if TYPE_CHECKING:
     from protocols.http.fast.fast_path import FastPath
@@ -97,8 +96,6 @@ class FastConnection(asyncio.Protocol):
         self.peer = Peer(transport)
         self._aiohttp = SharedAiohttp(self._transport, self._aiohttp_responded)
         self._writer = ResponseWriter(self._transport, self._fast_path.budget, self._responses_written)
-        send_small_writes_at_once(transport)
-        find_vanished_peers(transport)
         self.choose_log()
         self._fast_path.add(self)
         self._active_s = self._fast_path.now_s
@@ -139,6 +136,7 @@ class FastConnection(asyncio.Protocol):
         if incoming is not None:
             if (  # all of a body
                 len(data) == self._missing == incoming.byte_size
+                and fast_path.messages.room
                 and incoming.receive_buffer is None
                 and incoming.refusal is None
             ):
@@ -155,6 +153,7 @@ class FastConnection(asyncio.Protocol):
             and not (self._received or self._missing or self._write_paused or self._draining)
             and not (self._calls and self._has_enough)
             and data.startswith(known.text)
+            and fast_path.messages.room
             and known.generation == fast_path.kernel.catalog.generation
         ):
             body_byte_size = len(data) - len(known.text)
@@ -288,10 +287,10 @@ class FastConnection(asyncio.Protocol):
         messages = self._fast_path.messages
         taken, room = 0, messages.room
         try:
-            while self._received and self._take() and not self._closing:
+            while taken < room and self._received and self._take() and not self._closing:
                 taken += 1
-                if taken >= room:
-                    break
+                if not messages.room:  # the last one took long
+                    room = taken
         finally:
             self._taking = False
         if taken > 1:

@@ -45,7 +45,7 @@ class FastPath:
         self.inference = inference
         self.kernel = inference.kernel
         self.budget = IterationBudget()
-        self.messages = MessageBudget(1, MESSAGES_AT_ONCE, in_next_iteration)
+        self.messages = inference.messages = MessageBudget(1, MESSAGES_AT_ONCE, in_next_iteration)
         #: How many requests wait for a response behind another one of their connection.
         self.pipelined_count = 0
         self.known_heads = KnownRequestHeads(inference, rules)

@@ -132,6 +132,7 @@ class GenerateCall:
         """No more responses are taken: cancel a request that has not ended."""
         if self.decoding is not None:
             self.decoding.cancel()
+            self.decoding = None
         elif self.request is not None and not self.request.finished:
             self.intake.kernel.cancel(self.request)
         self._responses.close()

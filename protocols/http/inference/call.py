@@ -228,6 +228,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         self.waiter = None
         if self.decoding is not None:
             self.decoding.cancel()
+            self.decoding = self.request = None  # they refer to this call: such a cycle waits for the garbage collector
             return
         if self._encoding is not None:
             self._encoding.cancel()

@@ -7,6 +7,7 @@ Triton's (http_server.cc, ParseJsonTritonIO).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from protocols.http.json.document import (
     made_valid,
     member,
     parse_leniently,
+    reads_slowly,
 )
 from protocols.http.json.syntax import JsonSyntaxError
 from protocols.http.json.tensor import NeedsCare, check_readable, decode_data
@@ -174,10 +176,9 @@ def _decode_header_apart(text: bytes) -> JsonHeader | None:
 def _decode_header(text: bytes) -> JsonHeader:
     if len(text) > LARGE_BYTE_SIZE:
         check_parts(text)
-    try:
-        return _header_decoder.decode(text)
-    except UNDECODABLE:
-        pass
+    if len(text) > LARGE_BYTE_SIZE or not reads_slowly(text):
+        with contextlib.suppress(*UNDECODABLE):
+            return _header_decoder.decode(text)
     if len(text) > LARGE_BYTE_SIZE:
         try:
             valid = made_valid(text)

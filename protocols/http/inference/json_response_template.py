@@ -14,7 +14,7 @@ import msgspec
 
 from kernel.errors import InternalError, ServingError
 from protocols.http.inference.encoding import json_around_data
-from protocols.http.json.tensor import ELEMENT_TYPES, json_values
+from protocols.http.json.tensor import ELEMENT_TYPES, NeedsCare, json_values
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _MAX_JSON_BYTE_SIZE = 2048
 
 #: Outputs with more bytes are not written by a template: strings may have any length.
 _MAX_OUTPUTS_BYTE_SIZE = 16 << 10
+
+#: From this many elements on, floats are written faster by `json_values`, which takes a few calls more.
+_MANY_FLOATS = 64
 
 #: What JSON with an id begins with.
 _ID = b'{"id":'
@@ -49,6 +52,8 @@ class _KnownOutput(msgspec.Struct, frozen=True):
     in_region: bool
     #: The JSON behind the values.
     behind: bytes
+    #: How many elements a float output has that is written as without a template, which is faster; 0 for others.
+    count: int = 0
 
 
 class JsonResponseTemplate:
@@ -96,7 +101,9 @@ class JsonResponseTemplate:
                     continue
                 if data is None:
                     return None
-                if known.unpack is None:
+                if known.count:
+                    pieces.append(_values(output, data, known.count))
+                elif known.unpack is None:
                     pieces.append(_strings(output, data))
                 else:
                     values = known.unpack(data)
@@ -104,7 +111,7 @@ class JsonResponseTemplate:
                         return None
                     pieces.append(_encode(values))
                 pieces.append(known.behind)
-        except (struct.error, ServingError):
+        except (struct.error, ServingError, NeedsCare):
             return None
         body = b"".join(pieces)
         return b"%b%d%b%b" % (self._head, len(body), self._head_rest, body)
@@ -134,6 +141,7 @@ class JsonResponseTemplate:
                 DATATYPES[output.datatype].typecode in ("f", "d"),
                 in_region,
                 b"" if in_region else next(following),
+                0 if in_region else _many_floats(output),
             )
             for output in outputs
             for in_region in [output.response_bytes() is None]
@@ -152,6 +160,18 @@ def _unpack(output: Tensor) -> Callable[[Buffer], tuple[Any, ...]] | None:
     """Return what reads the numbers of outputs like this one; None for strings."""
     typecode = DATATYPES[output.datatype].typecode
     return struct.Struct(f"<{element_count(output.shape)}{typecode}").unpack if typecode else None
+
+
+def _many_floats(output: Tensor) -> int:
+    """Return the number of elements of an output whose values `_values` writes; 0 for any other output."""
+    count = element_count(output.shape)
+    return count if count >= _MANY_FLOATS and DATATYPES[output.datatype].typecode in ("f", "d") else 0
+
+
+def _values(output: Tensor, data: Buffer, count: int) -> bytes:
+    """Return the JSON of floats. Raises `ServingError`, and `NeedsCare` for infinite ones and NaN."""
+    values = json_values(output.name, output.datatype, data, count, plain_only=True)
+    return bytes(values) if type(values) is msgspec.Raw else _encode(values)
 
 
 def _strings(output: Tensor, data: Buffer) -> bytes:

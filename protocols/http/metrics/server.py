@@ -10,7 +10,6 @@ from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
 from protocols.access.restricted import Category
-from protocols.frontend import is_local
 from protocols.http import web
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.cache_families import render_cache
@@ -24,6 +23,7 @@ from protocols.http.metrics.server_families import ServerMetrics
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import request_path
+from protocols.listening import is_local
 
 if TYPE_CHECKING:
     import socket
@@ -31,10 +31,17 @@ if TYPE_CHECKING:
 
     from kernel.serving.front_doors.interface import KernelInterface
     from protocols.access.keys import KeyReader
+    from protocols.frontend import DoorParts
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = MetricsOptions()
+
+
+def make_door(parts: DoorParts) -> MetricsServer:
+    """Return the front door. Raises `BadOption`."""
+    options = parts.options
+    return MetricsServer(parts.kernel, parts.sock, options.metrics, http=options.http, keys=parts.keys)
 
 
 class MetricsServer:
@@ -71,6 +78,10 @@ class MetricsServer:
     @property
     def title(self) -> str:
         return self._listener.title
+
+    @property
+    def administration(self) -> None:
+        """Nobody can."""
 
     async def start(self) -> None:
         await self._listener.start()

@@ -159,7 +159,7 @@ def test_what_cannot_be_in_a_message_is_refused() -> None:
 
 def test_a_message_of_the_other_direction_is_refused() -> None:
     with pytest.raises(MSGSPEC.ValidationError, match="Hello"):
-        PORTABLE.to_worker_decoder.decode(wire.encoder.encode(wire.Hello(7, 1)))
+        PORTABLE.to_worker_decoder.decode(wire.encoder.encode(wire.Hello("7", 1)))
 
 
 def test_json_is_read_and_written() -> None:

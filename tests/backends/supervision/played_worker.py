@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from backends.supervision.handle import WorkerHandle
 from backends.supervision.helper_process import Helper
+from backends.supervision.launcher import Pending, not_shown
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.session import WorkerSession
@@ -41,6 +42,10 @@ class FakeWorker:
         self.socket, theirs = socket.socketpair()
         self.channel = BlockingChannel(theirs)
         self._theirs = theirs
+        #: Where it finds folders of this machine, if elsewhere; what its launch waited for; what it was launched for.
+        self.folders: dict[str, str] = {}
+        self.waited_for: list[str] = []
+        self.helps: list[bool] = []
         self.is_stopped = False
         self.terminated = False
         self.stacks_written = 0
@@ -49,8 +54,16 @@ class FakeWorker:
         self._on_lost: Callable[[str], None] | None = None
         self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> FakeWorker:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> FakeWorker:
+        self.helps.append(helper)
+        for text in self.waited_for:
+            pending(text)
         return self
+
+    def folder(self, path: str) -> str:
+        return self.folders.get(path, path)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         self._on_lost = callback

@@ -12,6 +12,7 @@ import pytest
 
 from backends.supervision import helper_process
 from backends.supervision.helper_process import Helper
+from backends.supervision.launcher import Pending, not_shown
 from backends.supervision.processes.local_process import LocalProcess
 from backends.supervision.processes.spawning import SpawningLauncher
 from kernel.errors import InvalidArgument, Unavailable
@@ -30,7 +31,9 @@ class RecordingLauncher(SpawningLauncher):
         super().__init__()
         self.started: list[LocalProcess] = []
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LocalProcess:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> LocalProcess:
         process = await super().launch(title, helper=helper)
         assert isinstance(process, LocalProcess)
         self.started.append(process)

@@ -244,8 +244,8 @@ def test_an_interpreter_that_cannot_run_a_worker_says_why() -> None:
 def test_a_worker_of_another_protocol_is_refused() -> None:
     async def main() -> None:
         worker, session = FakeWorker(), WorkerSession("m")
-        worker.channel.send(wire.Hello(wire.PROTOCOL + 1, 1))
-        with pytest.raises(InternalError, match="another protocol"):
+        worker.channel.send(wire.Hello("13 of 0.0.9", 1))
+        with pytest.raises(InternalError, match=r"another protocol: it sent version 13 of 0\.0\.9, expected"):
             await session.start(worker)
 
     asyncio.run(main())

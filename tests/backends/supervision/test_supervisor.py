@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.supervision.helper_process import Helper
+from backends.supervision.launcher import Pending, not_shown
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.supervisor import InstanceSupervisor
@@ -42,7 +43,9 @@ class SilentWorker(FakeWorker):
         self.launched = 0
         self.output = WorkerOutput("m_0", OutputLimits(), FakeClock())
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> SilentWorker:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> SilentWorker:
         self.launched += 1
         return self
 

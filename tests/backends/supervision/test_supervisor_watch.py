@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.supervision.helper_process import Helper
+from backends.supervision.launcher import Pending, not_shown
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watch.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS, ExecutionLimits
 from backends.supervision.watch.watchdog import Watchdog
@@ -62,7 +63,9 @@ class Workers:
         #: The needs of each.
         self.needs: list[WorkerNeeds] = []
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> LoadingWorker:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> LoadingWorker:
         self.made.append(LoadingWorker())
         self.needs.append(needs)
         return self.made[-1]

@@ -138,3 +138,40 @@ def test_a_task_that_is_removed_is_not_taken() -> None:
     assert queue.remove(large)
     assert not queue.remove(small), "it does not wait any more"
     assert queue.take() is None
+
+
+class CountedTask(RecordedTask):
+    """Counts how often a queue looks at it."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "sources":
+            CountedTask.looks += 1
+        return super().__getattribute__(name)
+
+
+def test_a_client_that_leaves_has_no_task_searched() -> None:
+    queue = TaskQueue(2)
+    tasks = [CountedTask("t", b"") for _ in range(20_000)]
+    for each in tasks:
+        queue.add(each)
+    other = task(1, "other")
+    queue.add(other)
+    CountedTask.looks = 0
+    assert all(queue.remove(each) for each in reversed(tasks))
+    assert CountedTask.looks <= 2 * len(tasks)
+    assert len(queue) == 1
+    assert len(queue._small) + len(queue._large) < 1_000, "entries of removed tasks do not stay"
+    assert taken(queue) == [other]
+
+
+def test_tasks_of_a_peer_that_were_removed_are_passed_over() -> None:
+    queue = TaskQueue(2)
+    tasks = [task(LARGE if number % 2 else 1) for number in range(10)]
+    for each in tasks:
+        queue.add(each)
+    for each in tasks[:5]:
+        assert queue.remove(each)
+    assert taken(queue) == tasks[5:]
+    assert not queue.remove(tasks[7]), "it was taken"

@@ -365,13 +365,18 @@ def test_an_output_that_was_written_to_the_clients_region_is_the_one_that_the_cl
     region = bench.clients_region
     wanted = RequestedOutput("A", 0, Span(region.lease(), 64, 16))
     asked = request(outputs=(wanted,))
-    span = taken(bench, asked, "A", named(region.number, 64, 8))
+    span = taken(bench, asked, "A", named(region.number, 64, 8), final=False)
     assert (span.lease.region, span.offset, span.byte_size) == (region, 64, 16)
     assert region.lease_count == 2, "the response has a lease of its own"
     with pytest.raises(ValueError, match="outside of the request's inputs and outputs"):
         taken(bench, asked, "B", named(region.number, 64, 8))
     span.lease.release()
+    span = taken(bench, asked, "A", named(region.number, 64, 8))
+    assert (span.lease.region, span.offset, span.byte_size) == (region, 64, 16)
+    assert region.lease_count == 1, "the final response has the lease of the request"
     asked.release_leases()
+    assert region.lease_count == 1
+    span.lease.release()
 
 
 def test_an_output_within_an_input_keeps_the_inputs_block(bench: Bench) -> None:

@@ -88,6 +88,22 @@ def test_a_model_that_cannot_be_loaded_says_why(
     bench.stop()
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Load(CONFIG, "/models/m", 1, "m_0", protocol="13 of 0.0.9"),
+        wire.Complete(CONFIG, "/models/m", 1, protocol="13 of 0.0.9"),
+        wire.AskGpu(CONFIG, "/models/m", 1, protocol="13 of 0.0.9"),
+    ],
+)
+def test_a_kernel_of_another_version_is_refused(bench: Bench, message: wire.ToWorker) -> None:
+    bench.hello()
+    bench.send(message)
+    failed = bench.next(wire.LoadFailed)
+    assert "it sent version 13 of 0.0.9, expected version" in failed.text
+    bench.stop()
+
+
 def test_a_worker_whose_kernel_is_gone_ends_without_finalizing(bench: Bench) -> None:
     backend = bench.load()
     bench.leave()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bench.peers.connections import CLOSED, KEEP_ALIVE, PIPELINED, ConnectionPoint, points, verdicts
-from bench.peers.measurement import PeerDescription, PeerFailure, PeerResults, merged
+from bench.peers.measurement import PeerDescription, PeerFailure, PeerResults, has_time, merged
 from bench.peers.rows import ROWS, PeerSample, applies
 from bench.peers.servers.known import PEERS
 from bench.peers.table import print_table, summarize
@@ -78,6 +78,14 @@ def test_a_run_that_adds_keeps_the_rounds_of_the_last_one_and_the_order_of_peers
     assert [failure.peer for failure in both.failures] == ["ray"]
     installed = merged(first, msgspec.structs.replace(second, peers=[described("ray")]))
     assert installed.failures == [], "a peer that is installed now was not skipped"
+
+
+@pytest.mark.parametrize(
+    ("done", "spent_s", "fits"), [(0, 0, True), (0, 5000, True), (1, 500, True), (1, 600, False), (2, 780, False)]
+)
+def test_a_round_is_begun_if_it_fits_into_the_time(done: int, spent_s: float, *, fits: bool) -> None:
+    """What comes after all rounds takes 20 s for each of them: two rounds of 500 s take 1040."""
+    assert has_time(done, spent_s, 1200, 20) is fits
 
 
 def test_a_rate_that_falls_by_half_is_a_collapse_unless_the_server_is_not_busy() -> None:

@@ -254,6 +254,23 @@ def test_every_control_has_a_name_and_nothing_overflows_on_a_small_screen(server
     look(server, test, "/#model=digits&version=1")
 
 
+def test_a_phone_shows_name_version_state_and_rate_also_beside_a_model_that_is_not_ready(
+    repository: Path, write_model: WriteModel
+) -> None:
+    write_model("broken", 'input [{ name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }]', "raise RuntimeError('no weights')")
+
+    async def test(browser: Browser) -> None:
+        await browser.call(
+            "Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True
+        )
+        await browser.until(f"{row('broken')}.includes('UNAVAILABLE')")
+        head = "[...document.querySelectorAll('#models thead th')].find(h => h.innerText.startsWith('Requests/s'))"
+        assert 0 < await browser.value(f"{head}.getBoundingClientRect().right") <= 390
+
+    with ServerProcess(repository, "--exit-on-error=false") as server:
+        look(server, test)
+
+
 @pytest.mark.skipif(not _AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core)")
 @pytest.mark.parametrize(("dark", "width"), [(False, 1400), (True, 1400), (False, 400), (True, 400)])
 def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: bool, width: int) -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,17 +117,23 @@ def test_a_module_that_both_have_is_an_error_that_says_what_to_do(tmp_path: Path
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: your package 'backends' ({tmp_path}/backends) and Naiad's package 'backends' ({ROOT}/backends) "
         "both have a module called 'base', and Python can import only one of them: rename yours, or run the server as "
-        "a process of its own ('naiad run') and send requests to it"
+        "a process of its own ('naiad run', without that folder in PYTHONPATH) and send requests to it"
     )
 
 
-@pytest.mark.parametrize(
-    "command", [("-m", "naiad"), ("-c", "from kernel.command.main import main; main()")], ids=["module", "script"]
-)
+def installed_script() -> str:
+    """Return what the script `naiad` runs that pip installs."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        module, _, function = tomllib.load(file)["project"]["scripts"]["naiad"].partition(":")
+    return f"from {module} import {function}; {function}()"
+
+
+@pytest.mark.parametrize("command", [("-m", "naiad"), ("-c", installed_script())], ids=["module", "script"])
 def test_the_command_line_works_where_pythonpath_has_packages_called_as_ours(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     write_packages(tmp_path)
+    (tmp_path / "kernel" / "__init__.py").write_text("")
     done = subprocess.run(
         [sys.executable, "-P", *command, "check", str(ROOT / "kernel/demo/add_sub"), "--requests=1"],
         capture_output=True, text=True, check=False, timeout=60,

@@ -202,6 +202,27 @@ def test_the_number_of_simultaneous_loads_is_limited(tmp_path: Path) -> None:
     run(lab, scenario)
 
 
+def test_the_index_says_what_a_load_waits_for(lab: RepositoryLab) -> None:
+    lab.write("m")
+
+    async def scenario(lab: RepositoryLab) -> None:
+        lab.gate = asyncio.Event()
+        load = asyncio.ensure_future(lab.lifecycle.load("m"))
+        await until(lambda: bool(lab.alive))
+        generation = lab.catalog.generation
+        lab.keepers[0].pending("its environment is prepared")
+        [item] = lab.catalog.index()
+        assert (item.state, item.reason) == ("LOADING", "its environment is prepared")
+        assert lab.catalog.generation == generation, "requests of other models are prepared again"
+        lab.gate.set()
+        await load
+        lab.keepers[0].pending("nothing any more")
+        [item] = lab.catalog.index()
+        assert (item.state, item.reason) == ("READY", "")
+
+    run(lab, scenario)
+
+
 def test_a_load_continues_after_its_caller_is_cancelled(lab: RepositoryLab) -> None:
     lab.write("m")
 

@@ -127,6 +127,16 @@ def test_a_backend_completes_only_tensors_batching_and_transaction_policy(tmp_pa
     assert completed.version_policy.latest.num_versions == 1
 
 
+def test_a_configuration_that_a_backend_leaves_as_it_is_is_not_read_again(tmp_path: Path) -> None:
+    model = source(tmp_path, CONFIG % "")
+    config = model.read()
+    same = model.complete(config, "not even JSON", "not even JSON")
+    assert same == config
+    assert same is not config
+    with pytest.raises(ServingError, match="returned a wrong configuration"):
+        model.complete(config, "not even JSON", to_json(config))
+
+
 def test_a_backend_cannot_replace_a_configured_scheduler(tmp_path: Path) -> None:
     model = source(tmp_path, 'backend: "identity" max_batch_size: 2 sequence_batching {}')
     completed = model.complete(model.read(), '{"max_batch_size": 2, "dynamic_batching": {}}')

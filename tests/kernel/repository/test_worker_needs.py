@@ -24,7 +24,7 @@ def preload(value: str) -> str:
 
 
 def test_models_that_choose_nothing_have_equal_needs(tmp_path: Path) -> None:
-    assert worker_needs(config(), str(tmp_path)) == WorkerNeeds("python", PreloadSet(), gpu=False)
+    assert worker_needs(config(), str(tmp_path)) == WorkerNeeds("python", PreloadSet(), folder=str(tmp_path))
 
 
 def test_modules_are_read_in_their_order(tmp_path: Path) -> None:

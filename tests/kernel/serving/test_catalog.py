@@ -40,6 +40,15 @@ def test_without_a_version_the_newest_ready_one_answers(catalog: Catalog) -> Non
     assert catalog.resolve("a").version == 1
 
 
+def test_a_listing_without_news_leaves_what_was_found_before_valid(catalog: Catalog) -> None:
+    before = catalog.generation
+    catalog.set_known({"a", "never"})
+    assert catalog.generation == before
+    catalog.set_known({"a", "never"}, {"a"})
+    catalog.set_known({"a", "new"}, {"a"})
+    assert catalog.generation == before + 2
+
+
 def test_a_version_can_be_asked_for(catalog: Catalog) -> None:
     assert catalog.resolve("a", "1").version == 1
 

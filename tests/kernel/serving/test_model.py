@@ -169,3 +169,23 @@ def test_a_request_that_cannot_be_executed_before_its_deadline_is_refused_and_ot
     assert not submit(deadline_ns=clock.now_ns() + 20 * mean_ns).finished
     assert model.statistics.refused == 1
     model.abandon(Unavailable("the test has ended"))
+
+
+def test_thousands_of_requests_that_wait_too_long_for_a_worker_fail_some_in_each_iteration() -> None:
+    clock = FakeClock()
+    model = Model(model_spec(), ModelConfig(), 1, direct, clock)
+    model.start()
+    sinks = []
+    for _ in range(2000):
+        made, sink = request()
+        made.timeout_us = 1
+        model.submit(made)
+        sinks.append(sink)
+    clock.advance(1000)
+    failed = 0
+    while failed < len(sinks):
+        model.expire_queued()
+        before, failed = failed, sum(bool(sink.errors) for sink in sinks)
+        assert 0 < failed - before <= 300
+        clock.end_iteration()
+    assert model.in_flight == 0

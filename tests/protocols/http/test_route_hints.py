@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.http.route_hints import _ROUTES, route_hint
+from protocols.http.route_hints import _ROUTES, method_hint, route_hint
 from protocols.http.routes import find_endpoint
 
 MODELS = ["iris", "digits"]
@@ -28,6 +28,7 @@ MODELS = ["iris", "digits"]
         ("/v2/models/iris/version/3/infer", ". Did you mean POST /v2/models/iris/versions/3/infer?"),
         ("/v2/health/redy", ". Did you mean GET /v2/health/ready?"),
         ("/v2/repository/indx", ". Did you mean POST /v2/repository/index?"),
+        ("/", ". Did you mean GET /v2, or to open this address in a browser?"),
         ("/v2/nowhere", ""),
         ("/v2/models/iris/explode", ""),
         ("/v3", ""),
@@ -35,7 +36,7 @@ MODELS = ["iris", "digits"]
     ],
 )
 def test_the_nearest_route_is_named(path: str, hint: str) -> None:
-    assert find_endpoint(path) is None
+    assert path == "/" or find_endpoint(path) is None  # the page is not for every client
     assert route_hint(path, lambda: MODELS) == hint
 
 
@@ -65,3 +66,23 @@ def test_every_route_of_the_table_exists() -> None:
         found = find_endpoint(path.replace("{model}", "m").replace("{version}", "1"))
         assert found is not None, route
         assert method in found[0].handlers, route
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/v2/models/iris", ". Did you mean POST /v2/models/iris/infer?"),
+        ("POST", "/v2/models/iris/versions/3", ". Did you mean POST /v2/models/iris/versions/3/infer?"),
+        ("PUT", "/v2/models/iris", ". Did you mean GET /v2/models/iris?"),
+        ("OPTIONS", "/v2/models/iris", ""),
+        ("POST", "/v2/health/ready", ". Did you mean GET /v2/health/ready?"),
+        ("GET", "/v2/models/iris/infer", ". Did you mean POST /v2/models/iris/infer?"),
+        ("GET", "/v2/repository/index", ". Did you mean POST /v2/repository/index?"),
+        ("POST", "/v2/models/" + "x" * 300, ""),
+    ],
+)
+def test_a_wrong_method_names_what_was_meant(method: str, path: str, hint: str) -> None:
+    found = find_endpoint(path)
+    assert found is not None
+    assert method not in found[0].handlers
+    assert method_hint(path, method, found[0].handlers) == hint

@@ -39,17 +39,20 @@ async def converse(session: aiohttp.ClientSession, sent: bytes) -> bytes:
         writer.close()
 
 
+_405 = "Method Not Allowed. Did you mean {}?"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "content_type", "text"),
     [
         ("GET", "/v2/nowhere", 404, "text/plain", "Not Found"),
         ("PUT", "/v3", 404, "text/plain", "Not Found"),
-        ("POST", "/v2", 405, "application/json", "Method Not Allowed"),
+        ("POST", "/v2", 405, "application/json", _405.format("GET /v2")),
         ("OPTIONS", "/v2", 405, "application/json", "Method Not Allowed"),
-        ("POST", "/v2/models/echo/config", 405, "application/json", "Method Not Allowed"),
-        ("GET", "/v2/models/echo/infer", 405, "text/plain", "Method Not Allowed"),
-        ("POST", "/v2/health/live", 405, "text/plain", "Method Not Allowed"),
-        ("POST", "/v2/models/echo/ready", 405, "text/plain", "Method Not Allowed"),
+        ("POST", "/v2/models/echo/config", 405, "application/json", _405.format("GET /v2/models/echo/config")),
+        ("GET", "/v2/models/echo/infer", 405, "text/plain", _405.format("POST /v2/models/echo/infer")),
+        ("POST", "/v2/health/live", 405, "text/plain", _405.format("GET /v2/health/live")),
+        ("POST", "/v2/models/echo/ready", 405, "text/plain", _405.format("GET /v2/models/echo/ready")),
     ],
 )
 def test_wrong_paths_and_methods(

@@ -14,6 +14,7 @@ from kernel.serving.events import FAILED_AT_ONCE, Cancelled, NoInstanceLeft, Sub
 from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.batching_rules import BatchingRule
 from schedulers.dynamic.scheduler import dynamic
+from schedulers.queue import EXPIRED_AT_ONCE
 from schedulers.start_hold import VARIABLE
 
 if TYPE_CHECKING:
@@ -527,3 +528,26 @@ def test_an_instance_that_comes_while_requests_fail_executes_the_others() -> Non
         case.finish()
         case.clock.end_iteration()
     assert ran == [request.id for request in waiting[FAILED_AT_ONCE:]]
+
+
+def test_thousands_of_requests_that_expire_together_fail_some_at_a_time_and_none_is_executed() -> None:
+    case = lab(DynamicBatching(default_queue_policy=QueuePolicy(default_timeout_ns=50 * US)))
+    submit(case, "running")
+    case.clock.end_iteration()
+    late = submit(case, *map(str, range(2 * EXPIRED_AT_ONCE)))
+    case.clock.end_iteration()
+    case.clock.time_ns += 50 * US
+    case.finish()
+    fresh = submit(case, "fresh")
+    failed = sum(request.finished for request in late)
+    assert failed == EXPIRED_AT_ONCE
+    while failed < len(late):
+        case.clock.end_iteration()
+        before, failed = failed, sum(request.finished for request in late)
+        assert 0 < failed - before <= EXPIRED_AT_ONCE
+    assert {tuple(errors_of(request)) for request in late} == {(errors.QueueTimeout,)}
+    case.clock.end_iteration()
+    assert case.running == [["fresh"]]
+    case.finish()
+    assert not errors_of(fresh[0])
+    case.check()

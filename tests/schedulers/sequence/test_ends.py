@@ -7,6 +7,7 @@ import pytest
 from kernel.errors import InvalidRequest, Unavailable
 from kernel.serving.events import FAILED_AT_ONCE, Cancelled, InstanceIdle, NoInstanceLeft
 from kernel.testing import FakeInstance
+from schedulers.sequence.batcher import ENDED_AT_ONCE
 from tests.schedulers.sequence.sequence_lab import IDLE_NS, MS, answered, errors, finish, rows, sequence_lab, texts
 
 both = pytest.mark.parametrize("oldest", [False, True], ids=["direct", "oldest"])
@@ -303,4 +304,45 @@ def test_requests_have_one_row_and_a_correlation_id() -> None:
         "inference request to model 'model' must specify batch-size 1 due to requirements of sequence batcher"
     )
     request.fail(large.value)
+    lab.check()
+
+
+@both
+def test_the_requests_of_a_long_sequence_that_is_cancelled_fail_a_few_at_a_time(oldest: bool) -> None:
+    lab = sequence_lab(oldest=oldest)
+    first = lab.submit_to_sequence(1, id="first", start=True)
+    assert rows(lab) == ["first"]
+    waiting = [lab.submit_to_sequence(1) for _ in range(600)]
+    other = lab.submit_to_sequence(2, id="other", start=True)
+    lab.clock.end_iteration()
+    lab.inbox.post(Cancelled(waiting[300]))
+    lab.inbox.post(Cancelled(waiting[301]))
+    for failed in range(0, 600, FAILED_AT_ONCE):
+        assert sum(request.finished for request in waiting) == failed
+        lab.check()
+        lab.clock.end_iteration()
+    assert {tuple(errors(request)) for request in waiting} == {("RequestCancelled",)}
+    while lab.workers[0].batches:
+        finish(lab)
+    assert answered(first)
+    assert answered(other)
+    lab.check()
+
+
+@both
+def test_thousands_of_sequences_whose_time_is_over_end_a_few_at_a_time(oldest: bool) -> None:
+    lab = sequence_lab(0, oldest=oldest)
+    waiting = [lab.submit_to_sequence(number, start=True, timeout_us=5) for number in range(1, 2 * ENDED_AT_ONCE + 1)]
+    lab.clock.end_iteration()
+    lab.clock.time_ns += 5_000
+    waiting.append(lab.submit_to_sequence(1 << 20, start=True, timeout_us=5))
+    lab.clock.end_iteration()
+    assert len(lab.sequences) == ENDED_AT_ONCE + 1
+    lab.clock.time_ns += 5_000
+    while lab.sequences:
+        lab.clock.advance(1)
+        lab.clock.end_iteration()
+    for _ in range(2 * ENDED_AT_ONCE // FAILED_AT_ONCE):
+        lab.clock.end_iteration()
+    assert all(request.finished for request in waiting)
     lab.check()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.supervision.launcher import Pending, not_shown
 from backends.supervision.output.limits import OutputLimits
 from backends.supervision.shared import member as shared_member
 from backends.supervision.shared.process import SharedProcess
@@ -32,7 +33,9 @@ class PlayedProcess:
         self.workers: list[FakeWorker] = []
         self.titles: list[str] = []
 
-    async def launch(self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS) -> FakeWorker:
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> FakeWorker:
         worker = FakeWorker()
         worker.channel.send(wire.Hello(wire.PROTOCOL, 1))
         self.workers.append(worker)

@@ -120,7 +120,7 @@ def keepalive(name: str) -> Callable[[Running], object]:
 
 
 def environments(running: Running) -> EnvironmentSettings:
-    found: EnvironmentSettings = running.supervisors[0].options["launcher"].environments.settings
+    found: EnvironmentSettings = running.supervisors[0].options["launcher"].local.environments.settings
     return found
 
 
@@ -341,10 +341,10 @@ _LOG_EFFECTS = {
         after=lambda r: any(line.startswith("INFO access ") for line in r.log),
     ),
     "log-model-lines": Effect(
-        "--log-model-lines=7", lambda r: r.supervisors[0].options["launcher"].output_limits.lines_per_s, 7
+        "--log-model-lines=7", lambda r: r.supervisors[0].options["launcher"].local.output_limits.lines_per_s, 7
     ),
     "log-model-bytes": Effect(
-        "--log-model-bytes=7", lambda r: r.supervisors[0].options["launcher"].output_limits.bytes_per_s, 7
+        "--log-model-bytes=7", lambda r: r.supervisors[0].options["launcher"].local.output_limits.bytes_per_s, 7
     ),
 }  # fmt: skip
 
@@ -397,10 +397,10 @@ _SERVER_EFFECTS = {
     "event-loop": Effect("--event-loop=asyncio", lambda r: type(r.loop).__module__, "asyncio.unix_events"),
     "busy-poll-us": Effect("--busy-poll-us=7", lambda r: r.supervisors[0].poller.polling.longest_ns, 7000),
     "worker-shared-memory": Effect(
-        "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].shared_memory, False
+        "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].local.shared_memory, False
     ),
     "worker-start": Effect(
-        "--worker-start=fork", lambda r: type(r.supervisors[0].options["launcher"]).__name__, "ForkingLauncher"
+        "--worker-start=fork", lambda r: type(r.supervisors[0].options["launcher"].local).__name__, "ForkingLauncher"
     ),
     "memory-byte-size": Effect(
         "--memory-byte-size=5000000", lambda r: r.supervisors[0].options["budget"].limit_byte_size, 5000000

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kernel.command.bench.report.results import ClientFigures, LatencyFigures, PointRow
-from kernel.command.tune.report import LatencyGoal, TuneRow, goes_on, table_of
+from kernel.command.tune.report import LatencyGoal, TuneRow, goes_on, load_problem, table_of
 from kernel.command.tune.search import TuneCandidate, find_best
 
 START = TuneCandidate(1, 8, None)
@@ -95,3 +95,13 @@ def test_the_table_has_the_highest_rate_within_the_goal() -> None:
     assert lines[1].split() == ["best", "1", "8", "off", "180", "2", "15.0", "ms"]
     assert lines[2].endswith("no load has p99 of at most 20 ms")
     assert lines[3].endswith("does not load")
+
+
+def test_the_problem_of_a_configuration_is_one_line() -> None:
+    error = (
+        "the server returned 400: load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ValueError: "
+        "max_batch_size is 8\n\nAt:\n  m/1/model.py(5): auto_complete_config\n;\n"
+    )
+    assert load_problem(error) == "Internal: ValueError: max_batch_size is 8"
+    assert load_problem("the server returned 503: no memory left") == "the server returned 503: no memory left"
+    assert load_problem("") == ""

@@ -59,6 +59,10 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
         ("unable to find backend library for backend 'Pyton', try", "did you mean 'python'?"),
         ("unable to find backend library for backend 'zzz', try", "identity, onnxruntime, python; others are"),
         ("unable to find backend library for backend 'tensorflow', try", "write the model as ONNX with tf2onnx"),
+        ("unable to find backend library for backend 'fil', try", "write the model as ONNX with onnxmltools"),
+        ("unable to find backend library for backend 'dali', try", "run the pipeline in a Python model"),
+        ("unable to find backend library for backend 'vllm', try", "give that as --backend-directory (docs/vllm.md)"),
+        ("unable to find backend library for backend 'tensorrtllm', try", "keep its models on Triton"),
         ("unexpected platform type 'onnx' for m", 'backend: "onnxruntime"'),
         ("unexpected platform type 'zzz' for m", "leave the line 'platform' out"),
         ("unexpected directory name 'm' for model 'n', directory name must equal model name", 'says name: "n"'),
@@ -66,6 +70,11 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
         ("instance group m_0 of model m specifies invalid or unsupported gpu id 0. GPUs with at least the minimum "
          "required CUDA compute compatibility of 6.000000 are: ;\n", "kind: KIND_CPU"),
         ("ModuleNotFoundError: No module named 'cv2'", "-m pip install opencv-python-headless'"),
+        (
+            "ImportError: cannot import name 'db' from 'backends' (/x/backends/__init__.py)",
+            "the server has a package 'backends' as well: put yours beside model.py, or its folder into PYTHONPATH",
+        ),
+        ("ModuleNotFoundError: No module named 'kernel.rbf'", "the server has a package 'kernel' as well"),
         ("ModuleNotFoundError: No module named 'a.b'", "the module 'a' beside"),
         ("scheduler 'x' of package p cannot be imported from 'nomod:x': ModuleNotFoundError: No module named 'nomod'",
          "install 'nomod' for the Python of the server"),

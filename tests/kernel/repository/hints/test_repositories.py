@@ -33,6 +33,11 @@ def test_a_path_that_is_no_folder(path: str, hint: str) -> None:
     assert bool(found) == bool(hint)
 
 
+def test_a_file_that_is_not_there() -> None:
+    assert path_hint("net/irs.onnx", is_file=False, siblings=["iris.onnx"]) == "did you mean 'net/iris.onnx'?"
+    assert path_hint("gone.onnx", is_file=False, siblings=["iris.onnx"]) == "there is no such file either"
+
+
 @pytest.mark.parametrize(
     ("path", "hint"),
     [

@@ -14,6 +14,7 @@ from kernel.serving.model import Model
 from kernel.serving.prepared import prepare
 from kernel.serving.request import Request
 from kernel.serving.response import Response
+from kernel.serving.routes.waiting import ENDED_AT_ONCE
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from protocols.testing import FrontDoorLab
 from schedulers.direct import direct
@@ -183,3 +184,30 @@ def test_the_end_of_the_exit_timeout_fails_those_that_wait(bench: Bench) -> None
 def test_without_its_rule_a_name_leads_to_the_newest_version(bench: Bench) -> None:
     bench.kernel.set_rule("m", None)
     assert bench.send() in bench.models[1].live.instance_of
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_thousands_of_waits_end_some_in_each_iteration(comes: bool) -> None:
+    bench = Bench()
+    requests = [made() for _ in range(3 * ENDED_AT_ONCE)]
+    for request in requests:
+        bench.kernel.submit(request)
+    cancelled = requests[2 * ENDED_AT_ONCE]
+    if comes:
+        bench.rule.model = bench.models[1]
+        bench.kernel.waiting.decide_again(bench.rule)
+    else:
+        bench.lab.clock.time_ns += SECOND_NS - 1
+        bench.lab.clock.advance(1)
+    left = len(bench.kernel.waiting)
+    assert left >= ENDED_AT_ONCE
+    cancelled.cancel()
+    bench.kernel.check()
+    while left := len(bench.kernel.waiting):
+        bench.lab.clock.end_iteration()
+        assert 0 <= left - len(bench.kernel.waiting) <= ENDED_AT_ONCE
+    assert isinstance(cancelled.sink, RecordingSink)
+    assert [type(error) for error in cancelled.sink.errors] == [RequestCancelled]
+    refused = [request for request in requests if request.finished and request is not cancelled]
+    assert len(refused) == (0 if comes else len(requests) - 1)
+    assert bench.models[1].in_flight == (len(requests) - 1 if comes else 0)

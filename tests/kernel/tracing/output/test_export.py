@@ -136,6 +136,11 @@ def test_the_settings_of_batches_count_spans() -> None:
     assert (usual.delay_s, usual.max_waiting, usual.batch) == (5, 682, 170)
 
 
+def test_the_log_line_of_a_full_queue_is_the_one_that_people_search_for() -> None:
+    destination = CollectorDestination(TraceValues(trace_mode="opentelemetry"))
+    assert destination.full.startswith("BatchSpanProcessor queue is full - dropping span.")
+
+
 def test_traces_that_a_collector_did_not_take_are_lost_and_tracing_goes_on() -> None:
     values = TraceValues(trace_mode="opentelemetry", exporter=(("url", ("c:4318/v1/traces",)),))
     destination = CollectorDestination(values)

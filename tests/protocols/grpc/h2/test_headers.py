@@ -98,3 +98,13 @@ def test_trailers_say_the_status_in_their_block() -> None:
     assert encode_trailers(refused).block == encode_block(refused)
     not_grpc = encode_trailers([(":status", "415"), ("grpc-message", "text")])
     assert (not_grpc.grpc_status, not_grpc.http_status) == (None, "415")
+
+
+def test_what_is_remembered_of_header_blocks_is_limited_by_what_it_takes() -> None:
+    decoder = RequestHeadDecoder()
+    decoder.decode(encode_block(FIELDS) + b"\x40\x01x\x7f\xa1\x1e" + b"a" * 4000)
+    for number in range(60):
+        block = encode_block([*FIELDS, ("number", str(number))]) + b"\xbe" * 3
+        assert decoder.decode(block).byte_size > 12_000
+        assert sum(head.byte_size for head in decoder.known.values()) <= 128 << 10
+    assert decoder.known

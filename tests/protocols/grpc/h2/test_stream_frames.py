@@ -2,16 +2,30 @@
 
 import pytest
 
+from kernel.errors import MemoryFull
+from protocols.grpc.framing import MessageMemory
 from protocols.grpc.h2 import frames, limits
+from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
-from protocols.grpc.h2.headers import request_head
+from protocols.grpc.h2.headers import encode_block, request_head
 from protocols.grpc.h2.limits import FloodCounters
 from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.stream_frames import StreamFrames
 from protocols.grpc.h2.streams import StreamEvent, Streams
-from protocols.grpc.h2.testing import FIELDS, message, resets, sent_frames, take_events
+from protocols.grpc.h2.testing import (
+    CLIENT_PREFACE,
+    FIELDS,
+    feed,
+    frame,
+    message,
+    request_headers,
+    resets,
+    sent_frames,
+    take_events,
+)
+from shm.budget import ByteBudget
 
 HEAD = request_head(FIELDS)
 
@@ -271,3 +285,46 @@ def test_a_flood_that_ends_with_a_direct_receive_ends_the_connection() -> None:
     assert receiver.frames.direct_buffer() is not None
     receiver.frames.received_directly(len(octets) - 2000)
     assert receiver.sending.ended
+
+
+# ---- memory ---------------------------------------------------------------------------------
+
+
+def with_memory(limit: int) -> tuple[H2Connection, ByteBudget]:
+    budget = ByteBudget(limit)
+    connection = H2Connection(None, MessageMemory(budget, MemoryFull))
+    feed(connection, CLIENT_PREFACE)
+    connection.sending.write_queue.take()
+    return connection, budget
+
+
+def test_streams_with_headers_that_unfold_count_in_the_memory_budget_until_they_are_closed() -> None:
+    connection, budget = with_memory(1 << 20)
+    entry = b"\x40\x01x\x7f\xa1\x1e" + b"a" * 4000  # goes into the table: from then on one byte stands for it
+    feed(connection, frame(frames.HEADERS, frames.END_HEADERS, 1, encode_block(FIELDS) + entry))
+    number = 1
+    while len(connection.streams.by_id) == (number + 1) // 2:
+        number += 2
+        more = encode_block([*FIELDS, ("number", str(number))]) + b"\xbe" * 3
+        feed(connection, frame(frames.HEADERS, frames.END_HEADERS, number, more))
+        assert number < 1000, "more headers were kept than there is memory for"
+    assert 2 * 20 < number < 2 * 80
+    assert budget.used_byte_size <= budget.limit_byte_size
+    refused = [each for each in sent_frames(connection.sending.write_queue) if each[2] == number]
+    assert [each[0] for each in refused] == [frames.HEADERS, frames.RST_STREAM]
+    assert b"grpc-retry-pushback-ms" in refused[0][3]
+    before = budget.used_byte_size
+    feed(connection, frame(frames.RST_STREAM, 0, 3, bytes(4)))
+    assert before - budget.used_byte_size > 12_000
+    connection.sending.close()
+    assert budget.used_byte_size == 0
+
+
+def test_a_few_streams_are_opened_though_all_memory_is_in_use() -> None:
+    connection, budget = with_memory(1000)
+    for number in range(1, 2 * limits.ALWAYS_OPENED_STREAMS + 4, 2):
+        feed(connection, request_headers(number))
+    assert len(connection.streams.by_id) == limits.ALWAYS_OPENED_STREAMS
+    assert budget.used_byte_size > 1000
+    connection.sending.close()
+    assert budget.used_byte_size == 0

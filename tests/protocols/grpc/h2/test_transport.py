@@ -13,7 +13,7 @@ from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.iteration_budget import ITERATION_BYTE_SIZE
-from protocols.message_budget import ITERATION_MESSAGE_COUNT
+from protocols.message_budget import ITERATION_MESSAGE_COUNT, ITERATION_NS
 
 SECOND = 10**9
 GREETING = frames.PREFACE + frames.settings([])
@@ -419,3 +419,39 @@ def test_a_connection_that_is_too_old_and_idle_waits_only_for_the_client_to_know
         assert wire.closed
 
     converse(conversation)
+
+
+def test_calls_that_take_long_share_an_iteration_by_their_time() -> None:
+    async def main() -> None:
+        messages = transport.message_budget()
+        done: list[RefusedCall] = []
+
+        class SlowCall(RefusedCall):
+            def readable(self) -> None:
+                messages.spent(ITERATION_NS)
+                super().readable()
+                done.append(self)
+
+        acceptor = Acceptor(SlowCall)
+        connections = [ServerConnection(acceptor, messages=messages) for _ in range(2)]
+        for connection in connections:
+            connection.connection_made(Wire())
+            receive(connection, GREETING)
+            receive(connection, request(1))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        done.clear()
+        for connection in connections:
+            receive(connection, b"".join(request(number) for number in range(3, 23, 2)))
+        assert len(done) == 1
+        while len(done) < 20:
+            before = len(done)
+            await asyncio.sleep(0)
+            assert len(done) <= before + 1
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert all(connection.transport.reading for connection in connections if isinstance(connection.transport, Wire))
+        for connection in connections:
+            connection.connection_lost(None)
+
+    asyncio.run(main())

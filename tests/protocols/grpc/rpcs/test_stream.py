@@ -18,6 +18,7 @@ from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.messages.intake import MessageIntake
 from protocols.grpc.rpcs.stream import StreamCall
+from protocols.grpc.rpcs.stream_messages import STEPS_PER_ITERATION
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
 from shm.tensor import Tensor
@@ -406,6 +407,37 @@ def test_a_client_that_reads_no_responses_is_read_until_the_pool_is_full(lab: Fr
         for _ in ids:
             stream.takes.release()
         await running
+        assert stream.taken == ids
+
+    asyncio.run(main())
+
+
+class FastClient(SlowClient):
+    """Reads every response at once."""
+
+    def send_message_nowait(self, parts: list[bytes], release: Callable[[], None] | None) -> bool:
+        self.taken.append(pb.ModelStreamInferResponse.FromString(b"".join(parts)).infer_response.id)
+        return True
+
+
+def test_responses_that_have_waited_for_an_older_one_are_not_all_sent_in_one_piece(lab: FrontDoorLab) -> None:
+    held: list[Request] = []
+    lab.add_model(spec("slow"), held.append)
+
+    async def main() -> None:
+        ids = [str(number) for number in range(1000)]
+        stream = FastClient([infer("slow", ids[0]), *(infer("echo", id, b"a") for id in ids[1:])])
+        call = StreamCall(MessageIntake(lab.kernel, streaming=True), cast("Any", stream))
+        running = asyncio.ensure_future(call.run())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not stream.unread
+        assert stream.taken == []
+        respond(held.pop(), b"s", final=True)
+        while not running.done():
+            before = len(stream.taken)
+            await asyncio.sleep(0)
+            assert len(stream.taken) - before <= STEPS_PER_ITERATION
         assert stream.taken == ids
 
     asyncio.run(main())

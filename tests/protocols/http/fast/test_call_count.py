@@ -98,7 +98,7 @@ def test_few_frames_lie_between_the_transport_and_the_kernel(
     def test(lab: Any) -> None:
         stacks: list[list[str]] = []
 
-        def submit(*given: Any) -> None:
+        def submit(*given: Any, **options: Any) -> None:
             frame, names = sys._getframe(1), []
             while frame.f_code is not test.__code__:
                 if ours(frame):

@@ -18,6 +18,7 @@ from kernel.errors import InvalidArgument
 from kernel.loop.iteration_end import IterationEnd
 from kernel.serving.response import Response
 from protocols.http.fast.connection import MAX_PIPELINED
+from protocols.message_budget import ITERATION_NS
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -268,6 +269,34 @@ def test_many_connections_with_many_small_requests_share_an_iteration(with_fast_
             lab.connection.data_received(infer(1))
             assert statuses(lab.transport.written) == [200], "a single request does not wait"
         assert all(transport.reading for _, transport in others)
+
+    with_fast_path(test)
+
+
+def test_requests_that_take_long_to_decode_share_an_iteration_by_their_time(with_fast_path: WithFastPath) -> None:
+    async def test(lab: Any) -> None:
+        fast_path = lab.fast_path
+        decode = fast_path.inference.decode_and_check
+
+        def decode_slowly(*arguments: Any) -> Any:
+            fast_path.messages.spent(ITERATION_NS)
+            return decode(*arguments)
+
+        fast_path.inference.decode_and_check = decode_slowly
+        fast_path.inference.match = lambda *_: None
+        other, transport = lab.another_connection()
+        lab.connection.data_received(infer(1) * 10)
+        other.data_received(infer(1))
+        assert (len(statuses(lab.transport.written)), len(statuses(transport.written))) == (1, 0)
+        done = 1
+        while done < 11:
+            await asyncio.sleep(0)
+            before, done = done, len(statuses(lab.transport.written)) + len(statuses(transport.written))
+            assert done <= before + 1
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert lab.transport.reading
+        assert transport.reading
 
     with_fast_path(test)
 

@@ -98,6 +98,18 @@ def test_a_sum_that_is_infinite_is_left_to_the_encoder() -> None:
     assert template.fill_in(response(Tensor("X", "FP64", [2], largest)), NOW_S) is None
 
 
+@pytest.mark.parametrize("count", [63, 64, 1024])
+def test_many_floats_are_written_digit_for_digit(count: int) -> None:
+    values = [1e16, -0.0, 5e-324, 1 / 3, 1.7976931348623157e308, *range(count - 5)]
+    given = response(Tensor("X", "FP64", [count], struct.pack(f"<{count}d", *values)))
+    template = remembering(response(Tensor("X", "FP64", [count], bytes(8 * count))))
+    assert template.fill_in(given, NOW_S) == encoded(given)
+    for special in (math.nan, math.inf, -math.inf):
+        other = response(Tensor("X", "FP64", [count], struct.pack(f"<{count}d", special, *values[1:])))
+        assert template.fill_in(other, NOW_S) is None
+    assert template.fill_in(response(Tensor("X", "FP64", [count], bytes(8))), NOW_S) is None
+
+
 def test_a_template_holds_for_one_second() -> None:
     given = response(floats(1, 2))
     assert remembering(given).fill_in(given, NOW_S + 1) is None

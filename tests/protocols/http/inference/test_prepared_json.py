@@ -187,6 +187,18 @@ def test_strings_count_with_their_length_and_are_limited() -> None:
     assert match(remembering(text(1), limit=100), text(97)) is None
 
 
+def test_a_thousand_numbers_are_recognised() -> None:
+    texts = [body(tensor(json.dumps([each / 7e5 + 1 / 3] * 1024), "FP32", "[1024]")) for each in (1, 2)]
+    assert min(map(len, texts)) > 16 << 10
+    check_recognised(*texts)
+
+
+def test_many_strings_are_left_to_the_parser() -> None:
+    texts = [body(tensor(json.dumps([each] * 5000), "BYTES", "[5000]")) for each in ("a", "b")]
+    assert 16 << 10 < len(texts[1]) < 32 << 10
+    assert match(remembering(texts[0]), texts[1]) is None
+
+
 def test_skeletons_that_begin_alike_are_told_apart() -> None:
     texts = [body(tensor("[1, 2]"), behind=f', "parameters": {{"priority": {priority}}}') for priority in (1, 2, 3, 4)]
     bodies = remembering(*texts)

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import InternalError, ServingError
-from protocols.http.json.document import ABSENT, TooDeep, as_bool, as_unsigned, member, parse, required
+from protocols.http.json import document
+from protocols.http.json.document import (
+    ABSENT,
+    TooDeep,
+    as_bool,
+    as_unsigned,
+    member,
+    parse,
+    reads_slowly,
+    required,
+)
 from protocols.http.json.syntax import JsonSyntaxError
 
 
@@ -78,3 +88,44 @@ def test_any_bytes_are_parsed_or_refused(text: bytes) -> None:
     except ServingError:
         return
     json.dumps(value)
+
+
+EXTREME = b"1e308", b"1.5E-310", b"1e+0299", b"1.2345678901234567e-300"
+
+
+@pytest.mark.parametrize("number", EXTREME)
+def test_many_numbers_near_the_ends_of_a_doubles_range_are_read_in_another_way(
+    number: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b'{"a":[%b]}' % b",".join([number] * 10_000)
+    assert reads_slowly(text)
+
+    class NoDecoder:
+        """Takes seconds for such a text."""
+
+    monkeypatch.setattr(document, "_decoder", NoDecoder())
+    assert parse(text) == {"a": [float(number)] * 10_000}
+
+
+@pytest.mark.parametrize("number", [b"1e-05", b"1e22", b"0.25", b"123e1", b"3e-99"])
+def test_other_numbers_are_read_as_usual(number: bytes) -> None:
+    assert not reads_slowly(b"[%b]" % b",".join([number] * 1_000))
+
+
+def test_a_few_extreme_numbers_are_read_as_usual() -> None:
+    assert not reads_slowly(b"[%b]" % b",".join([b"1e308"] * 8))
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_a_text_of_thousands_of_containers_within_each_other_is_too_deep(opening: bytes) -> None:
+    with pytest.raises(TooDeep):
+        parse(opening * 10_001)
+
+
+@pytest.mark.parametrize("text", ["NaN", "-NaN", "Infinity", "-Infinity", "Inf", "-Inf"])
+def test_special_numbers_are_read_in_all_their_forms(text: str) -> None:
+    [found, kept] = parse(f'[{text}, "-NaN Inf {text}"]'.encode())
+    assert math.isnan(found) if "NaN" in text else found == float(text)
+    assert kept == f"-NaN Inf {text}"
+    [found] = parse(f"[{text}]".encode())
+    assert math.isnan(found) if "NaN" in text else found == float(text)

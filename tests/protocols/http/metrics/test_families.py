@@ -173,7 +173,7 @@ def test_metrics_that_triton_lacks_have_their_lines() -> None:
         made.live.add(Request("m", [], RecordingSink()))
     made.statistics.refused = 3
     made.statistics.workers_lost, made.statistics.workers_restarted = 5, 4
-    made.statistics.record_copies(2, 70_000)
+    made.statistics.copied_tensors, made.statistics.copied_byte_size = 2, 70_000
     made.reload_error = "no luck"
     for name, value in (
         ("naiad_inference_queue_depth", 2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.frontend import is_local
+from protocols.listening import is_local
 
 
 @pytest.mark.parametrize(
