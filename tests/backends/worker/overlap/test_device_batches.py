@@ -99,14 +99,18 @@ def values(executed: wire.Executed) -> list[float]:
     return [float(response.outputs[0].as_numpy()[0]) for response in executed.responses]
 
 
-def begin(bench: Bench, gate: Gate, *messages: wire.Execute) -> OnDevice:
-    """Let batch 1 be executed, while `messages` come. Returns the backend, which has enqueued batch 1."""
+def begin(bench: Bench, gate: Gate, *messages: wire.Execute, failing: int = 0) -> OnDevice:
+    """Let batch 1 be executed, while `messages` come. Returns the backend, which goes on with them.
+
+    Batches with the request `failing` fail.
+    """
     bench.hello()
     bench.kind = OnDevice
     bench.send(msgspec.structs.replace(LOAD, kind="GPU", pinned_byte_size=1 << 20, device_pool_byte_size=1 << 20))
     assert bench.next(wire.Loaded).overlaps
     backend = bench.backend
     assert isinstance(backend, OnDevice)
+    backend.failing = failing
     bench.send(execute(1, 1), *messages)
     assert backend.enqueued.get(timeout=WAIT_S) == [1]
     gate.open()
@@ -133,8 +137,7 @@ def test_the_next_batch_is_enqueued_before_the_last_one_is_waited_for(bench: Ben
 
 
 def test_only_the_batch_that_fails_has_errors(bench: Bench, gate: Gate) -> None:
-    backend = begin(bench, gate, execute(2, 20), execute(3, 30), execute(4, 40))
-    backend.failing = 30
+    begin(bench, gate, execute(2, 20), execute(3, 30), execute(4, 40), failing=30)
     gate.open(3)
     second, third, fourth = (bench.next(wire.Executed) for _ in range(3))
     assert (values(second), values(fourth)) == ([20], [40])

@@ -99,7 +99,6 @@ class Process:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
-    monkeypatch.setattr(gc, "freeze", lambda: None)  # it would be for the process of the tests
     monkeypatch.setenv(BINDINGS_VARIABLE, "tests.fake_cuda")
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
     runtime.forget_work()
