@@ -511,29 +511,15 @@ class Worker:
         from backends.worker.overlap.device_batches import DeviceBatches  # few servers have GPUs
 
         return DeviceBatches(
-            device,
-            self._channel,
-            self._reader,
-            self._inputs,
-            self._responder,
-            self._held,
-            self._send,
-            self._run_backend,
-            self._report_at_once,
-        )
+            device, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,
+            self._run_backend, self._report_at_once,
+        )  # fmt: skip
 
     def _pipelined(self, backend: Backend) -> PipelinedBatches:
         return PipelinedBatches(
-            backend,
-            self._channel,
-            self._reader,
-            self._inputs,
-            self._responder,
-            self._held,
-            self._send,
-            self._run_backend,
-            self._report_at_once,
-        )
+            backend, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,
+            self._run_backend, self._report_at_once,
+        )  # fmt: skip
 
     def _overlapping(self, backend: Backend, arguments: ModelArguments) -> Callable[[wire.Execute], None]:
         """Return the handler of batches for an instance that executes several at the same time."""
