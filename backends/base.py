@@ -192,6 +192,11 @@ class Backend(abc.ABC):
     #: in a thread of its own that is not the main thread.
     shares_worker: ClassVar[bool] = False
 
+    #: Whether this holds for instances on a GPU, too. They do not execute in turn, but each when it has a batch: what
+    #: `execute` calls must release the interpreter's lock while it computes or waits, and use nothing that instances
+    #: share.
+    shares_worker_on_gpu: ClassVar[bool] = False
+
     #: Whether an instance on a GPU takes inputs in memory of a device: in `WorkerRequest.inputs` may be `DeviceInput`
     #: (`backends/worker/devices/tensors.py`) in place of `Tensor`. Otherwise they are copied to the host. An object may
     #: decide it in `load`.
@@ -199,6 +204,10 @@ class Backend(abc.ABC):
     #: Whether the device of an instance on a GPU is opened when a tensor needs it, and not before `load`: code of the
     #: model may compute on the CPU only.
     opens_device_late: bool = False
+    #: Whether the next batch on a GPU may be enqueued while one is computed: `execute` only enqueues, takes inputs from
+    #: `InstanceDevice.gather`, and leaves outputs unchanged while the next batch is computed, or calls
+    #: `InstanceDevice.keeps_outputs_in_order`. An object may decide it in `load`.
+    overlaps_on_device: bool = False
     #: Whether `complete` has called code of the model. Then another process loads the model, without what this code
     #: has left behind, unless the model shares its process.
     completed_by_model: bool = False

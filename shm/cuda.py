@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shm.tensor import Buffer
 
@@ -198,6 +198,30 @@ class Cuda:
         self._use(device_id)
         runtime = self._runtime
         return self._call("cudaEventCreateWithFlags", runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming)
+
+    def new_timed_event(self, device_id: int) -> Any:
+        """As `new_event`; the device notes when it is reached, for `elapsed_ns`. Raises `CudaError`."""
+        self._use(device_id)
+        return self._call("cudaEventCreateWithFlags", self._runtime.cudaEventBlockingSync)
+
+    def destroy(self, streams: Iterable[Any], events: Iterable[Any]) -> None:
+        """Free streams and events that nothing uses any more. Raises `CudaError`."""
+        for event in events:
+            self._call("cudaEventDestroy", event)
+        for stream in streams:
+            self._call("cudaStreamDestroy", stream)
+
+    def record(self, event: Any, stream: Any) -> None:
+        """Let `event` be reached when all that is on `stream` now is done. Raises `CudaError`."""
+        self._call("cudaEventRecord", event, stream)
+
+    def wait_for(self, event: Any) -> None:
+        """Wait until a recorded event is reached, with a processor that is free for others. Raises `CudaError`."""
+        self._call("cudaEventSynchronize", event)
+
+    def elapsed_ns(self, first: Any, second: Any) -> int:
+        """Return the time between two timed events, which were reached, to half a microsecond. Raises `CudaError`."""
+        return int(self._call("cudaEventElapsedTime", first, second) * 1e6)
 
     def enqueue_copy(self, target: int, source: int, byte_size: int, stream: Any) -> None:
         """Copy between any two addresses, of the host or of devices, when it is the stream's turn.

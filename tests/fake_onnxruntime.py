@@ -7,6 +7,8 @@ zeros. Only what `backends/onnxruntime` uses of GPUs is here; all else is the re
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,13 @@ from tests.fake_cuda import memory, runtime
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _BFLOAT16 = 16
+
+#: For whole servers: how long a run takes, in seconds, and the file that gets a line for each with the name of the
+#: thread that waited for it, and the number of streams that have a run then.
+EXECUTION_S, NOTES = 0.0, ""
+
+#: The streams of sessions.
+_streams_of_runs: set[runtime.Stream] = set()
 
 #: The real class, also where this module's has taken its place.
 _RealSession = real.InferenceSession
@@ -105,6 +114,9 @@ class InferenceSession:
         self.bound.append({name: place.address for name, place in binding.inputs.items() if place.address})
         binding.values = values
         stream.work.append(_Run(self._cpu, names, dict(binding.inputs), values))
+        if isinstance(stream, runtime.Stream):
+            _streams_of_runs.add(stream)
+            stream.takes(runtime.clock.execution_ms)
         if number != "-1":
             assert all(isinstance(wanted, _Place) for wanted in binding.outputs.values()), "memory that may move"
             assert all(place.address for place in binding.inputs.values()), "an input on the host"
@@ -144,6 +156,12 @@ class _Run(runtime.Event):
         self._session, self._names, self._inputs, self._values = session, names, inputs, values
 
     def run(self) -> None:
+        if EXECUTION_S:
+            time.sleep(EXECUTION_S)
+        if NOTES:
+            streams = sum(any(isinstance(each, _Run) for each in [*stream.work]) for stream in [*_streams_of_runs])
+            with open(NOTES, "a", encoding="utf-8") as file:
+                file.write(f"{threading.current_thread().name}, {1 + streams}\n")
         arrays = {name: place.read() for name, place in self._inputs.items()}
         for value, array in zip(self._values, self._session.run(self._names, arrays), strict=True):
             value.fill(np.ascontiguousarray(array))

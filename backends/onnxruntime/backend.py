@@ -35,6 +35,8 @@ class OnnxRuntimeBackend(Backend):
     """Executes an ONNX model."""
 
     shares_worker = True
+    #: Each instance has a session. `run_with_iobinding` releases the interpreter's lock, and so do waits for events.
+    shares_worker_on_gpu = True
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -125,6 +127,8 @@ class OnnxRuntimeBackend(Backend):
             bound.graphs = self._captured(session, signature, device, arguments, specs)
         self._model = DeviceModel(arguments.config, signature, bound, device)
         self.device_inputs = True
+        # Outputs on the host are waited for in the run.
+        self.overlaps_on_device = not states
         return session
 
     def _open_on(

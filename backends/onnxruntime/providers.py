@@ -95,7 +95,7 @@ def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[s
     if arguments.parameter("share_session_between_instances") is not None:
         lines.append(
             f"parameter 'share_session_between_instances' of model '{model}' has no effect: every instance has its own "
-            "process"
+            "session"
         )
     return lines
 

@@ -73,6 +73,7 @@ class PyTorchBackend(Backend):
             on_device = DeviceConversion(torch, device, copies=runner.changes_inputs)
             self._model = DeviceTorchModel(arguments.config, runner, found, conversion, guard, on_device)
             self.device_inputs = True
+            self.overlaps_on_device = True
         self._cleans_cache = settings.cache_cleaning and arguments.kind != "CPU"
         for line in (*ignored, *found.warnings):
             self.host.log("WARNING", line)

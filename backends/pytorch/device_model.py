@@ -95,11 +95,14 @@ class DeviceTorchModel(TorchModel):
             return super()._infer(requests, timings)
 
     def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
-        arrays = self._device.gather(requests, self._inputs)
+        computed = None
         if self._batch_inputs:
-            for name, array in batch_input_arrays(self._batch_inputs, requests).items():
-                arrays[name] = self._device.upload(array, self._datatypes[name], array.shape)
+            made = batch_input_arrays(self._batch_inputs, requests)
+            computed = {name: (self._datatypes[name], array) for name, array in made.items()}
+        arrays = self._device.gather(requests, self._inputs, computed=computed)
         self._device.keep(arrays)
+        # A model may return a buffer of its own, which its next run changes.
+        self._device.keeps_outputs_in_order()
         values = {name: self._on_device.tensor(array) for name, array in arrays.items()}
         if self._has_strings:
             for name, array in gather(requests, self._inputs).items():

@@ -76,7 +76,7 @@ class WorkerHandle:
         `calls` executes the calls of the model; without it the model may make none.
         """
         self.name = name
-        self.record = BatchRecord(session.concurrency)
+        self.record = BatchRecord(session.concurrency, overlaps=session.overlaps)
         self._poller = poller
         self._session = session
         self._send = session.send

@@ -56,6 +56,7 @@ class WorkerSession:
         self._stopping = False
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
+        self.overlaps = False
         #: Whether the model has a health check.
         self.checks_health = False
         #: The most bytes that the worker's large outputs may take.
@@ -142,6 +143,7 @@ class WorkerSession:
             raise self._broken(f"a concurrency of {response.concurrency}")
         self.concurrency = response.concurrency
         self.checks_health = response.checks_health
+        self.overlaps = response.overlaps
         return response.load_ns
 
     def folder(self, path: str) -> str:

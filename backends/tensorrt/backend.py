@@ -115,6 +115,7 @@ class TensorRtBackend(Backend):
             check_agreement(arguments.config, signature, arguments.instance_name)
             settings = engine_settings(arguments)
             self._engine = LoadedEngine(self._tensorrt, plan, signature, arguments, settings, device)
+            self.overlaps_on_device = self._engine.overlaps
             self._engine.capture_graphs(arguments, lambda text: self.host.log("WARNING", text))
         except ServingError:
             self._engine = None

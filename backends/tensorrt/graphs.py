@@ -187,6 +187,7 @@ class CapturedGraphs:
             end_if_lost(error)
             raise InternalError(f"unable to launch a CUDA graph for {self._name}: {error}") from None
         self._device.computes()
+        self._device.keeps_outputs_in_order()
         return outputs_of_batch(found.key, inputs, found.outputs)
 
     def close(self) -> None:

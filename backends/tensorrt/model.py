@@ -68,8 +68,13 @@ class LoadedEngine:
             self._own_stream = cuda.new_stream_of_priority(device.device_id, high=settings.priority == "high")
             self._stream = int(self._own_stream)
         self._blocks = OutputBlocks(device)
-        #: The inputs of the batch in execution: their memory is in use until it is waited for.
-        self._in_use: list[dict[str, DeviceArray]] = []
+        #: Whether a batch may be enqueued while the one before is computed. Tensors on the host are read and written
+        #: where they are.
+        self.overlaps = not (
+            signature.has_shape_tensors
+            or self._states
+            or any(tensor.on_host for tensor in (*signature.inputs.values(), *signature.outputs.values()))
+        )
         self._names: list[tuple[str, Profile]] = []
         self._contexts: list[EngineContext] = []
         self._graphs: list[CapturedGraphs] = []
@@ -103,15 +108,27 @@ class LoadedEngine:
             self._device.after(self._stream)
 
     def _allocate_outputs(self) -> None:
-        """Allocate the outputs of the largest batch now, so that a device without memory fails the load."""
+        """Allocate the outputs of the largest batch now, so that a device without memory fails the load.
+
+        Batches overlap only if there is memory for the outputs of two.
+        """
         if self._signature.has_shape_tensors:
             return
+        sizes: dict[str, int] = {}
         for context in self._contexts:
             largest = {name: self._largest(name, extent.maximum) for name, extent in context.profile.dims.items()}
             for name, shape in context.output_shapes(largest, {}).items():
                 if -1 not in shape:
-                    tensor = self._signature.tensors[name]
-                    self._blocks.block(name, element_count(shape) * DATATYPES[tensor.datatype].byte_size)
+                    datatype = self._signature.tensors[name].datatype
+                    byte_size = element_count(shape) * DATATYPES[datatype].byte_size
+                    self._blocks.block(name, byte_size)
+                    sizes[name] = max(byte_size, sizes.get(name, 0))
+        try:
+            for name, byte_size in sizes.items():
+                if self.overlaps:
+                    self._blocks.other_block(name, byte_size)
+        except InternalError:
+            self.overlaps = False
 
     def _largest(self, name: str, maximum: tuple[int, ...]) -> tuple[int, ...]:
         """Return the largest shape of an input: that of the profile, with no more rows than the model takes."""
@@ -157,13 +174,13 @@ class LoadedEngine:
         except ServingError:
             if len(requests) == 1:
                 raise
+            self._device.keeps_outputs_in_order()  # all requests have the same blocks
             execute_alone(self.execute, requests, timings)
             return
         scatter(requests, sizes, arrays, self._outputs)
-        # One wait for the computation and for the copies of outputs: until it ends the statistics count inference.
-        self._device.synchronize()
-        self._in_use.clear()
-        self._blocks.forget_outgrown()
+        if not self.overlaps:  # else the worker waits
+            # One wait for the computation and for the copies of outputs: until it ends the statistics count inference.
+            self._device.synchronize()
         timings.inferred()
 
     def _infer(self, requests: Sequence[WorkerRequest], row_count: int, timings: Timings) -> dict[str, Any]:
@@ -194,7 +211,7 @@ class LoadedEngine:
             computed = {name: (self._signature.tensors[name].datatype, array) for name, array in arrays.items()}
         gathered = self._device.gather(requests, self._inputs, computed=computed)
         found = {name: array for name, array in gathered.items() if name not in self._shape_inputs}
-        self._in_use += [gathered, found]
+        self._device.keep((gathered, found))
         for name in self._scalars:
             if name in found:
                 found[name] = found[name].reshape(())

@@ -11,26 +11,30 @@ if TYPE_CHECKING:
 
 
 class OutputBlocks:
-    """A block for each output. What was in it is lost when it grows, or with the next batch."""
+    """A block for each output, and another one while batches overlap (`InstanceDevice.block_set`).
+
+    What was in a block is lost when it grows, or with the next batch that uses it.
+    """
 
     def __init__(self, device: InstanceDevice) -> None:
         self._device = device
-        self._blocks: dict[str, DeviceBlock] = {}
-        #: Blocks that were too small, until what was enqueued with them is done.
-        self._outgrown: list[DeviceBlock] = []
+        self._blocks: dict[tuple[int, str], DeviceBlock] = {}
 
     def block(self, name: str, byte_size: int) -> DeviceBlock:
         """Return the block of an output, with at least `byte_size` bytes. Raises `InternalError` without memory."""
-        found = self._blocks.get(name)
+        return self._block(self._device.block_set, name, byte_size)
+
+    def other_block(self, name: str, byte_size: int) -> DeviceBlock:
+        """As `block`, for the batch after this one."""
+        return self._block(1 - self._device.block_set, name, byte_size)
+
+    def _block(self, block_set: int, name: str, byte_size: int) -> DeviceBlock:
+        found = self._blocks.get((block_set, name))
         if found is None or found.byte_size < byte_size:
             if found is not None:
-                self._outgrown.append(found)
-            found = self._blocks[name] = self._device.allocate(max(byte_size, 1))
+                self._device.keep(found)  # what was enqueued may still use it
+            found = self._blocks[block_set, name] = self._device.allocate(max(byte_size, 1))
         return found
-
-    def forget_outgrown(self) -> None:
-        """Free the blocks that were too small. All that uses them must be done."""
-        self._outgrown.clear()
 
 
 class DataDependentOutput:

@@ -45,7 +45,7 @@ from kernel.version import __version__
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the messages, increased with each change, and that of the code on both of their sides.
-PROTOCOL = f"14 of {__version__}"
+PROTOCOL = f"15 of {__version__}"
 
 #: The signal at which a worker writes the stacks of its threads to standard error. Models use SIGUSR1 and SIGUSR2, and
 #: sometimes the first and the last signals of this kind.
@@ -539,6 +539,8 @@ class Loaded(StartResponse):
     concurrency: int = 1
     #: Whether the model has a health check, so that `CheckHealth` may be sent.
     checks_health: bool = False
+    #: Whether batches overlap on the instance's GPU: it reads the next one before it has computed the last one.
+    overlaps: bool = False
 
 
 class LoadFailed(StartResponse):

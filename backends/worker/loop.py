@@ -42,8 +42,8 @@ from backends.worker.region_messages import RegionMessages
 from backends.worker.reporting.reports import ReportCollector
 from backends.worker.responder import BatchResponder
 from backends.worker.sequences.sequence_batches import SequenceBatches
-from backends.worker.shared.members import Members
-from kernel.errors import ErrorCode, InternalError, ServingError, Unsupported
+from backends.worker.shared.members import Members, not_shared
+from kernel.errors import ErrorCode, InternalError, ServingError
 from kernel.machine import give_memory_back
 from kernel.observe.repeats.limited_log import LimitedLog
 from shm.memfd import read_only_fd
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from backends.transport.channel import BlockingChannel
     from backends.worker.calls.interface import ModelCalls
     from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.overlap.device_batches import DeviceBatches
     from backends.worker.request import WorkerRequest
     from backends.worker.shared.turn import Turn
     from shm.arena import Arena
@@ -126,7 +127,8 @@ class Worker:
         self._device: InstanceDevice | None = None
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
-        self._pipeline: PipelinedBatches | None = None  # of a backend that pipelines
+        self._pipeline: PipelinedBatches | DeviceBatches | None = None  # of a backend that pipelines
+        self._on_device: DeviceBatches | None = None  # the same, of one whose batches overlap on a GPU
         self._verbose = 0
         self._failures = LimitedLog(logger)
         self._handlers |= self._all_handlers(tasks)
@@ -197,7 +199,8 @@ class Worker:
             give_memory_back()
 
     def _serve_in_turn(self, turn: Turn) -> None:
-        """As `_serve`, in a process of several models: each message has a turn. It does not poll: others compute."""
+        """As `_serve`, in a process of several models: each message has a turn, but not batches on a GPU, whose threads
+        mostly wait. It does not poll: others compute."""
         handlers, waiting = self._handlers, self._reader.waiting
         while True:
             if not waiting:
@@ -207,12 +210,15 @@ class Worker:
             message = self._reader.next()
             if isinstance(message, wire.Stop):
                 return
-            with turn.of(self):
+            free = self._device is not None and type(message) is wire.Execute
+            with contextlib.nullcontext() if free else turn.of(self):
                 handlers[type(message)](message)
             self._reader.poll_ns = 0
 
     def close(self) -> None:
         """Free what the system would free with the process, for a process that continues."""
+        if self._on_device is not None:
+            self._on_device.close()
         if self._device is not None:
             self._device.close()
         self._regions.close()
@@ -339,23 +345,31 @@ class Worker:
             if message.kind == "GPU":
                 self._use_device(message)
             backend = self._backend_for(arguments)
-            if self._device is not None and not backend.opens_device_late:
-                self._device.open()
+            if self._device is not None:
+                if self._turn is not None and not backend.shares_worker_on_gpu:
+                    raise not_shared(arguments, " on GPUs")
+                if not backend.opens_device_late:
+                    self._device.open()
             backend.load(arguments)
             self._execute_batch = backend.executor
             if self._device is not None:
                 self._tensors_on_device(self._device, backend)
+                if backend.overlaps_on_device:
+                    self._on_device = self._device_batches(self._device)
             if backend.concurrency > 1:
                 self._handlers[wire.Execute] = self._overlapping(backend, arguments)
             elif backend.pipelines and self._turn is None and self._sequences is None:
                 self._pipeline = self._pipelined(backend)
+            elif self._sequences is None and self._local:
+                self._pipeline = self._on_device
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
             # collection visits them while requests execute. Takes 9 ms with numpy and ONNX Runtime (30,000 objects),
             # 60 ms with SciPy and scikit-learn (100,000).
             if not self.rehearses:
                 gc.collect()
                 gc.freeze()
-            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health)
+            overlaps = self._pipeline is not None and self._pipeline is self._on_device
+            return wire.Loaded(time.monotonic_ns() - started, backend.concurrency, backend.checks_health, overlaps)
 
         self._send(self._tried(load))
 
@@ -364,6 +378,8 @@ class Worker:
         from backends.worker.devices.using import instance_device  # few servers have GPUs
 
         self._device = instance_device(message, self._regions)
+        if self._turn is not None:
+            self._device.poll_ns = 0  # other threads would wait for the interpreter's lock
 
     def _tensors_on_device(self, device: InstanceDevice, backend: Backend) -> None:
         from backends.worker.devices.using import DeviceTensors  # as above
@@ -374,7 +390,8 @@ class Worker:
             self._held,
             self._outputs.memory,
             waits_at_once=not self._local or backend.concurrency > 1,
-            announce=self._send if self._local else None,
+            # What a member of a process exports can be opened by no other member, and must not be freed with it.
+            announce=self._send if self._local and self._turn is None else None,
             count_memory=self._reports.own_memory,
         )
         self._outputs.on_device = tensors.outputs
@@ -403,10 +420,7 @@ class Worker:
             name = str(arguments.config.get("backend", ""))
             found = backend_class(name, arguments)
             if self._turn is not None and not found.shares_worker:
-                raise Unsupported(
-                    f"model '{arguments.model_name}' cannot share a worker (parameter naiad.worker): its backend "
-                    f"'{name}' does not support it"
-                )
+                raise not_shared(arguments)
             self._backend = found(self)
         return self._backend
 
@@ -449,12 +463,15 @@ class Worker:
             if timings.inferred_ns == timings.inputs_ready_ns:  # the backend has marked no end of the inference
                 timings.inferred_ns = time.monotonic_ns()
         del requests  # they refer to the inputs: any reference that is left is the model's
+        slow = False
         if self._device is not None and self._device.pending:
             self._device.synchronize()
+            if self._on_device is not None:
+                slow = self._on_device.ended_alone(timings)
         finals = self._responder.close_batch()
         # While other threads still have to respond, polling would only take the interpreter lock from them.
         self._reader.poll_ns = 0 if self._responder.live else message.poll_ns
-        if pipeline is not None and timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS:
+        if pipeline is not None and (slow or timings.inferred_ns - timings.inputs_ready_ns > SLOW_NS):
             self._reader.poll()
             waiting = self._reader.waiting
             pipeline.wanted = bool(waiting) and type(waiting[0]) is wire.Execute
@@ -486,22 +503,23 @@ class Worker:
         elif done_ns - self._unsent_since_ns > MAX_UNSENT_NS:
             self._flush()
 
-    def _pipelined(self, backend: Backend) -> PipelinedBatches:
-        def ended(message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
-            self._report_executed(message, timings, finals)
-            self._flush()
+    def _report_at_once(self, message: wire.Execute, timings: Timings, finals: list[wire.ResponseMessage]) -> None:
+        self._report_executed(message, timings, finals)
+        self._flush()
 
+    def _device_batches(self, device: InstanceDevice) -> DeviceBatches:
+        from backends.worker.overlap.device_batches import DeviceBatches  # few servers have GPUs
+
+        return DeviceBatches(
+            device, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,
+            self._run_backend, self._report_at_once,
+        )  # fmt: skip
+
+    def _pipelined(self, backend: Backend) -> PipelinedBatches:
         return PipelinedBatches(
-            backend,
-            self._channel,
-            self._reader,
-            self._inputs,
-            self._responder,
-            self._held,
-            self._send,
-            self._run_backend,
-            ended,
-        )
+            backend, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,
+            self._run_backend, self._report_at_once,
+        )  # fmt: skip
 
     def _overlapping(self, backend: Backend, arguments: ModelArguments) -> Callable[[wire.Execute], None]:
         """Return the handler of batches for an instance that executes several at the same time."""

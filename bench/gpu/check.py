@@ -1,12 +1,14 @@
 """What a GPU and this server do on it: run it whenever there is a GPU. It needs no network.
 
-    python bench/gpu/check.py [--json FILE] [--quick] [--fake] [--parts PART ...] [--limit SECONDS]
+    python bench/gpu/check.py [--json FILE] [--quick] [--fake] [--parts PART ...] [--limit SECONDS] [--total SECONDS]
 
 It needs Python, psutil, cuda-bindings and the server's own packages; torch, cupy and jax are used if they are there.
-Each part is a list of rows: what was looked at, the value, and whether it is as expected. A part that fails is a row,
-and the others continue: each is a process of its own, so that a driver that hangs, or that loses the device, ends one
-part. Rows are printed, and written to FILE, as soon as they are there. `--fake` runs it on the CUDA of the tests, which
-shows that the file works, and no figures.
+Before anything else it compares the versions of all packages with what the server and they themselves need. Parts run
+in the order of their worth; those for which no time is left are rows that say so. Each part is a list of rows: what was
+looked at, the value, and whether it is as expected. A part that fails is a row, and the others continue: each is a
+process of its own, so that a driver that hangs, or that loses the device, ends one part. Rows are printed, and written
+to FILE, as soon as they are there. `--fake` runs it on the CUDA of the tests, which shows that the file works, and no
+figures.
 
 The file is long because it is a list of small parts that nothing else uses: one file to run, beside the project's own.
 """
@@ -24,7 +26,6 @@ import math
 import mmap
 import os
 import platform
-import re
 import signal
 import statistics
 import subprocess
@@ -32,7 +33,6 @@ import sys
 import tempfile
 import threading
 import time
-import tomllib
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,11 +40,13 @@ from typing import TYPE_CHECKING, Any
 _ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT))
 
-try:  # the file may be run by its path, and by an interpreter without our packages
-    import msgspec
-    import psutil
-except ImportError as missing:
-    sys.exit(f"bench/gpu/check.py needs msgspec and psutil besides the server's packages: {missing}")
+from bench.gpu.packages import wrong_packages  # noqa: E402 - of the standard library only
+
+if __name__ == "__main__" and (wrong := wrong_packages(_ROOT / "pyproject.toml")):
+    sys.exit("these packages are missing or too old (bench/gpu/README.md says how to bring them):\n" + "\n".join(wrong))
+
+import msgspec  # noqa: E402 - what is missing was said above
+import psutil  # noqa: E402
 
 from bench.server import ServerProcess  # noqa: E402
 from shm.cuda import BINDINGS_VARIABLE, HANDLE_BYTE_SIZE, Cuda, CudaError, DeviceMemory, cuda  # noqa: E402
@@ -87,6 +89,7 @@ class GpuCheck:
 
     def __init__(self, *, quick: bool) -> None:
         self.rows = SaidRows()
+        self.quick = quick
         self.repeats = 5 if quick else 200
         self.requests = 20 if quick else 3000
         self.sizes = (4096, _MIB) if quick else (4096, 65536, _MIB, 64 * _MIB)
@@ -120,8 +123,6 @@ def machine(check: GpuCheck) -> list[GpuRow]:
     rows = check.rows
     rows.append(GpuRow("machine", "python", platform.python_version()))
     rows.append(GpuRow("machine", "processors", os.cpu_count() or 0))
-    missing = missing_packages()
-    rows.append(GpuRow("machine", "missing packages of the server", ", ".join(missing) or "none", ok=not missing))
     devices = cuda()
     for number in range(devices.device_count):
         found = devices.properties(number)
@@ -130,20 +131,6 @@ def machine(check: GpuCheck) -> list[GpuRow]:
     libraries = ("torch", "cupy", "jax", "onnxruntime", "tensorrt", "pynvml")
     there = {name: "there" if importlib.util.find_spec(name) else "not there" for name in libraries}
     return [GpuRow("machine", name, text) for name, text in there.items()]
-
-
-def missing_packages() -> list[str]:
-    """Return the dependencies of the server that this interpreter does not find."""
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    names = [re.split(r"[^\w-]", text)[0] for text in project["dependencies"]]
-    return [name for name in names if not _is_there("google.protobuf" if name == "protobuf" else name)]
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is not there
-        return False
 
 
 def ceilings(check: GpuCheck) -> list[GpuRow]:
@@ -671,8 +658,29 @@ def served(check: GpuCheck) -> list[GpuRow]:
             check.run("figures", lambda check: figures(server))
             check.run("failures", lambda check: killed_in_flight(server, client))
             check.run("failures", lambda check: failures(server, client))
+            check.run("offsets", lambda check: at_offsets(client))
             client.close()
     return []
+
+
+def at_offsets(client: RegionClient) -> list[GpuRow]:
+    """Tensors of clients that do not begin at a multiple of 256 bytes: kernels of libraries would end the process."""
+    rows, size = [], 4096
+    for offset in (0, 4, 16, 252, 256):
+        given = bytes([7 + offset % 3]) * size
+        client.devices.copy_from_host(client.memory["in"], offset, given)
+        body: Any = client.body(1)
+        body["inputs"][0]["shape"] = [1, size // 4]
+        for tensor in (*body["inputs"], *body["outputs"]):
+            tensor["parameters"] |= {"shared_memory_byte_size": size, "shared_memory_offset": offset}
+        for model in ("copies", "dlpack"):
+            client.devices.copy_from_host(client.memory["out"], offset, bytes(size))
+            client.call(f"/v2/models/{model}/infer", body)
+            found = bytearray(size)
+            client.devices.copy_to_host(client.memory["out"], offset, memoryview(found))
+            right = bytes(found) == given
+            rows.append(GpuRow("offsets", f"{model}: tensors at {offset}", "right" if right else "wrong", ok=right))
+    return rows
 
 
 def from_region_to_region(server: ServerProcess, client: RegionClient, model: str) -> list[GpuRow]:
@@ -737,6 +745,7 @@ def from_the_host(check: GpuCheck, server: ServerProcess) -> list[GpuRow]:
         took_us = timed_us(lambda given=given: client.infer("copies", given[0]), check.repeats)  # type: ignore[misc]  # a default binds it
         check.rows.append(GpuRow("host", f"{byte_size} bytes in messages", round(took_us, 1), "µs"))
     check.run("host", lambda check: in_batches(server))
+    check.run("host", lambda check: small_outputs(check, server))
     check.run("host", lambda check: in_host_region(client))
     client.close()
     return []
@@ -763,6 +772,37 @@ def in_batches(server: ServerProcess) -> list[GpuRow]:
     for thread in threads:
         thread.join(120)
     return [GpuRow("host", "batches of 8 clients: wrong outputs of 160", f"{len(wrong)} {wrong[:1]}", ok=not wrong)]
+
+
+def small_outputs(check: GpuCheck, server: ServerProcess) -> list[GpuRow]:
+    """Requests of 64 bytes of 16 clients, in batches: what the worker's processor has to do for each."""
+    workers = [process for process in psutil.Process(server.pid).children(recursive=True) if _is_of(process, "batched")]
+    before = sum(sum(worker.cpu_times()[:2]) for worker in workers)
+    count = 10 if check.quick else 500
+    failed = list[str]()
+
+    def infer() -> None:
+        client, given = HostClient(server.http_port), b"7" * 64
+        try:
+            for _ in range(count):
+                if client.infer("batched", given) != given:
+                    failed.append("another output")
+        except (RuntimeError, OSError) as error:
+            failed.append(str(error))
+        client.close()
+
+    start = time.perf_counter()
+    threads = [threading.Thread(target=infer) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    took_s = time.perf_counter() - start
+    used_us = 1e6 * (sum(sum(worker.cpu_times()[:2]) for worker in workers) - before) / (16 * count)
+    return [
+        GpuRow("host", "64 bytes in batches of 16 clients", round(16 * count / took_s), "1/s", ok=not failed),
+        GpuRow("host", "the worker's processor for each of these", round(used_us, 1), "µs", ok=bool(workers)),
+    ]
 
 
 def in_host_region(client: HostClient) -> list[GpuRow]:
@@ -862,8 +902,13 @@ def killed_in_flight(server: ServerProcess, client: RegionClient) -> list[GpuRow
 
 def kill_worker(server: ServerProcess, model: str) -> None:
     for process in psutil.Process(server.pid).children(recursive=True):
-        if any(word.startswith(f"--model={model}") for word in process.cmdline()):
+        if _is_of(process, model):
             process.send_signal(signal.SIGKILL)
+
+
+def _is_of(process: psutil.Process, model: str) -> bool:
+    """Whether a process is a worker of a model."""
+    return any(word.startswith(f"--model={model}") for word in process.cmdline())
 
 
 def failures(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
@@ -901,6 +946,44 @@ def failures(server: ServerProcess, client: RegionClient) -> list[GpuRow]:
     return [*rows, GpuRow("failures", "another client after it", "served" if right else "not served", ok=right)]
 
 
+# ---- models without a kind -----------------------------------------------------------------------
+
+
+def kinds(check: GpuCheck) -> list[GpuRow]:
+    """Where models run whose configuration does not say it: on a GPU if the backend can compute there as it is
+    installed, otherwise on the CPU; Python models on a GPU, as in Triton."""
+    source = next((_ROOT / "kernel" / "demo" / "digits").rglob("*.onnx"))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for model in ("onnx", "python"):
+            (folder / model / "1").mkdir(parents=True)
+        (folder / "onnx" / "1" / "model.onnx").write_bytes(source.read_bytes())
+        (folder / "onnx" / "config.pbtxt").write_text('backend: "onnxruntime"\nmax_batch_size: 32\n')
+        python = (_CONFIG % 'backend: "python"').replace("instance_group [{ kind: KIND_GPU gpus: 0 }]", "")
+        (folder / "python" / "config.pbtxt").write_text(python)
+        (folder / "python" / "1" / "model.py").write_text(_PYTHON % ("", "given"))
+        can = importlib.util.find_spec("onnxruntime") is not None and "CUDA" in _onnxruntime_providers()
+        expected = {"onnx": "KIND_GPU" if can else "KIND_CPU", "python": "KIND_GPU"}
+        with ServerProcess(folder, "--exit-on-error=false", start_timeout_s=300) as server:
+            http = HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+            for model, kind in expected.items():
+                http.request("GET", f"/v2/models/{model}/config")
+                config = json.loads(http.getresponse().read())
+                found = [group["kind"] for group in config.get("instance_group", [])] or config.get(
+                    "error", "not loaded"
+                )
+                check.rows.append(GpuRow("kinds", f"{model} without a kind", str(found), ok=found == [kind]))
+            http.close()
+    return []
+
+
+def _onnxruntime_providers() -> str:
+    """Return the providers and the version of onnxruntime, which is asked in a process of its own."""
+    code = "import onnxruntime as o; print(o.get_available_providers(), o.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return done.stdout.strip()
+
+
 # ---- ONNX models ---------------------------------------------------------------------------------
 
 _DIGITS = """
@@ -919,10 +1002,7 @@ def onnx_models(check: GpuCheck) -> list[GpuRow]:
     """The demo's ONNX model on CPU and GPU, with and without CUDA graphs: same outputs, and their latencies."""
     if not importlib.util.find_spec("onnxruntime"):
         return [GpuRow("onnxruntime", "onnxruntime", "not there")]
-    available = subprocess.run(
-        [sys.executable, "-c", "import onnxruntime as o; print(o.get_available_providers(), o.__version__)"],
-        capture_output=True, text=True, timeout=120,
-    ).stdout.strip()  # fmt: skip
+    available = _onnxruntime_providers()
     check.rows.append(GpuRow("onnxruntime", "providers", available))
     if "CUDAExecutionProvider" not in available:
         return []
@@ -1039,6 +1119,124 @@ class Changes(torch.nn.Module):
         given.add_(1)
         return result
 """
+
+
+# ---- instances in one process, and in a process each --------------------------------------------
+
+#: Launches a graph of small copies on the device, the stand-in for a model: one call, and work that fills no GPU.
+_WORKS = """
+from backends.base import Backend
+from backends.reshape import tensor_specs
+from backends.scatter import scatter
+from backends.worker.devices.tensors import DeviceArray
+
+class Works(Backend):
+    shares_worker = shares_worker_on_gpu = overlaps_on_device = True
+
+    def load(self, arguments):
+        self.specs = [tensor_specs(arguments.config, key) for key in ("input", "output")]
+        device, size = self.host.device, 1 << 18
+        self.blocks = [device.allocate(size) for _ in range(2)]
+        first, second = (block.address for block in self.blocks)
+        cuda = device.cuda
+        self.stream = cuda.stream_of(device.stream)
+        cuda.begin_capture(self.stream)
+        for _ in range(100):
+            cuda.enqueue_copy(first, second, size, self.stream)
+        self.graph = cuda.end_capture(self.stream)
+
+    def execute(self, requests, timings):
+        device = self.host.device
+        given = device.gather(requests, self.specs[0])["IN"]
+        timings.inputs_ready()
+        device.computes()
+        device.keeps_outputs_in_order()
+        device.cuda.launch_graph(self.graph, self.stream)
+        block = self.blocks[0]
+        device.enqueue(block.address, given.address, given.nbytes, crosses=False)
+        place = DeviceArray(block.address, "FP32", given.shape, device.device_id, block)
+        sizes = [request.inputs[0].shape[0] for request in requests]
+        scatter(requests, sizes, {"OUT": place}, self.specs[1])
+"""
+_WORKS_CONFIG = """
+backend: "%s"
+max_batch_size: 1
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+instance_group [{ kind: KIND_GPU gpus: [0] count: %d }]
+%s
+"""
+_SHARED = 'parameters { key: "naiad.worker" value { string_value: "%s" } }'
+
+
+def streams(check: GpuCheck) -> list[GpuRow]:
+    """Instances of one model: throughput, latency in the server, and memory, in a process each and as threads."""
+    counts = (2,) if check.quick else (1, 2, 4, 6)
+    with tempfile.TemporaryDirectory() as name:
+        for count in counts:
+            for mode in ("processes", "threads"):
+                model = f"{mode}_{count}"
+                shared = _SHARED % model if mode == "threads" else ""
+                (Path(name) / model / "1").mkdir(parents=True)
+                (Path(name) / model / "config.pbtxt").write_text(_WORKS_CONFIG % (model, count, shared))
+                (Path(name) / model / "backend.py").write_text(_WORKS)
+        for count in counts:
+            for mode in ("processes", "threads"):
+                check.run("streams", lambda check, model=f"{mode}_{count}": in_streams(check, Path(name), model))  # type: ignore[misc]  # a default binds it
+    return []
+
+
+def in_streams(check: GpuCheck, repository: Path, model: str) -> list[GpuRow]:
+    """Load one of the models alone, so that nothing else is on the GPU, and send it requests of eight clients."""
+    devices, rows = cuda(), check.rows
+    free_before = devices.free_and_total(0)[0]
+    start = time.perf_counter()
+    flags = ("--model-control-mode=explicit", f"--load-model={model}", "--exit-on-error=false")
+    with ServerProcess(repository, *flags, start_timeout_s=300) as server:
+        rows.append(GpuRow("streams", f"{model}: start of the server", round(time.perf_counter() - start, 2), "s"))
+        used = free_before - devices.free_and_total(0)[0]
+        rows.append(GpuRow("streams", f"{model}: memory of the GPU", used >> 20, "MiB"))
+        wrong, served_count, until = list[str](), [0] * 8, time.monotonic() + (0.5 if check.quick else 4)
+
+        def ask(number: int) -> None:
+            client, given = HostClient(server.http_port), bytes([number + 1]) * 64
+            while time.monotonic() < until:
+                try:
+                    if client.infer(model, given) != given:
+                        wrong.append("another output")
+                except (RuntimeError, OSError) as error:
+                    wrong.append(str(error))
+                    break
+                served_count[number] += 1
+            client.close()
+
+        start = time.perf_counter()
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        took_s = time.perf_counter() - start
+        rows.append(GpuRow("streams", f"{model}: requests", round(sum(served_count) / took_s), "1/s", ok=not wrong))
+        if wrong:
+            rows.append(GpuRow("streams", f"{model}: first of {len(wrong)} errors", wrong[0], ok=False))
+        rows += in_the_server(server, model)
+        pinless = [line for line in server.log.splitlines() if "pins no memory" in line]
+    return [GpuRow("streams", f"{model}: instances that pin no memory", len(pinless), ok=not pinless)]
+
+
+def in_the_server(server: ServerProcess, model: str) -> list[GpuRow]:
+    """Where the time of requests goes in the server, from its statistics: apart from that of the client."""
+    http = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    http.request("GET", f"/v2/models/{model}/stats")
+    [found] = json.loads(http.getresponse().read())["model_stats"]
+    http.close()
+    rows = []
+    for stage in ("queue", "compute_input", "compute_infer", "compute_output"):
+        counted = found["inference_stats"][stage]
+        mean_us = int(counted["ns"]) / max(1, int(counted["count"])) / 1000
+        rows.append(GpuRow("streams", f"{model}: {stage} in the server", round(mean_us, 1), "µs"))
+    return rows
 
 
 # ---- a network of the shape of ResNet-50 ---------------------------------------------------------
@@ -1186,14 +1384,22 @@ def be_child(words: list[str]) -> None:
         sys.stdin.read()
 
 
+#: In the order of their worth: what is left out when the time is over is worth least.
 PARTS: dict[str, Callable[[GpuCheck], list[GpuRow]]] = {
-    "machine": machine, "ceilings": ceilings, "pinned": pinned, "capabilities": capabilities, "handles": handles,
-    "more handles": more_handles, "server": served, "pytorch": pytorch, "network": network, "onnxruntime": onnx_models,
+    "machine": machine, "handles": handles, "server": served, "kinds": kinds, "onnxruntime": onnx_models,
+    "streams": streams, "ceilings": ceilings, "pinned": pinned, "capabilities": capabilities, "pytorch": pytorch,
+    "network": network, "more handles": more_handles,
 }  # fmt: skip
 
 
-def run_part(part: str, flags: list[str], limit_s: float) -> Iterator[GpuRow]:
-    """Run a part in a process of its own, and return its rows as they come."""
+def run_part(part: str, flags: list[str], limit_s: float, end_s: float) -> Iterator[GpuRow]:
+    """Run a part in a process of its own, and return its rows as they come. It ends after `limit_s` seconds, or at
+    `end_s` of the monotonic clock."""
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        yield GpuRow(part, "not run", "no time is left (--total)", ok=False)
+        return
+    limit_s = min(limit_s, left_s)
     process = subprocess.Popen([sys.executable, __file__, "--only", part, *flags], stdout=subprocess.PIPE, text=True)
     late = threading.Event()
 
@@ -1216,7 +1422,7 @@ def run_part(part: str, flags: list[str], limit_s: float) -> Iterator[GpuRow]:
     code = process.wait()
     timer.cancel()
     if late.is_set():
-        yield GpuRow(part, "failed", f"it was ended after {limit_s:g} s", ok=False)
+        yield GpuRow(part, "failed", f"it was ended after {limit_s:.0f} s", ok=False)
     elif code:
         yield GpuRow(part, "failed", f"its process ended with {code}", ok=False)
 
@@ -1227,8 +1433,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few repeats and small copies")
     parser.add_argument("--fake", action="store_true", help="on the CUDA of the tests: no figures")
     parser.add_argument(
-        "--parts", nargs="+", metavar="PART", choices=PARTS, default=[*PARTS], help=f"only some of: {', '.join(PARTS)}"
-    )
+        "--parts", nargs="+", metavar="PART", choices=PARTS, default=[*PARTS],
+        help=f"only some, in this order; all, in the order of their worth: {', '.join(PARTS)}",
+    )  # fmt: skip
+    parser.add_argument("--total", type=float, default=600, metavar="SECONDS", help="begin no part after this time")
     parser.add_argument("--limit", type=float, default=200, metavar="SECONDS", help="end a part after this time")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--only", help=argparse.SUPPRESS)
@@ -1249,8 +1457,9 @@ def main() -> int:
     }
     flags = ["--quick"] * arguments.quick + ["--fake"] * arguments.fake
     rows: list[GpuRow] = []
+    end_s = time.monotonic() + arguments.total
     for part in arguments.parts:
-        for row in run_part(part, flags, arguments.limit):
+        for row in run_part(part, flags, arguments.limit, end_s):
             rows.append(row)
             print(f"{'  ' if row.ok else '! '}{row.part:10} {row.what:50} {row.value} {row.unit}", flush=True)
             if arguments.json is not None:  # after each row: what runs this may be ended, too

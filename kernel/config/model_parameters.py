@@ -224,11 +224,10 @@ def _worker(config: ModelConfig) -> str:
             f"'.'; found '{name}'"
         )
     for group in config.instance_group:
-        # What is not set yet (KIND_AUTO) becomes KIND_CPU or KIND_GPU, and is checked again.
-        if group.kind in (group.KIND_GPU, group.KIND_MODEL):
+        if group.kind == group.KIND_MODEL:
             raise BadConfig(
                 f"model '{config.name}' cannot share worker '{name}' (parameter {WORKER}): its instance group "
-                f"'{group.name}' is {group.Kind.Name(group.kind)}, and only instances of KIND_CPU share a worker"
+                f"'{group.name}' is KIND_MODEL, and only instances of KIND_CPU and KIND_GPU share a worker"
             )
     return name
 

@@ -47,11 +47,13 @@ class BatchRecord:
     instance with a higher concurrency reports the start of each batch.
     """
 
-    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id")
+    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id", "overlaps")
 
-    def __init__(self, concurrency: int = 1) -> None:
+    def __init__(self, concurrency: int = 1, *, overlaps: bool = False) -> None:
         #: How many batches the instance executes at the same time.
         self.concurrency = concurrency
+        #: Whether the instance copies the inputs of a batch to its GPU while it computes the one before.
+        self.overlaps = overlaps
         #: The number of the GPU that executes them; 0 for an instance without one.
         self.device_id = 0
         #: By `Batch.number`, in the order of dispatch.

@@ -347,7 +347,9 @@ class InstanceSet:
         """Learn from a finished batch of a model that is not fast, and decide when the next one is dispatched."""
         following = next(iter(instance.record.batches.values()), None)
         queued = self._live.queued > 0
-        self._next_batch_time.executed(_rows(batch), times, followed=following is not None, queued=queued)
+        self._next_batch_time.executed(
+            _rows(batch), times, followed=following is not None, queued=queued, overlaps=instance.record.overlaps
+        )
         if following is not None:  # a worker may begin with it before it sends the responses
             self._begins(instance, following, times.output_start_ns)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,12 +50,19 @@ def source_files(*packages: str) -> tuple[SourceFile, ...]:
 
 @functools.cache
 def _source_files(package: str) -> tuple[SourceFile, ...]:
-    return tuple(
+    """Return the modules of a package. They stay, and are frozen.
+
+    The trees have a million nodes: to walk through them, each collection of garbage would hold the interpreter's lock
+    for one to three seconds, in which no other test of the process goes on and no time limit is looked at.
+    """
+    found = tuple(
         SourceFile(name, name.removesuffix(".py").removesuffix("/__init__").replace("/", "."), text, ast.parse(text))
         for path in sorted((ROOT / package).rglob("*.py"))
         if not set(_NOT_OURS) & set(path.parts)
         for name, text in [(str(path.relative_to(ROOT)), path.read_text())]
     )
+    gc.freeze()
+    return found
 
 
 def planted(text: str, path: str = "kernel/planted.py") -> SourceFile:

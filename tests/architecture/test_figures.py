@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tests.architecture.figures import (
@@ -12,7 +14,7 @@ from tests.architecture.figures import (
     mutual_folders,
     replaced_methods,
 )
-from tests.architecture.source import planted
+from tests.architecture.source import planted, source_files
 
 
 def test_a_replaced_method_is_found_and_one_of_another_library_is_not() -> None:
@@ -81,3 +83,8 @@ def test_the_figures_are_those_of_the_tree() -> None:
     counts = {figure.title: figure.number for figure in figures()}
     assert counts["modules"] > counts["folders with modules"] > 0
     assert counts["statements"] > counts["modules"]
+
+
+def test_collections_of_garbage_do_not_walk_through_the_trees() -> None:
+    trees = {id(file.tree) for file in source_files()}
+    assert not [each for each in gc.get_objects() if id(each) in trees]

@@ -41,6 +41,7 @@ LATE_IMPORTS = {
     "backends/worker/region_messages.py _attach_device": "only for CUDA memory of clients, which few workers see",
     "backends/worker/loop.py _use_device": "only for instances on a GPU",
     "backends/worker/loop.py _tensors_on_device": "as above",
+    "backends/worker/loop.py _device_batches": "as above",
     "backends/python/backend.py load": "as above",
     "backends/worker/devices/tensors.py as_numpy": "as `Tensor.as_numpy`",
     "shm/cuda.py copy_to_host": "the kernel imports the module, and no NumPy",

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+import os
+import shutil
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,10 +15,12 @@ import pytest
 import tritonclient.http
 from onnx import TensorProto, helper
 
+from bench.server import wait_for
 from tests.end_to_end.gpu_models import doubled, server_on_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from bench.server import ServerProcess
 
@@ -24,6 +31,8 @@ SITE = """
 import onnxruntime
 from tests.fake_onnxruntime import FakeOnnxRuntime
 fake = FakeOnnxRuntime()
+import tests.fake_onnxruntime
+tests.fake_onnxruntime.EXECUTION_S, tests.fake_onnxruntime.NOTES = 0.002, "{notes}"
 for name in ("get_available_providers", "preload_dlls", "InferenceSession"):
     setattr(onnxruntime, name, getattr(fake, name))
 """
@@ -33,10 +42,27 @@ backend: "onnxruntime"
 instance_group [{ kind: KIND_GPU gpus: [0] }]
 """
 
+#: Four instances in one process, each with a stream.
+THREADS = """
+backend: "onnxruntime"
+max_batch_size: 1
+instance_group [{ kind: KIND_GPU gpus: [0] count: 4 }]
+parameters { key: "naiad.worker" value { string_value: "gpu" } }
+"""
+
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    root = tmp_path_factory.mktemp("gpu")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.fixture(scope="module")
+def notes(root: Path) -> Path:
+    return root / "notes"
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, notes: Path) -> Iterator[ServerProcess]:
     version = root / "models/add_sub/1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG)
@@ -46,7 +72,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), version / "model.onnx"
     )
-    with server_on_fakes(root, SITE) as running:
+    shutil.copytree(version.parent, root / "models/threads")
+    (root / "models/threads/config.pbtxt").write_text(THREADS)
+    with server_on_fakes(root, SITE.format(notes=notes)) as running:
         yield running
 
 
@@ -67,6 +95,46 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
             result = found.get_result()
             assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), factor * 3, np.float32))
             assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), factor, np.float32))
+
+
+def is_replaced(server: ServerProcess, client: Any, process: int) -> bool:
+    return process not in server.workers() and bool(client.is_model_ready("threads"))
+
+
+def infer_many(client: Any, model: str, count: int) -> None:
+    """Send this many requests, 16 at a time, and check what they get."""
+    pending: collections.deque[tuple[int, Any]] = collections.deque()
+    for number in range(count):
+        inputs: list[Any] = []
+        for name, value in (("A", number * 2), ("B", number)):
+            inputs.append(tritonclient.http.InferInput(name, [1, 2048], "FP32"))
+            inputs[-1].set_data_from_numpy(np.full((1, 2048), value, np.float32))
+        pending.append((number, client.async_infer(model, inputs)))
+        while len(pending) == 16 or (pending and number == count - 1):
+            sent, response = pending.popleft()
+            result = response.get_result()
+            assert np.array_equal(result.as_numpy("X"), np.full((1, 2048), sent * 3, np.float32))
+            assert np.array_equal(result.as_numpy("Y"), np.full((1, 2048), sent, np.float32))
+
+
+def test_batches_overlap_under_load(server: ServerProcess, notes: Path) -> None:
+    """The next batch is enqueued while one is computed: then a thread of the worker waits for the device."""
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=16) as client:
+        infer_many(client, "add_sub", 400)
+    assert "naiad device" in notes.read_text()
+
+
+def test_instances_in_one_process_compute_at_once_and_are_lost_together(server: ServerProcess, notes: Path) -> None:
+    notes.write_text("")
+    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=8) as client:
+        for _ in range(2):
+            infer_many(client, "threads", 100)
+            (process,) = [pid for pid, name in server.workers().items() if name == "worker gpu"]
+            os.kill(process, signal.SIGKILL)
+            wait_for(functools.partial(is_replaced, server, client, process), 60)
+        infer_many(client, "threads", 8)
+    at_once = [int(line.split(", ")[1]) for line in notes.read_text().splitlines()]
+    assert max(at_once) == 4
 
 
 def test_outputs_of_calls_stay_on_the_gpu(server: ServerProcess) -> None:

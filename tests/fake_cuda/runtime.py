@@ -1,8 +1,9 @@
 """The functions of `cuda.bindings.runtime` that clients and workers use.
 
-Copies on a stream are made when the stream is waited for: who forgets that gets old bytes. As in CUDA, each thread has
-a current device (0 at first), the handles 0 to 2 mean streams of that device, and an event can only be recorded on a
-stream of the device that it was made on.
+Copies on a stream are made when the stream is waited for: who forgets that gets old bytes. Copies and computations can
+be given a duration; then events say when they are reached on a clock of this module, without any wait. As in CUDA, each
+thread has a current device (0 at first), the handles 0 to 2 mean streams of that device, and an event can only be
+recorded on a stream of the device that it was made on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import enum
 import mmap
 import os
 import threading
+import time
 from typing import Any
 
 from tests.fake_cuda import memory
@@ -89,6 +91,28 @@ registered: dict[int, int] = {}
 _running = threading.RLock()
 
 
+class Clock:
+    """The time of the host and of the devices, and what takes how long, in milliseconds. No call takes time itself."""
+
+    host_ms = 0.0
+    #: With two zeros, events say when they were really reached.
+    copy_ms = 0.0
+    execution_ms = 0.0
+
+    def reset(self, copy_ms: float = 0.0, execution_ms: float = 0.0) -> None:
+        """Begin again."""
+        self.host_ms, self.copy_ms, self.execution_ms = 0.0, copy_ms, execution_ms
+        for stream in _streams.values():
+            stream.end_ms = 0.0
+
+    def wait(self, until_ms: float) -> None:
+        """The host has waited."""
+        self.host_ms = max(self.host_ms, until_ms)
+
+
+clock = Clock()
+
+
 class Stream:
     """Copies that are not made yet, and events of other streams that come before them."""
 
@@ -101,7 +125,14 @@ class Stream:
         #: How many entries were done.
         self.done = 0
         self.waits = 0
+        #: When all of it is done, on the clock, and when the last entries were really done: number → seconds.
+        self.end_ms = 0.0
+        self.done_at_s: dict[int, float] = {}
         _streams[id(self)] = self
+
+    def takes(self, duration_ms: float) -> None:
+        """What was enqueued last takes this long."""
+        self.end_ms = max(self.end_ms, clock.host_ms) + duration_ms
 
     def getPtr(self) -> int:
         return id(self)
@@ -120,6 +151,9 @@ class Stream:
                     ctypes.memmove(*entry)
                 else:
                     entry.run()
+                self.done_at_s[self.done] = time.monotonic()
+                if len(self.done_at_s) > 1000:
+                    del self.done_at_s[next(iter(self.done_at_s))]
 
 
 def forget_work() -> None:
@@ -179,6 +213,7 @@ class Event:
         self.device = _current_device()
         self.stream: Stream | None = None
         self.count = 0
+        self.at_ms = 0.0
 
     def run(self) -> None:
         if self.stream is not None:
@@ -249,6 +284,8 @@ def cudaMemcpyAsync(target: Any, source: Any, byte_size: int, kind: Any, stream:
         return _INVALID[:1]
     if isinstance(stream, (Stream, SpecialStream)):
         stream.work.append(copy)
+        crosses = any(memory.range_of(address) is None for address in copy[:2])
+        _meant(stream).takes(clock.copy_ms if crosses else 0.0)
     else:
         ctypes.memmove(*copy)
     return _OK
@@ -279,6 +316,7 @@ def cudaStreamSynchronize(stream: Any) -> tuple[cudaError_t]:
         found = _meant(stream)
         found.waits += 1
         found.run()
+        clock.wait(found.end_ms)
     return _OK
 
 
@@ -290,8 +328,22 @@ def cudaEventRecord(event: Event, stream: Stream | SpecialStream) -> tuple[cudaE
     found = _meant(stream)
     if found.device != event.device:
         return (cudaError_t.cudaErrorInvalidResourceHandle,)
-    event.stream, event.count = found, found.done + len(found.work)
+    with _running:  # not between an entry and its number
+        event.stream, event.count = found, found.done + len(found.work)
+    event.at_ms = max(found.end_ms, clock.host_ms)
     return _OK
+
+
+def cudaEventElapsedTime(first: Event, second: Event) -> tuple[cudaError_t, float | None]:
+    for event in (first, second):
+        if event.flags & cudaEventDisableTiming or event.stream is None:
+            return cudaError_t.cudaErrorInvalidResourceHandle, None
+        if event.stream.done < event.count:
+            return cudaError_t.cudaErrorNotReady, None
+    if clock.copy_ms or clock.execution_ms:
+        return _SUCCESS, second.at_ms - first.at_ms
+    begin_s, end_s = (event.stream.done_at_s.get(event.count, 0.0) for event in (first, second) if event.stream)
+    return _SUCCESS, 1000 * (end_s - begin_s) if begin_s and end_s else 0.0
 
 
 def cudaEventQuery(event: Event) -> tuple[cudaError_t]:
@@ -306,13 +358,16 @@ def cudaEventSynchronize(event: Event) -> tuple[cudaError_t]:
     if event.stream is not None:
         event.stream.waits += 1
     event.run()
+    clock.wait(event.at_ms)
     return _OK
 
 
 def cudaStreamWaitEvent(stream: Stream | SpecialStream, event: Event, flags: int) -> tuple[cudaError_t]:
     point = Event(event.flags)
     point.stream, point.count = event.stream, event.count
-    _meant(stream).work.append(point)
+    found = _meant(stream)
+    found.work.append(point)
+    found.end_ms = max(found.end_ms, event.at_ms)
     return _OK
 
 
@@ -384,7 +439,17 @@ def cudaGetDeviceProperties(device: int) -> tuple[cudaError_t, cudaDeviceProp | 
     return _SUCCESS, cudaDeviceProp(device)
 
 
+#: Streams and events that were destroyed, for tests.
+destroyed: list[Any] = []
+
+
 def cudaStreamDestroy(stream: Any) -> tuple[cudaError_t]:
+    destroyed.append(stream)
+    return _OK
+
+
+def cudaEventDestroy(event: Event) -> tuple[cudaError_t]:
+    destroyed.append(event)
     return _OK
 
 

@@ -26,7 +26,7 @@ RESULTS = {
     "cudaMemGetInfo": 2, "cudaDeviceGetStreamPriorityRange": 2, "cudaGetDeviceCount": 1, "cudaGetDevice": 1,
     "cudaMalloc": 1, "cudaHostAlloc": 1, "cudaStreamCreateWithFlags": 1, "cudaStreamCreateWithPriority": 1,
     "cudaEventCreateWithFlags": 1, "cudaIpcOpenMemHandle": 1, "cudaIpcGetMemHandle": 1, "cudaGetDeviceProperties": 1,
-    "cudaStreamEndCapture": 1, "cudaGraphInstantiate": 1,
+    "cudaStreamEndCapture": 1, "cudaGraphInstantiate": 1, "cudaEventElapsedTime": 1,
 }  # fmt: skip
 
 
@@ -97,7 +97,8 @@ def test_results_have_the_error_first_and_then_as_many_values_as_we_take() -> No
         "cudaHostRegister": (4096, 4096, runtime.cudaHostRegisterPortable), "cudaDeviceSynchronize": (),
         "cudaMemcpyAsync": (4096, 8192, 16, runtime.cudaMemcpyKind.cudaMemcpyDefault, stream),
         "cudaMemsetAsync": (4096, 0, 16, stream), "cudaStreamSynchronize": (stream,),
-        "cudaEventRecord": (event, stream),
+        "cudaEventRecord": (event, stream), "cudaEventElapsedTime": (event, event), "cudaEventDestroy": (event,),
+        "cudaStreamDestroy": (stream,),
         "cudaEventSynchronize": (event,), "cudaEventQuery": (event,), "cudaStreamWaitEvent": (stream, event, 0),
         "cudaGetLastError": (),
         "cudaStreamBeginCapture": (stream, mode), "cudaGraphDestroy": (graph,), "cudaGraphLaunch": (execution, stream),

@@ -3,7 +3,8 @@
 The scheduler and the instances are the real ones. One instance is simulated with all that stands between two batches:
 messages need some time, and a worker gathers inputs before it computes and responds after that. It pipelines, as
 `backends.worker.overlap.pipelined_batches`, or does one after another, as workers of other backends. Clients send a
-request, wait for the response, and send the next one; or requests come at random times.
+request, wait for the response, and send the next one; or requests come at random times. An instance on a GPU has
+copies to and from it, which overlap as `backends.worker.overlap.device_batches` lets them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.base import Timings
+from backends.worker.devices.batch_on_device import Stages
+from backends.worker.overlap.device_batches import mark_stages
 from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.ahead.next_batch_time import NextBatchTime
 from kernel.serving.events import Submitted
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
 US = 1_000
 MS = 1_000_000
 
+#: What a thread takes to wake up when the device is done.
+WAKE_NS = 40 * US
+
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True):
     """A model, its worker and its clients. Times are nanoseconds."""
@@ -48,6 +55,8 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True):
     batching: DynamicBatching | None = None
     max_batch_size: int = 16
     pipelines: bool = True
+    #: Of an instance on a GPU: how long the inputs of a batch are copied, and the outputs; None for one on the CPU.
+    copy_ns: int | None = None
     #: A message on its way between kernel and worker.
     message_ns: int = 60 * US
     #: The worker's own work for a batch, before and after it computes, and for each request of it.
@@ -66,7 +75,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 def measured(pattern: Pattern, *, ahead: bool, seed: int = 0, duration_ns: int = 2_000 * MS) -> Measured:
     """Run a pattern for `duration_ns`, of which the first quarter does not count."""
-    return _Run(pattern, seed, ahead=ahead).result(duration_ns)
+    kind = _Run if pattern.copy_ns is None else _DeviceRun
+    return kind(pattern, seed, ahead=ahead).result(duration_ns)
 
 
 class _Never(NextBatchTime):
@@ -215,3 +225,51 @@ class _Run:
                 self.at(now_ns + self.pattern.thinking_ns, self.send)
         self.worker.record.executed(batch.number)
         self.lab.instances.executed(self.worker, batch, times)
+
+
+class _DeviceRun(_Run):
+    """One run of an instance on a GPU. With batches ahead of time they overlap; without, there is one at a time."""
+
+    def __init__(self, pattern: Pattern, seed: int, *, ahead: bool) -> None:
+        super().__init__(pattern, seed, ahead=ahead)
+        self.most = 2 if ahead else 1
+        self.worker.record.overlaps = ahead
+        self.in_flight = 0
+        #: When the engines of the device are free: copies in, computation, copies out.
+        self.free_ns = [0, 0, 0]
+        self.computed_ns = 0
+
+    def gather_next(self) -> None:
+        while self.arrived and self.in_flight < self.most:
+            batch = self.arrived.popleft()
+            self.in_flight += 1
+            begun_ns = max(self.clock.time_ns, self.main_free_ns)
+            self.main_free_ns = enqueued_ns = begun_ns + self.own_ns(batch)
+            self.at(enqueued_ns, lambda batch=batch, begun_ns=begun_ns: self.enqueue(batch, begun_ns))  # type: ignore[misc]
+
+    def enqueue(self, batch: Batch, begun_ns: int) -> None:
+        """Put a batch behind those before on each engine."""
+        copy_ns = self.pattern.copy_ns
+        assert copy_ns is not None
+        took_ns = copy_ns, self.pattern.execution_ns(len(batch.requests), self.random), copy_ns
+        end_ns = enqueued_ns = self.clock.time_ns
+        ends: list[int] = []
+        for engine, each_ns in enumerate(took_ns):
+            end_ns = self.free_ns[engine] = max(end_ns, self.free_ns[engine]) + each_ns
+            ends.append(end_ns)
+        timings = Timings(begun_ns, enqueued_ns, enqueued_ns)
+        self.at(end_ns, lambda: self.done(batch, timings, Stages(end_ns - ends[0], end_ns - ends[1])))
+
+    def done(self, batch: Batch, timings: Timings, stages: Stages) -> None:
+        ended_ns = self.clock.time_ns
+        mark_stages(timings, stages, ended_ns, before_ns=self.computed_ns)
+        self.computed_ns = timings.inferred_ns
+        done_ns = max(ended_ns + WAKE_NS, self.main_free_ns) + self.own_ns(batch)
+        self.main_free_ns = done_ns
+        times = ExecutionTimes(timings.start_ns, timings.inputs_ready_ns, timings.inferred_ns, done_ns)
+        self.at(done_ns, self.one_left)
+        self.at(done_ns + self.pattern.message_ns, lambda: self.executed(batch, times))
+
+    def one_left(self) -> None:
+        self.in_flight -= 1
+        self.gather_next()

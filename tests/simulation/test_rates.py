@@ -87,3 +87,23 @@ def test_executions_that_nobody_can_foresee_cost_nothing(clients: int) -> None:
     pattern = Pattern(execution_ns=mixed, clients=clients, batching=DynamicBatching())
     with_, without = pair(pattern, 3_000 * MS)
     assert with_.per_s >= 0.95 * without.per_s, f"{with_}, {without}"
+
+
+@pytest.mark.parametrize("clients", [48, 64])  # fewer wait for copies, not for the device
+def test_batches_that_overlap_on_a_gpu_have_1_6_times_the_rate_of_one_at_a_time(clients: int) -> None:
+    pattern = Pattern(execution_ns=affine(2000, 0), clients=clients, batching=DynamicBatching(), copy_ns=MS)
+    with_, without = pair(pattern, 1_000 * MS)
+    assert with_.per_s >= 1.6 * without.per_s, f"{with_}, {without}"
+
+
+@pytest.mark.parametrize("copy_us", [20, 200, 1000])
+@pytest.mark.parametrize("model", [(600, 2), (600, 50), (2000, 0), (3000, 100)], ids=str)
+def test_clients_of_a_gpu_are_served_at_least_as_often_when_batches_overlap(
+    model: tuple[int, int], copy_us: int
+) -> None:
+    for clients in (1, 2, 3, 8, 32):
+        pattern = Pattern(
+            execution_ns=affine(*model), clients=clients, batching=DynamicBatching(), copy_ns=copy_us * US
+        )
+        with_, without = pair(pattern, 300 * (sum(model) * US))
+        assert with_.per_s >= 0.97 * without.per_s, f"{clients} clients: {with_}, {without}"

@@ -161,4 +161,5 @@ class OnnxGraphs:
             raise InternalError(f"the inputs of a CUDA graph cannot be copied: {error}") from None
         self._session.run_with_iobinding(found.binding, found.options)
         self._device.computes()
+        self._device.keeps_outputs_in_order()
         return outputs_of_batch(found.key, inputs, {name: found.outputs[name] for name in names})

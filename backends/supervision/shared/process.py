@@ -12,7 +12,7 @@ from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.session import WorkerSession
 from backends.supervision.shared.member import SharedWorker
 from backends.transport import wire
-from kernel.errors import Unavailable
+from kernel.errors import Unavailable, Unsupported
 from kernel.loop.clock import LoopClock
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
@@ -40,6 +40,8 @@ class SharedProcess:
         self._launcher = launcher
         self._limits = limits
         self._starting = asyncio.Lock()
+        #: Whether the process is for instances on GPUs.
+        self._gpu = False
         #: The process's own connection; None while there is no process, or only one that ends.
         self._session: WorkerSession | None = None
         self._members: dict[int, SharedWorker] = {}
@@ -58,7 +60,9 @@ class SharedProcess:
         """
         assert not helper, "helpers have processes of their own"
         async with self._starting:
+            self.check(title, needs)
             if self._session is None:
+                self._gpu = needs.gpu
                 session = WorkerSession(f"worker {self.name}")
                 session.take_messages({wire.MemberEnded: self._member_ended})
                 session.on_lost = lambda cause: self._lost(session, cause)
@@ -71,6 +75,16 @@ class SharedProcess:
                     raise Unavailable(f"worker '{self.name}' was lost when it had just started")
                 self._session = session
             return self._add(self._session, title)
+
+    def check(self, title: str, needs: WorkerNeeds) -> None:
+        """Raise `Unsupported` if an instance with these needs cannot be in the process as it was started."""
+        if self._session is not None and needs.gpu != self._gpu:
+            one, other = ("a GPU", "the CPU") if needs.gpu else ("the CPU", "GPUs")
+            raise Unsupported(
+                f"model instance '{title}' cannot share worker '{self.name}' (parameter naiad.worker): it is on {one}, "
+                f"and the process was started for models on {other}. Models on GPUs share another worker, and name "
+                "KIND_GPU in their instance groups"
+            )
 
     def _add(self, session: WorkerSession, title: str) -> SharedWorker:
         ours, theirs = socket.socketpair()

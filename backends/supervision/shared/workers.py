@@ -34,6 +34,9 @@ class SharedWorkers:
 
     def join(self, keeper: object, plan: InstancePlan) -> None:
         """Count an instance, which is about to load. Raises `Unsupported` if it cannot be with those that are there."""
+        process = self._processes.get(plan.needs.worker)
+        if process is not None:
+            process.check(plan.name, plan.needs)
         members = self._members.setdefault(plan.needs.worker, {})
         for other in members.values():
             if other.cpus != plan.cpus:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.worker.devices.device_memory import DeviceRegion
 from backends.worker.devices.leased_memory import LeasedMemory, WatchedMemory
+from backends.worker.devices.staging import CopyStage
 from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.inputs import is_aligned
 from backends.worker.outputs import check_fits
@@ -121,7 +122,7 @@ class DeviceOutputs:
         span, address = place
         self._device.computes()
         crosses = array.device_id != self._device.device_id
-        self._device.enqueue(address, array.address, byte_size, array.owner, crosses=crosses)
+        self._device.enqueue(address, array.address, byte_size, array.owner, crosses=crosses, stage=CopyStage.OUTPUT)
         return Tensor(name, datatype, list(array.shape), None, span)
 
     def computed(self) -> None:
@@ -165,8 +166,9 @@ class DeviceOutputs:
                 opened = region.device_memory()
                 if opened.address + wanted.offset != array.address:  # not the place of `InstanceDevice.reserve`
                     crosses = opened.device_id != array.device_id
+                    address, kept = opened.address + wanted.offset, (opened, array.owner)
                     self._device.enqueue(
-                        opened.address + wanted.offset, array.address, byte_size, (opened, array.owner), crosses=crosses
+                        address, array.address, byte_size, kept, crosses=crosses, stage=CopyStage.OUTPUT
                     )
                 return Tensor(name, datatype, shape, None, span)
             region.write(wanted.offset, self.to_host(array).reshape(-1).view("u1").data)

@@ -1,12 +1,15 @@
 """The device of a model instance: its stream, its memory, and copies to and from it.
 
 All that the worker and the backend do for a batch is enqueued on one stream; the worker waits for it once, before the
-responses leave. docs/decisions/gpu-workers.md has the reasons.
+responses leave. While batches follow one another they overlap: copies in, computation and copies out of a batch have a
+stream each, in order by events, and the next batch is enqueued before the last one is waited for.
+docs/decisions/gpu-workers.md has the reasons.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -16,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from backends.worker.devices.batch_on_device import BatchOnDevice, EnqueuedBatch
 from backends.worker.devices.pinning_policy import PinnedBudget
-from backends.worker.devices.small_outputs import SmallOutputs
-from backends.worker.devices.staging import NO_LIMITS, Staging, StagingLimits, gathered
+from backends.worker.devices.staging import NO_LIMITS, CopyStage, StagingLimits, gathered
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InternalError, Unavailable
 from shm.arrays import NUMPY_TYPES, address_of
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.reshape import TensorShapes
+    from backends.worker.devices.batch_on_device import Stages
     from backends.worker.devices.device_arenas import DeviceArenas
     from backends.worker.devices.pinning import HostPinning
     from backends.worker.memory import AttachedRegions
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from shm.arrays import Array
     from shm.cuda import Cuda
     from shm.tensor import Buffer
+
+logger = logging.getLogger(__name__)
 
 #: The alignment of all that models read and write on a device, in bytes, as that of cudaMalloc.
 ALIGNMENT = 256
@@ -106,9 +112,8 @@ class InstanceDevice:
         if not late:
             self.open()
         self._lock = threading.Lock()
-        #: Whether something was enqueued since the last wait, and the memory that it reads or writes.
+        #: Whether something was enqueued since the last wait.
         self.pending = False
-        self._kept: list[object] = []
         #: What is kept of memory of the device between batches, and the limit of that, in bytes.
         self.pooled_byte_size = 0
         #: Called with that when it has changed.
@@ -120,8 +125,20 @@ class InstanceDevice:
         self.pinned_budget = PinnedBudget(limits.pinned_byte_size)
         #: Pins shared memory; None where there is none.
         self.pinning: HostPinning | None = None
-        self._staging = Staging(self, limits)
-        self._small_outputs = SmallOutputs(self)
+        self._limits = limits
+        #: That of the batch that is enqueued now, and the other one, which is there from the first overlap on.
+        self._batch = BatchOnDevice(self, limits)
+        self._other: BatchOnDevice | None = None
+        #: 0 or 1: which of two blocks the batch may use, where a backend has memory that the next batch would change.
+        self.block_set = 0
+        #: The streams of copies in and copies out, while batches overlap; None if they were never needed.
+        self._copy_streams: tuple[Any, Any] | None = None
+        self._overlaps = False
+        #: Whether outputs of this batch are copied on the stream that computes (`keeps_outputs_in_order`).
+        self._copies_in_order = False
+        #: Whether the stages of batches that do not overlap are measured, and those of the last one.
+        self.timed = False
+        self.stages: Stages | None = None
         #: How long a wait may use the processor, in nanoseconds: to sleep and be woken takes 10 to 60 us. 0 where other
         #: threads would wait for the interpreter's lock meanwhile.
         self.poll_ns = POLL_NS
@@ -249,22 +266,88 @@ class InstanceDevice:
             else:
                 copied.append((name, datatype, pieces))
         if copied:
-            found.update(self._staging.fill(copied, alignment))
+            found.update(self._batch.staging.fill(copied, alignment))
         return found
+
+    def begin_overlapping(self) -> None:
+        """Let what is enqueued from now on be a batch beside the one before, until `end_overlapping`.
+
+        At most two batches are in flight: the one before that has finished. Nothing else may be pending.
+        """
+        with self._lock:
+            assert not self.pending, "a batch begins while another one is enqueued"
+            if self._copy_streams is None:
+                self.open()
+                try:
+                    self._copy_streams = self.cuda.new_stream(self.device_id), self.cuda.new_stream(self.device_id)
+                except CudaError as error:
+                    self._failed("streams cannot be made", error)
+                self._other = BatchOnDevice(self, self._limits)
+            assert self._other is not None
+            self._batch, self._other = self._other, self._batch
+            self.block_set = 1 - self.block_set
+            self._overlaps, self._copies_in_order = True, False
+
+    def end_overlapping(self) -> EnqueuedBatch:
+        """Enqueue what is left of the batch, and return it. The caller waits for it in a thread, and finishes it."""
+        with self._lock:
+            batch = self._batch
+            try:
+                distribute = batch.small_outputs.enqueue(self._copy_from_device)
+                stream = self.output_stream() if batch.copies_out else self._stream
+                ended = batch.events[2]
+                self.cuda.record(ended, stream)
+            except CudaError as error:
+                self._failed("the end of a batch cannot be marked", error)
+            kept, batch.kept = batch.kept, []
+            self.pending = self._overlaps = False
+
+        def wait() -> None:
+            try:
+                self.cuda.wait_for(ended)
+            except CudaError as error:
+                self._failed("what was computed cannot be waited for", error)
+
+        def finish() -> Stages:
+            if distribute is not None:
+                distribute()
+            kept.clear()
+            try:
+                return batch.stages()
+            except CudaError as error:
+                self._failed("the times of a batch cannot be read", error)
+
+        return EnqueuedBatch(wait, finish)
+
+    def keeps_outputs_in_order(self) -> None:
+        """Note that the outputs of this batch are in memory that the next one changes: they are copied before that."""
+        self._copies_in_order = True
 
     # ---- the stream ------------------------------------------------------------------------------
 
-    def enqueue(self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True) -> None:
+    def enqueue(
+        self,
+        target: int,
+        source: int,
+        byte_size: int,
+        kept: object = None,
+        *,
+        crosses: bool = True,
+        stage: CopyStage = CopyStage.COMPUTATION,
+    ) -> None:
         """Copy between any two addresses when it is the stream's turn. `kept` is referred to until then.
 
-        A copy that `crosses` between host and device, or between devices, counts in `copies`.
+        A copy that `crosses` between host and device, or between devices, counts in `copies`. `stage` is what the copy
+        belongs to: of inputs nothing may be computed before `inputs_enqueued`, and outputs are copied after all that
+        is computed (`computes`).
         """
         with self._lock:
             try:
+                stream = self._stream_of(stage)
                 if crosses and self.pinning is not None:
-                    self._enqueue_pieces(self.pinning, target, source, byte_size)
+                    self._enqueue_pieces(self.pinning, target, source, byte_size, stream)
                 else:
-                    self.cuda.enqueue_copy(target, source, byte_size, self._stream)
+                    self.cuda.enqueue_copy(target, source, byte_size, stream)
             except CudaError as error:
                 self._failed("a copy has failed", error)
             self.pending = True
@@ -272,20 +355,63 @@ class InstanceDevice:
                 self.copies += 1
                 self.copied_byte_size += byte_size
             if kept is not None:
-                self._kept.append(kept)
+                self._batch.kept.append(kept)
 
-    def _enqueue_pieces(self, pinning: HostPinning, target: int, source: int, byte_size: int) -> None:
+    def _stream_of(self, stage: CopyStage) -> Any:
+        """Return the stream for copies of a stage. Raises `CudaError`."""
+        if stage is CopyStage.OUTPUT:
+            return self.output_stream()
+        if stage is CopyStage.INPUT and self._overlaps:
+            assert self._copy_streams is not None
+            return self._copy_streams[0]
+        return self._stream
+
+    def output_stream(self) -> Any:
+        """Return the stream for copies of outputs, which waits for all that is computed. Raises `CudaError`."""
+        stream, batch = self._stream, self._batch
+        target = stream
+        if self._overlaps and not self._copies_in_order:
+            assert self._copy_streams is not None
+            target = self._copy_streams[1]
+        elif not (self.timed or self._overlaps):
+            return stream
+        if not batch.is_marked:
+            computed = batch.events[1]
+            if target is stream:
+                self.cuda.record(computed, stream)
+            else:
+                self.cuda.order(stream, computed, target)
+            batch.is_marked = True
+        batch.copies_out = True
+        return target
+
+    def inputs_enqueued(self) -> None:
+        """Let what is computed from now on wait for the copies of inputs that are enqueued."""
+        if not (self._overlaps or self.timed):
+            return
+        with self._lock:
+            batch = self._batch
+            try:
+                if self._overlaps:
+                    self.cuda.order(self._stream_of(CopyStage.INPUT), batch.events[0], self._stream)
+                else:
+                    self.cuda.record(batch.events[0], self._stream)
+            except CudaError as error:
+                self._failed("streams cannot be put into order", error)
+            batch.copies_in = True
+
+    def _enqueue_pieces(self, pinning: HostPinning, target: int, source: int, byte_size: int, stream: Any) -> None:
         """Enqueue a copy, in pieces where only a part of the memory of the host is pinned. Raises `CudaError`."""
         while byte_size:
             piece = min(pinning.reach(target, byte_size), pinning.reach(source, byte_size))
-            self.cuda.enqueue_copy(target, source, piece, self._stream)
+            self.cuda.enqueue_copy(target, source, piece, stream)
             target, source, byte_size = target + piece, source + piece, byte_size - piece
 
     def keep(self, memory: object) -> None:
         """Refer to what something that was enqueued reads or writes, until it is waited for."""
         with self._lock:
             self.pending = True
-            self._kept.append(memory)
+            self._batch.kept.append(memory)
 
     def after(self, stream: int) -> None:
         """Let the instance's stream wait for all that is enqueued on another one of this device now.
@@ -317,14 +443,18 @@ class InstanceDevice:
     def synchronize(self) -> None:
         """Wait for all that is enqueued, with a processor that is free for others unless the last wait was short.
 
-        The process ends if the device is lost.
+        While batches overlap: for all of the batch that is enqueued now. The process ends if the device is lost.
         """
         with self._lock:
-            distribute = self._small_outputs.enqueue(self._copy_from_device)
-            kept, self._kept = self._kept, []
+            batch = self._batch
+            distribute = batch.small_outputs.enqueue(self._copy_from_device)
+            kept, batch.kept = batch.kept, []
             started_ns = time.monotonic_ns()
             try:
-                self.cuda.wait(self._stream, self._event, self.poll_ns if self._waited_ns < self.poll_ns else 0)
+                stream = self.output_stream() if self._overlaps and batch.copies_out else self._stream
+                event = batch.events[2] if self.timed else self._event
+                self.cuda.wait(stream, event, self.poll_ns if self._waited_ns < self.poll_ns else 0)
+                self.stages = batch.stages() if self.timed and not self._overlaps else None
             except CudaError as error:
                 self._failed("what was computed cannot be waited for", error)
             self._waited_ns = time.monotonic_ns() - started_ns
@@ -336,7 +466,7 @@ class InstanceDevice:
     def _copy_from_device(self, target: int, source: int, byte_size: int) -> None:
         """Enqueue a copy to memory of the host that is pinned as a whole, or not at all. The lock is held."""
         try:
-            self.cuda.enqueue_copy(target, source, byte_size, self._stream)
+            self.cuda.enqueue_copy(target, source, byte_size, self.output_stream())
         except CudaError as error:
             self._failed("a copy has failed", error)
         self.copies += 1
@@ -346,7 +476,7 @@ class InstanceDevice:
         """Let `data` have the elements after the next wait: small outputs are fetched together."""
         with self._lock:
             self.pending = True
-            if self._small_outputs.add(array, data):
+            if self._batch.small_outputs.add(array, data):
                 return
         self.copy_to(array, memoryview(data))
 
@@ -370,6 +500,7 @@ class InstanceDevice:
         """Note that the backend has enqueued what computes an output."""
         with self._lock:
             self.pending = True
+            self._batch.is_marked = False
 
     def unpin(self, address: int) -> None:
         """Unpin memory of the host (`Cuda.unpin`) after all copies from and to it. Raises `CudaError`.
@@ -382,10 +513,23 @@ class InstanceDevice:
             self.cuda.unpin(address)
 
     def close(self) -> None:
-        """Unpin the memory of others, for a process that goes on after the instance."""
+        """Free what the system would free with the process, for a process that continues. Nothing may be enqueued."""
         if self.pinning is not None:
             self.pinning.close()
             self.pinning = None
+        if self._opened is None:
+            return
+        try:
+            self.cuda.use(self.device_id)
+            self.cuda.wait_for_all()
+            for batch in (self._batch, self._other):
+                if batch is not None:
+                    batch.close()
+            stream, event = self._opened
+            self.cuda.destroy([stream, *(self._copy_streams or ())], [event])
+        except CudaError as error:
+            end_if_lost(error)
+            logger.warning("memory of an instance on GPU %d was not freed: %s", self.device_id, error)
 
     def copy_to(self, array: DeviceArray, target: memoryview) -> None:
         """Copy the elements to memory of the host when it is the stream's turn; `target` is kept until then."""
@@ -393,7 +537,7 @@ class InstanceDevice:
             address = address_of(target)
             if self.pinning is not None:
                 self.pinning.used(address, len(target))
-            self.enqueue(address, array.address, len(target), (target, array.owner))
+            self.enqueue(address, array.address, len(target), (target, array.owner), stage=CopyStage.OUTPUT)
 
     def to_host(self, array: DeviceArray) -> Array:
         """Return a copy on the host, which is complete. BF16 becomes UINT16."""

@@ -15,8 +15,9 @@ from shm.cuda import CudaError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.devices.pinning_policy import PinnedBudget
     from backends.worker.devices.tensors import DeviceArray
+    from shm.cuda import Cuda
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,10 @@ def joined(places: Sequence[tuple[int, int, int]]) -> tuple[list[JoinedCopy], li
 class SmallOutputs:
     """The small outputs of the batch in execution. Guarded by the lock of the device."""
 
-    def __init__(self, device: InstanceDevice) -> None:
-        self._device = device
+    def __init__(self, cuda: Cuda, budget: PinnedBudget) -> None:
+        """`budget` is what the instance may pin."""
+        self._cuda = cuda
+        self._budget = budget
         #: The output on the device, and the bytes of the response that get it.
         self._waiting: list[tuple[DeviceArray, bytearray]] = []
         self._byte_size = 0
@@ -105,14 +108,20 @@ class SmallOutputs:
 
         return distribute
 
+    def close(self) -> None:
+        """Free the memory. Raises `CudaError`."""
+        if self._pinned_address:
+            self._cuda.free_pinned(self._pinned_address)
+            self._pinned_address = self._pinned_byte_size = 0
+
     def _grow(self, byte_size: int) -> bool:
         """Return whether the pinned block has this size. Allocates a larger one if it can; nothing is being copied."""
         if byte_size <= self._pinned_byte_size:
             return True
         wanted = 1 << max(byte_size - 1, (64 << 10) - 1).bit_length()
-        if not self._pins or not self._device.pinned_budget.take(wanted - self._pinned_byte_size):
+        if not self._pins or not self._budget.take(wanted - self._pinned_byte_size):
             return False
-        cuda = self._device.cuda
+        cuda = self._cuda
         try:
             if self._pinned_address:
                 cuda.free_pinned(self._pinned_address)
@@ -120,7 +129,7 @@ class SmallOutputs:
             self._pinned_address = cuda.allocate_pinned(wanted)
         except CudaError as error:  # no memory may be locked, for example: copies take longer, and work
             logger.warning("%d bytes of pinned memory cannot be allocated for outputs: %s", wanted, error)
-            self._device.pinned_budget.give(wanted)
+            self._budget.give(wanted)
             self._pinned_byte_size, self._pins = 0, False
             return False
         self._pinned_byte_size = wanted

@@ -6,6 +6,7 @@ What is pinned where it is, is copied from there (`pinning.py`).
 from __future__ import annotations
 
 import ctypes
+import enum
 import logging
 from typing import TYPE_CHECKING, Union
 
@@ -38,6 +39,14 @@ _STEP_BYTE_SIZE = 1 << 20
 
 #: The smallest blocks.
 _MIN_BLOCK_BYTE_SIZE = 64 << 10
+
+
+class CopyStage(enum.Enum):
+    """What a copy belongs to."""
+
+    INPUT = "inputs, to where they are read"
+    COMPUTATION = "anything else"
+    OUTPUT = "outputs, to their places"
 
 
 def gathered(
@@ -123,6 +132,7 @@ class Staging:
             shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if first.shape else ()
             found[name] = DeviceArray(block.address + start, datatype, shape, device.device_id, block)
         runs.end()
+        device.inputs_enqueued()
         return found
 
     def _grown(self, byte_size: int) -> DeviceBlock:
@@ -165,6 +175,13 @@ class Staging:
         self._pinned_byte_size = wanted
         return True
 
+    def close(self) -> None:
+        """Free the memory; the block of the device with the last array over it. Raises `CudaError`."""
+        self._block = None
+        if self._pinned_address:
+            self._device.cuda.free_pinned(self._pinned_address)
+            self._pinned_address = self._pinned_byte_size = 0
+
 
 class _Runs:
     """Joins parts that follow one another in the pinned block to one copy."""
@@ -183,13 +200,13 @@ class _Runs:
             return
         if isinstance(piece, DeviceArray):
             crosses = piece.device_id != self._device.device_id
-            self._device.enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=crosses)
+            self._enqueue(self._target + offset, piece.address, byte_size, piece.owner, crosses=crosses)
             return
         source = np.ascontiguousarray(piece)
         address = array_address(source)
         in_place = self._pinning is not None and self._pinning.used(address, byte_size)
         if in_place or not self._pinned:
-            self._device.enqueue(self._target + offset, address, byte_size, source)
+            self._enqueue(self._target + offset, address, byte_size, source)
         else:
             ctypes.memmove(self._pinned + offset, address, byte_size)
             if offset != self._end:
@@ -200,5 +217,8 @@ class _Runs:
     def end(self) -> None:
         """Enqueue the copy of the parts since the last one."""
         if self._end > self._start:
-            self._device.enqueue(self._target + self._start, self._pinned + self._start, self._end - self._start)
+            self._enqueue(self._target + self._start, self._pinned + self._start, self._end - self._start)
         self._start = self._end
+
+    def _enqueue(self, target: int, source: int, byte_size: int, kept: object = None, *, crosses: bool = True) -> None:
+        self._device.enqueue(target, source, byte_size, kept, crosses=crosses, stage=CopyStage.INPUT)

@@ -16,9 +16,12 @@ from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from backends.transport.forked_children import leave_to_parent
 from backends.worker.shared.turn import Turn
+from kernel.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from backends.base import ModelArguments
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,14 @@ class Member(Protocol):
 
     def leave_turn(self) -> None:
         """See `TakesTurns`."""
+
+
+def not_shared(arguments: ModelArguments, where: str = "") -> Unsupported:
+    """Return the error of a model whose backend cannot be in a process with others; `where` limits that."""
+    return Unsupported(
+        f"model '{arguments.model_name}' cannot share a worker{where} (parameter naiad.worker): its backend "
+        f"'{arguments.config.get('backend', '')}' does not support it"
+    )
 
 
 class Members:

@@ -42,13 +42,16 @@ class NextBatchTime:
         #: The execution before, if the next batch was dispatched before its end.
         self._before: ExecutionTimes | None = None
 
-    def executed(self, rows: int, times: ExecutionTimes, *, followed: bool, queued: bool) -> None:
+    def executed(
+        self, rows: int, times: ExecutionTimes, *, followed: bool, queued: bool, overlaps: bool = False
+    ) -> None:
         """An execution of `rows` rows has ended. `followed`: the instance has its next batch; `queued`: requests wait
-        for it."""
+        for it; `overlaps`: it copies inputs while it computes, see `BatchRecord`."""
         self._note(_rounded(rows), times.output_start_ns - times.input_end_ns)
         before, self._before = self._before, times if followed else None
         if before is not None:
-            self._adjust(late=_waited_ns(before, times) > _NO_WAIT_NS)
+            waited_ns = times.input_end_ns - before.output_start_ns if overlaps else _waited_ns(before, times)
+            self._adjust(late=waited_ns > _NO_WAIT_NS)
         if queued and not followed:
             self._adjust(late=True)
 

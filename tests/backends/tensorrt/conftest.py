@@ -44,7 +44,14 @@ def put_on_device(lab: Any, device: InstanceDevice) -> None:
                 output.array = _Uncopied(copy)
         respond(request, outputs, parameters, final)
 
-    lab.respond = respond_from_device
+    outputs = lab.outputs
+
+    def outputs_after_wait(request: Any) -> Any:
+        if device.pending:
+            device.synchronize()
+        return outputs(request)
+
+    lab.respond, lab.outputs = respond_from_device, outputs_after_wait
     lab.__class__ = type("DeviceLab", (type(lab),), {"device": device})
 
 

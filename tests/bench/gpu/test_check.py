@@ -23,7 +23,7 @@ def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert {row["part"] for row in found["rows"]} == {
         "machine", "ceilings", "pinned", "handles", "server", "latency", "host", "figures", "failures", "onnxruntime",
-        "network", "capabilities", "pytorch",
+        "network", "capabilities", "pytorch", "streams", "offsets", "kinds",
     }  # fmt: skip
     assert [row for row in found["rows"] if not row.get("ok", True)] == []
     assert found["settings"]["fake"]
@@ -45,4 +45,15 @@ def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> Non
     rows = json.loads(file.read_text())["rows"]
     assert [(row["part"], row["value"]) for row in rows] == [
         ("ceilings", "it was ended after 0 s"), ("handles", "it was ended after 0 s"),
+    ]  # fmt: skip
+
+
+def test_parts_for_which_no_time_is_left_are_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick", "--total=0",
+               "--parts", "machine", "streams", f"--json={file}"]  # fmt: skip
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).returncode == 1
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["part"], row["what"], row["value"]) for row in rows] == [
+        ("machine", "not run", "no time is left (--total)"), ("streams", "not run", "no time is left (--total)"),
     ]  # fmt: skip

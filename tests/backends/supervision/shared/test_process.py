@@ -244,3 +244,20 @@ def test_instances_with_other_processors_are_refused() -> None:
 def test_one_name_is_one_process() -> None:
     shared = SharedWorkers(PlayedProcess(), OutputLimits())
     assert shared.launcher("a") is shared.launcher("a") is not shared.launcher("b")
+
+
+def test_a_process_is_for_models_on_gpus_or_for_others() -> None:
+    async def scenario(bench: SharedBench) -> None:
+        member = await bench.process.launch("a_0", needs=WorkerNeeds(worker="small", gpu=True))
+        with pytest.raises(Unsupported) as caught:
+            await bench.process.launch("b_0", needs=WorkerNeeds(worker="small"))
+        assert caught.value.message == (
+            "model instance 'b_0' cannot share worker 'small' (parameter naiad.worker): it is on the CPU, and the "
+            "process was started for models on GPUs. Models on GPUs share another worker, and name KIND_GPU in their "
+            "instance groups"
+        )
+        await bench.received()
+        member.socket.close()
+        bench.played.workers[0].die("killed")
+
+    run(scenario)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.ahead.next_batch_time import NextBatchTime
 
@@ -124,3 +126,19 @@ def test_after_a_pause_without_requests_nothing_is_learned_of_the_lead() -> None
     for number in range(100):
         found.executed(4, times(number * 50 * MS, 2 * MS), followed=False, queued=False)
     assert lead_ns(found) == before
+
+
+@pytest.mark.parametrize(("copied_ns", "grows"), [(0, False), (500 * US, True)])
+def test_a_gpu_that_waits_for_the_copies_of_the_next_batch_gets_that_one_earlier(
+    copied_ns: int, *, grows: bool
+) -> None:
+    found = NextBatchTime()
+    leads = []
+    for number in range(20):
+        start_ns = number * 3 * MS
+        # Computed from `copied_ns` after the end of the computation before, which was 1 ms before the end of its batch.
+        begun_ns = start_ns + copied_ns
+        each = ExecutionTimes(begun_ns - MS, begun_ns, start_ns + 3 * MS, start_ns + 4 * MS)
+        found.executed(4, each, followed=True, queued=False, overlaps=True)
+        leads.append(found._lead_ns)
+    assert (leads[-1] > leads[0]) == grows
