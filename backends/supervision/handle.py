@@ -24,6 +24,7 @@ from backends.supervision.reported.request_traces import (
     trace_context,
     trace_execution,
 )
+from backends.supervision.responses.credit import StreamCredit
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
@@ -53,9 +54,6 @@ _OUTBOX_CHECK_S = 0.002
 
 #: How often a request goes back to the scheduler because its worker was lost when it was next: it may be the reason.
 _MOST_RETURNS = 3
-
-#: Credit is sent in portions, so that a stream does not need a message for each response.
-_CREDIT_PORTION = wire.CREDIT_WINDOW // 4
 
 
 class WorkerHandle:
@@ -92,8 +90,7 @@ class WorkerHandle:
         else:
             self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
             self._send_execute = self._memory.send_execute
-        self._unsent_credit: dict[int, int] = {}  # responses that clients took without credit sent, by request number
-        self._granted: dict[int, int] = {}  # responses for which credit was sent, by request number
+        self._credit = StreamCredit(session.send)
         self._lost = False
         self._drained: asyncio.Event | None = None  # set when the worker has no request left; None if nothing waits
         self._watched_batch = 0  # the first unfinished batch when the timer for the outbox was set; 0 if it is not set
@@ -221,14 +218,8 @@ class WorkerHandle:
 
     def consumed(self, request: Request, count: int) -> None:
         number = self._number_of(request)
-        if number is None or self._lost:
-            return
-        credit = self._unsent_credit.get(number, 0) + count
-        if credit >= _CREDIT_PORTION:
-            self._send(wire.Credit(number, credit))
-            self._granted[number] = self._granted.get(number, 0) + credit
-            credit = 0
-        self._unsent_credit[number] = credit
+        if number is not None and not self._lost:
+            self._credit.consumed(number, count)
 
     def send_now(self) -> None:
         self._session.flush()
@@ -240,20 +231,16 @@ class WorkerHandle:
     def work_marks(self) -> list[Hashable]:
         """Return what the worker has begun and not finished, see `backends.supervision.watch.batch_stages`."""
         return work_marks(
-            self.record, self._requests, self._granted, self._session.progress(), decoupled=self._model.spec.decoupled
+            self.record,
+            self._requests,
+            self._credit.granted,
+            self._session.progress(),
+            decoupled=self._model.spec.decoupled,
         )
 
     def blocked_requests(self) -> dict[Request, Hashable]:
-        """Return the requests for which the worker may send no response before others are taken, and marks that change
-        with each that is. Without those of ensembles, whose later steps may take long."""
-        granted, unsent = self._granted, self._unsent_credit
-        return {
-            request: (request.response_count, granted.get(number, 0), unsent.get(number, 0))
-            for number, request in self._requests.items()
-            if request.response_count - granted.get(number, 0) >= wire.CREDIT_WINDOW
-            and not (request.finished or request.cancelled)
-            and (request.parent is None or request.parent.composed is None)
-        }
+        """Return the requests whose clients keep the worker waiting, with marks: see `StreamCredit.blocked`."""
+        return self._credit.blocked(self._requests)
 
     def _number_of(self, request: Request) -> int | None:
         """Return the number of a request in messages, or None if the worker has sent its final response."""
@@ -361,9 +348,8 @@ class WorkerHandle:
                 self._idle()
             if self._worker_calls is not None:
                 self._worker_calls.parent_ended(request)
-            if self._unsent_credit:
-                self._unsent_credit.pop(number, None)
-                self._granted.pop(number, None)
+            if self._credit.unsent:
+                self._credit.forget(number)
             if request.in_use:
                 self._memory.finished(number)
                 request.in_use = False
@@ -385,8 +371,7 @@ class WorkerHandle:
         del self._requests[number]
         if not self._requests:
             self._idle()
-        self._unsent_credit.pop(number, None)
-        self._granted.pop(number, None)
+        self._credit.forget(number)
         self._poller.moved(-1)
         batch.reschedule(request)
         if request.trace is not None:
