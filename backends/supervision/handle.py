@@ -25,16 +25,15 @@ from backends.supervision.reported.request_traces import (
     trace_execution,
 )
 from backends.supervision.responses.credit import StreamCredit
+from backends.supervision.responses.worker_response import worker_response
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from backends.transport.texts import MAX_TEXT_BYTES
-from kernel.errors import ErrorCode, RequestCancelled, ServingError, WorkerLost, file_error, worker_error
+from kernel.errors import RequestCancelled, ServingError, WorkerLost, file_error
 from kernel.loop.iteration_end import IterationEnd
 from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.instance import BatchRecord
-from kernel.serving.response import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -340,7 +339,8 @@ class WorkerHandle:
         request = self._requests.get(number)
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
-        response = self._response(request, message, final)  # raises ValueError for a message that breaks the protocol
+        # Raises ValueError for a message that breaks the protocol.
+        response = worker_response(request, message, self._model.version_text, self._memory, final=final)
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
@@ -383,32 +383,6 @@ class WorkerHandle:
             request.release_leases()
         else:
             self._model.instances.rescheduled(request)
-
-    def _response(self, request: Request, message: wire.ResponseMessage | None, final: bool) -> Response:
-        version = self._model.version_text
-        if message is None:
-            return Response(request.model_name, version, request.id, final=final)
-        if message.error_code:
-            if len(message.error_text) > MAX_TEXT_BYTES:
-                raise ValueError(f"an error text of {len(message.error_text)} characters")
-            error = worker_error(ErrorCode(message.error_code), message.error_text)
-            error.before_queueing = message.error_before_queueing
-            return Response(request.model_name, version, request.id, error=error, final=final)
-        leased = False
-        try:
-            for tensor in message.outputs:
-                if tensor.span is not None:
-                    self._memory.take_output(request, tensor, tensor.span, final=final)
-                    leased = leased or tensor.span is not None
-                elif tensor.data is None:
-                    raise ValueError(f"output '{tensor.name}' has no bytes")
-        except ValueError:
-            for tensor in message.outputs:
-                tensor.release()
-            raise
-        return Response(
-            request.model_name, version, request.id, message.outputs, message.parameters, None, final, leased
-        )
 
     def _idle(self) -> None:
         """The worker has no request any more."""
