@@ -137,13 +137,19 @@ oracle: $(VENV)/installed-dev
 
 # The tests with clients once more: with tritonclient 2.41 (which needs the pkg_resources of an older setuptools), and,
 # where npm is, with Node's gRPC.
-clients: $(VENV)/tritonclient-2.41
+clients: $(VENV)/tritonclient-2.41 $(VENV)/openai-1.107
 	PYTHONPATH=$< $(BIN)/python -m pytest $(wildcard tests/end_to_end/test_clients_t*.py tests/conformance/test_*client*.py)
+	PYTHONPATH=$(VENV)/openai-1.107 $(BIN)/python -m pytest tests/end_to_end/test_clients_openai.py
 	command -v npm >/dev/null && npm install --silent --no-package-lock --no-audit --no-fund --prefix tests/end_to_end/clients/node || true
 	$(BIN)/python -m pytest -rs tests/end_to_end/test_clients_foreign.py
 
 $(VENV)/tritonclient-2.41: $(VENV)/installed-dev
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ tritonclient==2.41.0 'setuptools<81'
+	touch $@
+
+# The version that Triton's own tests use.
+$(VENV)/openai-1.107: $(VENV)/installed-dev
+	$(BIN)/pip install -q --upgrade --target $@ openai==1.107.3
 	touch $@
 
 # Writes the protobuf code again; only after a change of a .proto file.

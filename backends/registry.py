@@ -33,11 +33,13 @@ ENTRY_POINT_GROUP = "naiad.backends"
 
 BUILT_IN = {
     "add_sub": "backends.builtin.add_sub:AddSubBackend",
+    "fil": "backends.fil.backend:FilBackend",
     "identity": "backends.builtin.identity:IdentityBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
     "pytorch": "backends.pytorch.backend:PyTorchBackend",
     "repeat": "backends.builtin.repeat:RepeatBackend",
+    "sklearn": "backends.sklearn.backend:SklearnBackend",
     "square": "backends.builtin.square:SquareBackend",
     "tensorrt": "backends.tensorrt.backend:TensorRtBackend",
 }

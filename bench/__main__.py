@@ -21,6 +21,7 @@ from bench.heavy import command as heavy
 from bench.overload import print_overload
 from bench.server import ServerFailed
 from bench.triton import NotAvailable
+from bench.verdicts import RUNS, print_table
 
 cli = typer.Typer(
     no_args_is_help=False,
@@ -67,6 +68,15 @@ WithoutTriton = Annotated[bool, typer.Option("--without-triton", help="measure o
 Quick = Annotated[
     bool, typer.Option("--quick", help="a first look: one cold round, fewer points, files in build/bench/")
 ]
+
+
+@cli.command()
+def verdicts(
+    runs: Annotated[int, typer.Option(min=1, help="simulated rollouts for each row")] = RUNS,
+    only: Only = "",
+) -> None:
+    """How often the verdicts of rollouts are wrong, and when they come: the table of docs/traffic.md (10 minutes)."""
+    print_table(runs, only)
 
 
 @cli.command()

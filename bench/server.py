@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-_STARTED = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service) at 127\.0\.0\.1:(\d+)")
+_STARTED = re.compile(r"Started (HTTPService|GRPCInferenceService|Metrics Service|OpenAIService) at 127\.0\.0\.1:(\d+)")
 
 #: A server whose ports do not listen after this time hangs.
 START_TIMEOUT_S = 60
@@ -56,6 +56,8 @@ class ServerProcess:
         self._flags = [f"--model-repository={repository}"] if repository is not None else []
         self._flags += (*flags, *self.more_flags)
         self.http_port = self.grpc_port = self.metrics_port = 0
+        #: 0 for a server without OpenAI's API.
+        self.openai_port = 0
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -126,7 +128,9 @@ class ServerProcess:
         self.http_port = int(found.get("HTTPService", 0))
         self.grpc_port = int(found.get("GRPCInferenceService", 0))
         self.metrics_port = int(found.get("Metrics Service", 0))
-        return len(found) == 3
+        self.openai_port = int(found.get("OpenAIService", 0))
+        wants_openai = any(flag.startswith("--openai-port") for flag in self._flags)
+        return len(found) == 3 + wants_openai
 
     def stop(self, timeout_s: float = 40) -> int:
         """Send SIGTERM and wait. Returns the exit code. A server that does not end in time is killed."""

@@ -43,7 +43,7 @@ from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent.recent import keep_recent
 from kernel.options import BadOption
 from kernel.recording.start import start_recording
-from kernel.repository.backend_config import parse_backend_configs, with_directory
+from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
@@ -54,12 +54,15 @@ from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
 from kernel.tracing.tracing import Tracing
+from kernel.traffic.control import Traffic
+from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
 from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.processes.zygote_start import StartedZygote
@@ -99,6 +102,7 @@ FRONT_DOORS = (
     DoorKind("grpc", "GRPC", attrgetter("grpc_listener"), "protocols.grpc.server"),
     DoorKind("http", "HTTP", attrgetter("http_listener"), "protocols.http.server"),
     DoorKind("metrics", "Metrics", attrgetter("metrics_listener"), "protocols.http.metrics.server"),
+    DoorKind("openai", "OpenAI", attrgetter("openai_listener"), "protocols.openai.server"),
 )
 
 
@@ -210,6 +214,20 @@ class Server:
         )
         self._lifecycle.on_retired = self._owner.model_retired
         self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
+        traffic = self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
+            self._kernel, clock, self._lifecycle, namespacing=options.repository.namespacing
+        )
+        if options.state_directory is not None:
+            self._restore_traffic(traffic, options.state_directory)
+
+    def _restore_traffic(self, traffic: Traffic, directory: Path) -> None:
+        """Keep traffic rules and rollouts in `directory`, and go on with those of an earlier server."""
+        try:
+            keeper = self._part(StateFile(directory))
+        except OSError as error:
+            raise StartFailed(f"--state-directory={directory} cannot be used: {error.strerror}") from None
+        traffic.restore(keeper.read())
+        traffic.keeper = keeper
 
     def _part(self, part: _Part) -> _Part:
         """Close `part` at the end of the server."""
@@ -235,8 +253,9 @@ class Server:
             namespacing=repository.namespacing,
             load_thread_count=repository.load_thread_count,
             load_retry_count=repository.load_retry_count,
-            backend_configs=with_directory(
-                parse_backend_configs(repository.backend_config), repository.backend_directory
+            backend_configs=with_allowed_pickles(
+                with_directory(parse_backend_configs(repository.backend_config), repository.backend_directory),
+                repository.allow_pickle,
             ),
             host_policies=parse_host_policies(repository.host_policy),
             load_timeout_s=repository.load_timeout_s,

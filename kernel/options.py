@@ -21,6 +21,9 @@ from kernel.settings import LogSettings, LogValues, TraceValues
 #: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
 
+#: The demo of the OpenAI front door (`--demo=chat`), and the files of `naiad init --template chat`.
+CHAT_DEMO_REPOSITORY = Path(__file__).parent / "authoring" / "demo"
+
 
 class BadOption(Exception):
     """The server cannot start with these options. The message is one line for the operator."""
@@ -65,6 +68,16 @@ class HttpOptions(msgspec.Struct, frozen=True):
     #: Whether there is a page for people at / and /dashboard.
     dashboard: bool = True
     tls: TlsOptions | None = None
+
+
+class OpenAiOptions(msgspec.Struct, frozen=True):
+    """Options of the OpenAI front door. Those of the HTTP front door hold for it, too."""
+
+    #: The most tokens of a response where the client does not say it; None for 16 tokens of completions, and for a chat
+    #: until the model ends it.
+    default_max_tokens: int | None = None
+    #: The file with the API keys of clients; None if they need none.
+    api_keys: Path | None = None
 
 
 class GrpcOptions(msgspec.Struct, frozen=True):
@@ -186,6 +199,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     unload_timeout_s: int = 300
     #: Values of --backend-config, not parsed: "backend,key=value" or "key=value".
     backend_config: tuple[str, ...] = ()
+    #: Which models may be loaded from pickles: `false`, `true`, or names separated by commas.
+    allow_pickle: str = "false"
     #: The folder with a folder for each backend that is a file.
     backend_directory: Path | None = None
     #: Values of --host-policy, not parsed: "name,key=value".
@@ -199,15 +214,19 @@ class ServerOptions(msgspec.Struct, frozen=True):
     http_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8000)
     grpc_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8001)
     metrics_listener: ListenAddress = ListenAddress(True, "0.0.0.0", 8002)
+    openai_listener: ListenAddress = ListenAddress(False, "0.0.0.0", 9000)
     gpus: GpuOptions = GpuOptions()
     http: HttpOptions = HttpOptions()
     grpc: GrpcOptions = GrpcOptions()
     metrics: MetricsOptions = MetricsOptions()
+    openai: OpenAiOptions = OpenAiOptions()
     log: LogOptions = LogOptions()
     #: Trace settings at start; clients may change most of them.
     trace: TraceValues = TraceValues()
     #: What the flight recorder records, and where; None for nothing.
     record: RecordSettings | None = None
+    #: Where what clients have set outlives the server; None: nowhere.
+    state_directory: Path | None = None
     server_id: str = "triton"
     strict_readiness: bool = True
     #: Whether the ports listen while the models of the start load, or only when these are loaded (as Triton's).
@@ -283,6 +302,7 @@ def check_options(options: ServerOptions) -> None:
         ("HTTP", options.http_listener),
         ("GRPC", options.grpc_listener),
         ("metrics", options.metrics_listener),
+        ("OpenAI", options.openai_listener),
     ):
         if not listener.allow:
             continue

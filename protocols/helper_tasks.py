@@ -17,6 +17,7 @@ from protocols.http.generate.tasks import (
     encode_generate_task,
 )
 from protocols.http.inference.tasks import DECODE_INFER, ENCODE_INFER, decode_infer_task, encode_infer_task
+from protocols.openai.requests.preparing import FIND_MODEL, PREPARE, find_model_task, prepare_task
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import TaskFunction
@@ -28,6 +29,8 @@ TASKS: dict[str, TaskFunction] = {
     ENCODE_GENERATE: encode_generate_task,
     DECODE_LOAD: decode_load_task,
     DECODE_MESSAGE: decode_message_task,
+    FIND_MODEL: find_model_task,
+    PREPARE: prepare_task,
     DIGEST: digest_task,
     WRITE_TRACES: write_traces_task,
     EXPORT_TRACES: export_traces_task,

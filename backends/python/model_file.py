@@ -14,6 +14,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from backends.python.failures import model_code
+from backends.python.plain_function import find_function, model_class_of
 from kernel.errors import InternalError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ DEFAULT_NAME = "model.py"
 
 
 def import_model_class(arguments: ModelArguments) -> type[Any]:
-    """Import the model's file and return its class `TritonPythonModel`.
+    """Import the model's file and return its class `TritonPythonModel`, or one that stands for its one function.
 
     Raises `InternalError` if the file or the class does not exist, or the file cannot be imported.
     """
@@ -51,5 +52,9 @@ def import_model_class(arguments: ModelArguments) -> type[Any]:
     sys.modules[name] = module
     with model_code():
         spec.loader.exec_module(module)
+        if not hasattr(module, "TritonPythonModel"):
+            function = find_function(module)
+            if function is not None:
+                return model_class_of(function)
         model_class: type[Any] = module.TritonPythonModel
     return model_class

@@ -26,7 +26,7 @@ class ZygoteMessage(msgspec.Struct, tag=True, frozen=True):
 
 
 class PreloadChosen(ZygoteMessage, frozen=True):
-    """Import these modules, and then run the file. The zygote responds `Preloaded` or `ForkFailed`."""
+    """Import these modules, and then run the file. The zygote responds `Preloaded`, `ForkFailed` or `ThreadsLeft`."""
 
     modules: tuple[str, ...]
     #: Path of a `preload.py`; "" for none.
@@ -72,7 +72,10 @@ class ForkFailed(ZygoteMessage, frozen=True):
 
 
 class ThreadsLeft(ZygoteMessage, frozen=True):
-    """The import of a backend has left threads, so nothing can be forked any more: the zygote ends."""
+    """The import of a backend has left threads, so nothing can be forked any more: the zygote ends.
+
+    With number 0 and without a backend, what a model has chosen has left them (`PreloadChosen`).
+    """
 
     number: int
     backend: str

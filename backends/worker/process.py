@@ -9,9 +9,11 @@ import os
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from backends.helper.priority import lower_priority
 from backends.helper.tasks import limit_memory
+from backends.preloading.chosen_modules import PreloadFailed, run_chosen
 from backends.process_control import (
     die_with_parent,
     end_sooner_without_memory,
@@ -22,6 +24,9 @@ from backends.transport.channel import BlockingChannel
 from backends.transport.forked_children import leave_to_parent
 from backends.worker.loop import Worker
 from shm.tensor import import_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +95,27 @@ def main() -> None:
     parser.add_argument("--kernel", type=int, required=True, help="process id of the kernel")
     parser.add_argument("--remote", action="store_true", help="share no memory with the kernel")
     parser.add_argument("--helper", metavar="MODULE", default="", help="run tasks of this module, and no model")
+    parser.add_argument("--preload", metavar="MODULE", action="append", default=[], help="import this module first")
+    parser.add_argument("--preload-file", metavar="FILE", default="", help="run this file first, after these modules")
     arguments = parser.parse_args()
     # On Ctrl-C only the kernel acts: it drains and then stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare_process()
+    if arguments.preload or arguments.preload_file:
+        _preload(arguments.preload, arguments.preload_file)
     run_worker(arguments.model, arguments.fd, arguments.kernel, remote=arguments.remote, task_module=arguments.helper)
+
+
+def _preload(modules: Sequence[str], file: str) -> None:
+    """Import what the model has chosen to preload: a worker that could not be forked has it as well.
+
+    Raises `SystemExit` if it cannot be imported; the log has the reason.
+    """
+    try:
+        run_chosen(modules, file)
+    except PreloadFailed as error:
+        logger.error("the preload failed: %s", error)
+        sys.exit(1)
 
 
 def prepare_process() -> None:

@@ -13,18 +13,21 @@ import ctypes
 import gc
 import importlib
 import os
-import runpy
 import sys
 from typing import TYPE_CHECKING
 
+from backends.preloading.chosen_modules import run_chosen
 from backends.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from backends.worker.process import PreparedWorker
 
 
-class PreloadFailed(Exception):
-    """The message says what was imported and why it failed."""
+class ThreadsStarted(Exception):
+    """What a model has chosen is imported, and this process must not fork any more. The message names the threads.
+
+    A library that has computed leaves threads, too: the team of OpenMP, for which a fork would wait without an end.
+    """
 
 
 class Preloader:
@@ -55,25 +58,15 @@ class Preloader:
         _imported()
 
     def import_chosen(self, modules: tuple[str, ...], file: str) -> None:
-        """Import modules that a model has chosen, and run its file. Raises `PreloadFailed`."""
-        for module in modules:
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                raise PreloadFailed(f"'{module}' cannot be imported: {type(error).__name__}: {error}") from error
-        if file:
-            try:
-                runpy.run_path(file)
-            except Exception as error:
-                raise PreloadFailed(f"{os.path.basename(file)} failed: {type(error).__name__}: {error}") from error
+        """Import modules that a model has chosen, and run its file.
+
+        Raises `PreloadFailed`, and `ThreadsStarted`.
+        """
+        run_chosen(modules, file)
         gc.collect()  # unlike our modules, these may leave much
         _imported()
         if (threads := thread_names())[1:]:
-            what = ", ".join((*modules, *([os.path.basename(file)] if file else [])))
-            raise PreloadFailed(
-                f"after '{what}' there are {len(threads)} threads ({', '.join(threads)}). Only what starts no threads "
-                "can be imported before workers are forked"
-            )
+            raise ThreadsStarted(f"{len(threads)} threads ({', '.join(threads)})")
 
 
 def thread_names() -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.preloading.chosen_modules import PreloadFailed
 from backends.transport.descriptors import descriptors_in
 from backends.transport.zygote_messages import (
     MAX_MESSAGE,
@@ -34,7 +35,7 @@ from backends.transport.zygote_messages import (
     encode,
     to_zygote_decoder,
 )
-from backends.zygote.preloader import Preloader, PreloadFailed, thread_names
+from backends.zygote.preloader import Preloader, ThreadsStarted, thread_names
 
 if TYPE_CHECKING:
     from backends.transport.zygote_messages import ZygoteMessage
@@ -75,7 +76,8 @@ class Zygote:
                     return None
                 message = to_zygote_decoder.decode(data)
                 if isinstance(message, PreloadChosen):
-                    self._preload(message)
+                    if not self._preload(message):
+                        return None
                     continue
                 if not message.imports_late:
                     self._preloader.import_backend(message.backend)
@@ -91,13 +93,18 @@ class Zygote:
                 if forked is None:
                     _close(fds)
 
-    def _preload(self, message: PreloadChosen) -> None:
+    def _preload(self, message: PreloadChosen) -> bool:
+        """Import what a model has chosen, and respond. Returns whether this process can still fork."""
         try:
             self._preloader.import_chosen(message.modules, message.file)
         except PreloadFailed as error:
             self._send(ForkFailed(0, str(error)))
+        except ThreadsStarted as error:
+            self._send(ThreadsLeft(0, "", str(error)))
+            return False
         else:
             self._send(Preloaded())
+        return True
 
     def _fork(self, request: ForkWorker, fds: list[int]) -> ForkedWorker | None:
         """Fork a worker, close `fds`, and respond. Returns None in the zygote, and what it is in the worker."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from kernel.config.to_pbtxt import to_pbtxt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
 
@@ -122,6 +124,41 @@ def test_a_wrong_request_is_refused(model):
         model.infer({{"INPUT": np.ones((1, 1), np.int64)}})
 '''
 
+CHAT_TEST = '''\
+"""Tests of the model, without a server: `python -m pytest {folder}`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from naiad.testing import load_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    with load_model(Path(__file__).parent) as model:
+        yield model
+
+
+def ask(model, **fields):
+    """Return the responses to a chat, as the server sends it to the model."""
+    request = {{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}], **fields}}
+    return list(model.stream({{"openai_request": [json.dumps(request)]}}))
+
+
+def test_the_text_comes_in_pieces(model):
+    responses = ask(model)
+    assert b"".join(response["text_output"][0] for response in responses) == b"You said: hello That is all I know."
+    assert responses[-1]["finish_reason"][0] == b"stop"
+
+
+def test_the_text_ends_at_the_limit(model):
+    responses = ask(model, max_tokens=2)
+    assert len(responses) == 2
+    assert responses[-1]["finish_reason"][0] == b"length"
+'''
+
 SERVER_TEST = '''\
 """Tests of the model in a server inside of this program: `python -m pytest {folder}`."""
 
@@ -179,6 +216,12 @@ def python_files(name: str, folder: str) -> dict[str, str]:
         "1/model.py": PYTHON_MODEL,
         _test_file(name): PYTHON_TEST.format(name=name, folder=folder),
     }
+
+
+def chat_files(name: str, folder: str, demo_file: Callable[[str], str]) -> dict[str, str]:
+    """Return path → text of the files of a chat model. `demo_file` returns a file of the demo, which is copied."""
+    copied = {path: demo_file(path) for path in ("config.pbtxt", "1/model.py")}
+    return {**copied, _test_file(name): CHAT_TEST.format(name=name, folder=folder)}
 
 
 def onnx_files(config: ModelConfig, spec: ModelSpec, folder: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typer.exceptions import TyperException
 
 from kernel.command.bench.options import bench
 from kernel.command.run import run_server
+from kernel.command.traffic.rollout import rollout_cli
 from kernel.command.tune.options import tune
 from kernel.options import DEMO_REPOSITORY, BadOption
 from kernel.version import __version__
@@ -104,14 +105,19 @@ def init(
         str,
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
+    template: Annotated[
+        str, typer.Option("--template", metavar="chat", help="A Python model that chats over OpenAI's API.")
+    ] = "",
 ) -> None:
     """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
     from kernel.command.init import init_model
 
-    if sum((python, onnx is not None, bool(ensemble))) > 1:
-        raise BadOption("give one of --python, --onnx and --ensemble")
+    if sum((python, onnx is not None, bool(ensemble), bool(template))) > 1:
+        raise BadOption("give one of --python, --onnx, --ensemble and --template")
+    if template not in ("", "chat"):
+        raise BadOption(f"there is no template '{template}': expected chat")
     names = [name.strip() for name in ensemble.split(",")] if ensemble else []
-    raise typer.Exit(init_model(path, onnx=onnx, ensemble=names))
+    raise typer.Exit(init_model(path, onnx=onnx, ensemble=names, template=template))
 
 
 @cli.command()
@@ -223,6 +229,38 @@ def ready(
 
 
 @cli.command()
+def traffic(
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    shares: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TARGET=WEIGHT...", help="Weights of versions or labels, such as 3=95 4=5.",
+                       show_default=False),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="LABEL=VERSION", help="Name a version; repeatable.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence: equal keys, equal version."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A traffic.toml that replaces the whole rule.")
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Use the traffic.toml of the repository again.")] = False,
+    url: Annotated[str, typer.Option("--url", "-u", help="Address of the server's HTTP port.")] = "127.0.0.1:8000",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    """Show which versions of a model get which requests, or change it while the server runs."""
+    from kernel.command.traffic.command import show_traffic
+
+    raise typer.Exit(
+        show_traffic(
+            url, model, weights=shares or [], labels=label or [], key=key, file=file, reset=reset, as_json=as_json
+        )
+    )
+
+
+@cli.command()
 def trace(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Trace files, of this server or of Triton.")],
     show_trace: Annotated[bool, typer.Option("--show-trace", "-t", help="Print each trace, with its tensors.")] = False,
@@ -288,6 +326,7 @@ def replay(
     )
 
 
+cli.add_typer(rollout_cli, name="rollout")
 cli.command()(bench)
 cli.command()(tune)
 

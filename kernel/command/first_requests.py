@@ -20,13 +20,17 @@ MAX_MODELS = 3
 #: An input with more elements is too long to be typed: it gets random numbers.
 _MAX_ELEMENTS = 16
 
+#: A row of a table has more elements, which JSON still carries in a line or two.
+_MAX_JSON_ELEMENTS = 64
+
 #: Datatypes that JSON does not carry (Triton).
 _NOT_IN_JSON = frozenset({"FP16", "BF16"})
 
 
-def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
+def first_requests(specs: Sequence[ModelSpec], url: str, openai_url: str = "") -> str:
     """Return requests to each model at `url`, as commands for any shell; empty for too many models.
 
+    `openai_url` is where OpenAI's API is, empty without it: models that chat are asked there.
     Models with sequences are left out: their requests belong together.
     """
     shown = [spec for spec in specs if spec.sequence_batching is None]
@@ -35,6 +39,9 @@ def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
     elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     lines: list[str] = []
     for spec in shown:
+        if openai_url and "openai_request" in spec.inputs:
+            lines.append(_openai(spec, openai_url))
+            continue
         inputs = [tensor for tensor in spec.inputs.values() if not tensor.optional]
         lines.append(" ".join([f"    {program()} infer", shlex.quote(spec.name), *map(_argument, inputs)]) + elsewhere)
         body = _json_body(inputs)
@@ -42,6 +49,14 @@ def first_requests(specs: Sequence[ModelSpec], url: str) -> str:
             target = shlex.quote(f"{url}/v2/models/{spec.name}/infer")
             lines.append(f"    curl -s {target} -d {shlex.quote(body)}")
     return "\nIn another terminal, send a first request:\n\n" + "\n".join(lines) + "\n\nCtrl-C stops the server.\n\n"
+
+
+def _openai(spec: ModelSpec, url: str) -> str:
+    """Return a request to a model that takes those of OpenAI's API."""
+    if "embedding" in spec.outputs:
+        return f"    curl {url}/v1/embeddings -d {shlex.quote(json.dumps({'model': spec.name, 'input': 'Hello'}))}"
+    asked = {"model": spec.name, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    return f"    curl -N {url}/v1/chat/completions -d {shlex.quote(json.dumps(asked))}"
 
 
 def _argument(tensor: TensorSpec) -> str:
@@ -57,7 +72,7 @@ def _json_body(inputs: Sequence[TensorSpec]) -> str | None:
     given: list[dict[str, Any]] = []
     for tensor in inputs:
         shape = _shape(tensor)
-        if math.prod(shape) > _MAX_ELEMENTS or tensor.datatype in _NOT_IN_JSON:
+        if math.prod(shape) > _MAX_JSON_ELEMENTS or tensor.datatype in _NOT_IN_JSON:
             return None
         data = _elements(tensor, shape)
         given.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data})

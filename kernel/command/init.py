@@ -14,13 +14,13 @@ import typer
 from kernel.authoring.chain import chain
 from kernel.authoring.examine import Examination
 from kernel.authoring.progress import progress_bar
-from kernel.authoring.templates import ensemble_files, onnx_files, python_files
+from kernel.authoring.templates import chat_files, ensemble_files, onnx_files, python_files
 from kernel.authoring.tool_server import run_tool
 from kernel.command.dev import own_command, own_python
 from kernel.config.spec import model_spec
 from kernel.errors import ServingError
 from kernel.machine import processor_count
-from kernel.options import BadOption
+from kernel.options import CHAT_DEMO_REPOSITORY, BadOption
 from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
 from kernel.repository.local import is_model_folder
 from kernel.repository.source import scan
@@ -41,12 +41,13 @@ _ABOUT = {
 }
 
 
-def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] = ()) -> int:
+def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] = (), template: str = "") -> int:
     """Write a new model to the folder `path`, and say what it is called and what to do next. Returns 0.
 
     The last part of `path` is the model's name, the rest is the folder of models, which is made if only it is missing.
-    With `onnx` it is a copy of this file, with `ensemble` an ensemble of these models in the same repository, else a
-    Python model. Raises `BadOption`; then nothing was written.
+    With `onnx` it is a copy of this file, with `ensemble` an ensemble of these models in the same repository, with the
+    template `chat` a model that chats over OpenAI's API, else a Python model. Raises `BadOption`; then nothing was
+    written.
     """
     folder = Path(path.absolute())
     title = _check_place(path, folder)
@@ -54,6 +55,8 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
         files = _onnx_files(folder.name, onnx, str(path))
     elif ensemble:
         files = _ensemble_files(folder, ensemble, str(path))
+    elif template:
+        files = chat_files(folder.name, str(path), _demo_file)
     else:
         files = python_files(folder.name, str(path))
     _write(folder, files, onnx)
@@ -66,10 +69,12 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
         typer.echo(f"    {name:<{width}}  {text}")
     typer.echo("Next:")
     steps = {
-        f"{command} dev {path}": "serve it while you change it",
+        f"{command} dev {path}{' --openai-port=9000' if template else ''}": "serve it while you change it",
         f"{command} check {path}": "are its outputs the same alone and in batches?",
         f"{own_python()} -m pytest {path}": "run its tests",
     }
+    if template:  # its requests are JSON, of which `check` can make none
+        del steps[f"{command} check {path}"]
     if importlib.util.find_spec("pytest") is None:
         tests = steps.popitem()
         steps |= {f"{own_python()} -m pip install pytest": "its tests need pytest", tests[0]: tests[1]}
@@ -139,6 +144,10 @@ def _onnx_files(name: str, onnx: Path, shown: str) -> dict[str, str]:
         (version / "model.onnx").symlink_to(onnx.resolve())
         [config] = _completed(Path(repository), scan((Path(repository),)), [name], of=str(onnx))
     return onnx_files(config, model_spec(config), shown)
+
+
+def _demo_file(name: str) -> str:
+    return (CHAT_DEMO_REPOSITORY / "chat" / name).read_text(encoding="utf-8")
 
 
 def _ensemble_files(folder: Path, names: Sequence[str], shown: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Models that are given without a repository: `naiad run resnet.onnx`, `naiad run service.py`, `naiad run models/one`.
+"""Models that are given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`.
 
 A new repository has links to them. `KINDS` says which files are models.
 """
@@ -19,6 +19,7 @@ from kernel.options import BadOption, ServerOptions
 from kernel.repository.held_folders import new_locked_folder
 from kernel.repository.layout import CONFIG_FILENAME
 from kernel.repository.local import is_model_folder
+from kernel.tree_files import TREE_FILE_NAMES, TREE_HEAD_BYTE_SIZE, tree_file_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,8 @@ class ModelFileKind(msgspec.Struct, frozen=True):
     filename: str
     #: Returns whether an entry beside the file belongs to the model. Its arguments are the file and the entry.
     belongs: Callable[[Path, Path], bool] = lambda file, beside: False
+    #: Whether only the content of the file says whether it is a model, and of which type.
+    by_content: bool = False
 
 
 def _is_weights(file: Path, beside: Path) -> bool:
@@ -54,16 +57,42 @@ def _is_importable_or_data(file: Path, beside: Path) -> bool:
 
 #: File name extension → kind.
 KINDS = {
+    ".bst": ModelFileKind("", by_content=True),
+    ".joblib": ModelFileKind("model.joblib"),
+    ".json": ModelFileKind("", by_content=True),
+    ".model": ModelFileKind("", by_content=True),
     ".onnx": ModelFileKind("model.onnx", _is_weights),
+    ".pickle": ModelFileKind("model.pickle"),
+    ".pkl": ModelFileKind("model.pkl"),
     ".plan": ModelFileKind("model.plan"),
     ".py": ModelFileKind("model.py", _is_importable_or_data),
+    ".skops": ModelFileKind("model.skops"),
+    ".tl": ModelFileKind("", by_content=True),
+    ".txt": ModelFileKind("", by_content=True),
+    ".ubj": ModelFileKind("", by_content=True),
 }
+
+
+def file_kind(path: Path) -> ModelFileKind | None:
+    """Return the kind of a file that is a model; None for another file, or a folder. Blocks. Raises `OSError`."""
+    kind = KINDS.get(path.suffix)
+    if kind is None or not path.is_file():
+        return None
+    if kind.by_content:
+        found = tree_file_type(_head(path))
+        return ModelFileKind(TREE_FILE_NAMES[found]) if found else None
+    return kind
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(TREE_HEAD_BYTE_SIZE)
 
 
 def is_single_model(path: Path) -> bool:
     """Whether `path` is a model: a file of a known kind, or the folder of one model. Blocks."""
     try:
-        return (path.suffix in KINDS and path.is_file()) or (path.is_dir() and is_model_folder(path))
+        return file_kind(path) is not None or (path.is_dir() and is_model_folder(path))
     except OSError:
         return False  # the server says what is wrong with it
 
@@ -99,7 +128,7 @@ def folders_of(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
     Raises `BadOption` if links cannot be made.
     """
-    files = [path for path in paths if path.is_file() and path.suffix in KINDS]
+    files = [path for path in paths if path.is_file() and is_single_model(path)]
     if not files:
         yield list(paths)
         return
@@ -152,7 +181,9 @@ def _link(path: Path, model: Path) -> None:
 
     A configuration beside the file is the model's.
     """
-    kind = KINDS[path.suffix]
+    kind = file_kind(path)
+    if kind is None:
+        raise OSError("it has changed, and is no model any more")
     version = model / "1"
     version.mkdir(parents=True)
     file = path.resolve()

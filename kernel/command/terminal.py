@@ -152,7 +152,11 @@ class Terminal:
             options = self._options
             url = server_url(options.http_listener.address, ports["http"], tls=options.http.tls is not None)
             specs = [model.spec for model in kernel.catalog.ready_models()]
-            self._print(demo_hint(url) if options.demo else first_requests(specs, url))
+            openai_url = ""
+            if "openai" in ports:
+                tls = options.http.tls is not None
+                openai_url = server_url(options.openai_listener.address, ports["openai"], tls=tls)
+            self._print(demo_hint(url) if options.demo else first_requests(specs, url, openai_url))
 
     def _print(self, text: str) -> None:
         assert self._log is not None, "printed before `begin`"

@@ -42,6 +42,8 @@ class ModelFormat(msgspec.Struct, frozen=True):
     platform: str
     filename: str
     kind: FileKind
+    #: Whether only the backend follows from the file, whose name the backend finds: it may be one of several.
+    backend_only: bool = False
 
     def is_in(self, files: Mapping[str, bool]) -> bool:
         """Return whether `files` (name → whether it is a folder) contain a model of this format."""
@@ -59,6 +61,16 @@ FORMATS = (
     ModelFormat("pytorch", "pytorch_libtorch", "model.pt", FileKind.FILE),
     ModelFormat("pytorch", "torch_aoti", "model.pt2", FileKind.FILE),
     ModelFormat("python", "", "model.py", FileKind.EITHER),
+    # From here on Triton knows no format.
+    ModelFormat("fil", "", "xgboost.json", FileKind.FILE, backend_only=True),
+    ModelFormat("fil", "", "xgboost.ubj", FileKind.FILE, backend_only=True),
+    ModelFormat("fil", "", "xgboost.model", FileKind.FILE, backend_only=True),
+    ModelFormat("fil", "", "model.txt", FileKind.FILE, backend_only=True),
+    ModelFormat("fil", "", "checkpoint.tl", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.skops", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.joblib", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.pkl", FileKind.FILE, backend_only=True),
+    ModelFormat("sklearn", "", "model.pickle", FileKind.FILE, backend_only=True),
 )
 
 
@@ -75,7 +87,8 @@ def fill_backend(config: ModelConfig, model_name: str, files: Mapping[str, bool]
     if found is not None:
         config.backend = config.backend or found.backend
         config.platform = config.platform or found.platform
-        config.default_model_filename = config.default_model_filename or found.filename
+        if not found.backend_only:
+            config.default_model_filename = config.default_model_filename or found.filename
     elif not given:
         _fill_from_name(config, model_name)
 

@@ -16,6 +16,7 @@ import msgspec
 
 from kernel.config.autoscale import AUTOSCALE, AutoscaleSettings, autoscale_settings
 from kernel.config.fair_queuing import FAIR_BY, FAIR_WEIGHTS, QUOTA, FairQueuing, fair_queuing
+from kernel.config.openai_fields import OPENAI_FIELDS, openai_fields
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ MAX_CONCURRENCY = 1024
 
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT,
+    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -111,6 +112,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
     if batching and not config.HasField("dynamic_batching"):
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
     preloaded_modules(config)
+    openai_fields(config)
     worker = _worker(config) if WORKER in config.parameters else ""
     _check_concurrency(config, shares_worker=bool(worker))
     return ModelParameters(

@@ -6,7 +6,7 @@ failed request counts only as failure. Durations are in nanoseconds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -80,8 +80,24 @@ class Summaries:
         self.cache_miss = SlidingQuantiles()
 
 
+class ExecutionObserver(Protocol):
+    """Sees the executions of a model version. Implemented by `kernel.traffic.rollouts.trial`."""
+
+    def executed(self, batch: Batch, times: ExecutionTimes) -> None:
+        """An execution has ended."""
+
+    def composed(self, request: Request, duration_ns: int) -> None:
+        """The steps of an ensemble have executed a request."""
+
+    def failed(self, request: Request, error: ServingError) -> None:
+        """A request has failed."""
+
+
 class ModelStatistics:
     """The counters of one model version. They start at 0 with each load."""
+
+    #: Sees the executions of a version of a rollout; None for most versions.
+    observer: ExecutionObserver | None = None
 
     def __init__(self, *, decoupled: bool = False) -> None:
         #: `record_response` observes each response; otherwise `record_execution` observes all of them.
@@ -224,6 +240,8 @@ class ModelStatistics:
         size.input_ns += input_ns
         size.infer_ns += infer_ns
         size.output_ns += output_ns
+        if self.observer is not None:
+            self.observer.executed(batch, times)
 
     def record_composed(self, request: Request, started_ns: int, now_ns: int, wall_ns: int) -> None:
         """Count a request that the steps of an ensemble have executed, and that did not fail."""
@@ -231,6 +249,8 @@ class ModelStatistics:
         self.execution_count += 1
         self.inference_count += request.batch_size
         self.last_inference_ns = wall_ns
+        if self.observer is not None:
+            self.observer.composed(request, duration_ns)
         self.success.count += 1
         self.success.ns += duration_ns
         self.queue_ns += started_ns - request.queue_start_ns
@@ -318,6 +338,8 @@ class ModelStatistics:
         self.fail.ns += now_ns - request.received_ns
         reason = _reason(request, error)
         self.failures[reason] += 1
+        if self.observer is not None:
+            self.observer.failed(request, error)
         if self.recent is not None:
             self.recent.note_failure(request, self._version, error, reason, now_ns, self._instance_of)
 

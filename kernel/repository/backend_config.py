@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Backend → its settings. The settings under "" apply to all backends.
 BackendConfigs = dict[str, dict[str, str]]
 
+#: The setting of all backends that says which models may be loaded from pickles (--allow-pickle).
+ALLOW_PICKLE = "allow-pickle"
+
 _DEFAULTS = {"default-max-batch-size": "4"}
 
 
@@ -44,6 +47,20 @@ def with_directory(configs: BackendConfigs, directory: Path | None) -> BackendCo
     if directory is None:
         return configs
     return {**configs, "": {"backend-directory": str(directory), **configs.get("", {})}}
+
+
+def with_allowed_pickles(configs: BackendConfigs, allowed: str) -> BackendConfigs:
+    """Return `configs` with the value of --allow-pickle as a setting of all backends.
+
+    It is nowhere else: not in a model's configuration, and not in --backend-config.
+    """
+    given = {
+        backend: {name: value for name, value in settings.items() if name != ALLOW_PICKLE}
+        for backend, settings in configs.items()
+    }
+    if allowed.strip().lower() == "false" or not allowed.strip():
+        return given
+    return {**given, "": {ALLOW_PICKLE: allowed, **given.get("", {})}}
 
 
 def backend_config(configs: BackendConfigs, backend: str) -> dict[str, str]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
+#: The traffic rule of the model (`kernel.traffic.settings`). It is no part of the model: a change loads nothing again.
+TRAFFIC_FILENAME = "traffic.toml"
 
 #: Triton's name of a shared library with batching rules.
 BATCHING_LIBRARY = "batchstrategy.so"
@@ -99,6 +101,13 @@ class ModelFolder(msgspec.Struct, frozen=True):
         return {entry.name: entry.is_folder for entry in first.children}
 
 
+class TrafficFile(msgspec.Struct, frozen=True):
+    """The traffic rule of a model. Two equal values mean that it has not changed."""
+
+    path: str
+    entry: Entry
+
+
 class RepositoryContents(msgspec.Struct, frozen=True):
     """The models of all repositories, sorted by identifier."""
 
@@ -111,6 +120,8 @@ class RepositoryContents(msgspec.Struct, frozen=True):
     hints: tuple[str, ...] = ()
     #: Names of models whose folders were not looked into.
     others: tuple[str, ...] = ()
+    #: Name of a model → its traffic rule.
+    traffic: dict[str, TrafficFile] = {}
 
     def named(self, name: str) -> list[ModelFolder]:
         """Return the models called `name`. Without namespacing there is at most one."""
@@ -154,7 +165,17 @@ def overriding_folder(name: str, path: str, entries: tuple[Entry, ...]) -> Model
     return _model_folder(name, path, Entry(name, is_folder=True, children=entries), "")
 
 
+def without_traffic(model: Entry) -> Entry:
+    """Return the listing of a model's folder without its traffic rule."""
+    if not _has_file(model, TRAFFIC_FILENAME):
+        return model
+    children = tuple(child for child in model.children if child.name != TRAFFIC_FILENAME)
+    modified_ns = max((child.modified_ns for child in children), default=model.modified_ns)
+    return msgspec.structs.replace(model, children=children, modified_ns=modified_ns)
+
+
 def _model_folder(name: str, path: str, entry: Entry, namespace: str) -> ModelFolder:
+    entry = without_traffic(entry)
     versions, warnings = _versions(entry)
     return ModelFolder(name, path, entry, versions, warnings, namespace)
 
@@ -164,6 +185,7 @@ def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: boo
     found: dict[str, list[ModelFolder]] = {}
     misnamed: list[str] = []
     hints: list[str] = []
+    traffic: dict[str, TrafficFile] = {}
     for path, listing in repositories.items():
         entries = tuple(listing)
         if hint := repository_hint(path, entries):
@@ -176,12 +198,15 @@ def find_models(repositories: Mapping[str, Iterable[Entry]], *, namespacing: boo
             else:
                 folder = model_folder(path, entry, namespacing=namespacing)
                 found.setdefault(folder.identifier, []).append(folder)
+                if (rule := entry.child(TRAFFIC_FILENAME)) is not None and not rule.is_folder:
+                    traffic[entry.name] = TrafficFile(posixpath.join(folder.path, TRAFFIC_FILENAME), rule)
     identifiers = sorted(found)
     return RepositoryContents(
         models={key: found[key][0] for key in identifiers if len(found[key]) == 1},
         duplicates={key: tuple(folder.path for folder in found[key]) for key in identifiers if len(found[key]) > 1},
         misnamed=tuple(misnamed),
         hints=tuple(hints),
+        traffic=traffic,
     )
 
 

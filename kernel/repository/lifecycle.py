@@ -29,6 +29,7 @@ from kernel.repository.repositories import Repositories
 from kernel.repository.repository_loads import RepositoryLoads
 from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.running_loads import LoadEnded, RunningLoads
+from kernel.repository.traffic_files import TrafficFiles
 from kernel.serving.catalog import UNLOADED, ModelState
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Lifecycle:
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
         self._repositories = Repositories.of(settings, self._progress.copies)
         self._listing = RepositoryListing(catalog, self._repositories)
+        self.traffic_files = TrafficFiles(self._repositories.read_config)
         self._composition = Composition(catalog, self, self._listing, self._repositories.read_config)
         self._ensembles = self._composition.ensembles
         self._loads = RepositoryLoads(self, self._composition, self._progress, settings, clock, self._serving)
@@ -96,6 +98,7 @@ class Lifecycle:
         wanted = list(names) if self._settings.explicit else ["*"]
         found = await self._listing.scan(wanted)
         log_oddities(found)
+        await self.traffic_files.read(found, found.traffic if wanted != ["*"] else None)
         if wanted == ["*"]:
             failed = list(found.duplicates)
             folders = list(found.models.values())
@@ -120,6 +123,7 @@ class Lifecycle:
     async def poll(self) -> None:
         """Load new and changed models, and unload removed ones. Raises `ServingError` if no repository can be read."""
         found = await self._listing.scan()
+        await self.traffic_files.read(found)
         for identifier in self._loaded.keys() - found.models.keys():
             await self._composition.forget(identifier)
             await self.unload_model(identifier)
@@ -165,6 +169,7 @@ class Lifecycle:
         found = await self._listing.scan_for(name)
         if not found.models:
             raise poll_failed(name, not_found_reason(name, found))
+        await self.traffic_files.read(found, [name])
         self._ensembles.requested.add(name)
         loads = [self.load_model(folder, LoadRequest(given.config)) for folder in found.models.values()]
         await self._background.uncancelled(all_loaded(loads))
@@ -187,6 +192,19 @@ class Lifecycle:
     def _check_explicit(self) -> None:
         if not self._settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
+        """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.control.ModelLoads`."""
+        if not self._settings.explicit:
+            return
+
+        async def load() -> None:
+            try:
+                await self.load(name)
+            except ServingError as error:
+                failed(error.message)
+
+        self._background.start(load())
 
     # ---- loading -----------------------------------------------------------------------------
 
@@ -274,7 +292,7 @@ class Lifecycle:
                 parts_changed, self._ensembles.loading[identifier] = self._ensembles.loading[identifier], False
                 if unchanged and not parts_changed:
                     return  # neither it nor a model of its steps has changed
-            versions = source.versions(config)
+            versions = self.traffic_files.versions(folder.name, source.versions(config), folder.versions)
         except ModelLoadFailed as error:
             self._mark_broken(folder, error.__cause__ or error, override, is_model=False)
             if identifier not in self._loaded and override is None and not request.again:

@@ -38,6 +38,7 @@ class RepositoryListing:
                 models={key: folder for part in parts for key, folder in part.models.items()},
                 duplicates={key: paths for part in parts for key, paths in part.duplicates.items()},
                 others=others,
+                traffic={name: file for part in parts for name, file in part.traffic.items()},
             )
         found = await self._repositories.scan()
         known = {identifier: folder.name for identifier, folder in found.models.items()}

@@ -37,6 +37,11 @@ class PreloadSet(msgspec.Struct, frozen=True):
     file: str = ""
     digest: str = ""
 
+    @property
+    def title(self) -> str:
+        """What is imported, for texts."""
+        return ", ".join((*self.modules, *([Path(self.file).name] if self.file else [])))
+
 
 class WorkerNeeds(msgspec.Struct, frozen=True):
     """What the start of a worker depends on."""

@@ -82,6 +82,9 @@ class Catalog:
         self._known: dict[str, str] = {}
         #: Versions that no new request reaches and that still have requests. The lifecycle adds and removes them.
         self.retiring: set[Model] = set()
+        #: By name: the labels that clients may name in place of a version, each with a model and a version, "" for the
+        #: newest one. Most models have none.
+        self._labels: dict[str, Mapping[str, tuple[str, str]]] = {}
 
     # ---- changed by the lifecycle ------------------------------------------------------------
 
@@ -113,6 +116,14 @@ class Catalog:
         if is_model:
             self._lacking.add(identifier)
 
+    def set_labels(self, name: str, labels: Mapping[str, tuple[str, str]]) -> None:
+        """Set what the labels of a model mean: the name of a model, and a number of a version or "" for the newest."""
+        self.generation += 1
+        if labels:
+            self._labels[name] = dict(labels)
+        else:
+            self._labels.pop(name, None)
+
     def set_state(
         self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
     ) -> None:
@@ -122,6 +133,8 @@ class Catalog:
         former = versions.get(version)
         if model is not None and former is not None and former.model is not None:
             model.follows(former.model)
+        if model is not None:
+            _share_spec(model, versions.values())
         versions[version] = VersionEntry(state, reason, model)
         self._choose_newest(identifier)
 
@@ -168,6 +181,8 @@ class Catalog:
             newest = self._newest.get(name)
             if newest is not None:
                 return newest
+        if version and (labels := self._labels.get(name)) is not None and version in labels:
+            return self.resolve(*labels[version])
         number = parse_version(version) if version else None
         identifier = self._identifier(name, namespace)
         versions = self._models.get(identifier, {})
@@ -185,8 +200,26 @@ class Catalog:
             raise ModelNotReady(name, number)
         return entry.model
 
+    def has_label(self, name: str, label: str) -> bool:
+        """Whether `label` is one of a model's labels, which stand for versions."""
+        return (labels := self._labels.get(name)) is not None and label in labels
+
+    def number_of(self, name: str, version: str) -> int:
+        """Return the number of the version that a text means: a number, or a label of the model.
+
+        Raises `ServingError`, also for a label of another model.
+        """
+        if not self.has_label(name, version):
+            return parse_version(version)
+        model, number = self._labels[name][version]
+        if model not in ("", name):
+            raise InvalidArgument(f"label '{version}' of model '{name}' names model '{model}'")
+        return parse_version(number) if number else self.resolve(name).version
+
     def finishing(self, name: str, version: str = "", namespace: str = "") -> Model | None:
         """Return the unloaded version, the newest one if `version` is empty, that still finishes its sequences."""
+        if version and (labels := self._labels.get(name)) is not None and version in labels:
+            name, version = labels[version]
         versions = self._models.get(self._identifier(name, namespace), {})
         numbers = [parse_version(version)] if version else sorted(versions, reverse=True)
         for number in numbers:
@@ -348,6 +381,14 @@ class Catalog:
 def model_identifier(namespace: str, name: str) -> str:
     """Return the unique name of a model in the server, in Triton's format; `namespace` is empty without namespacing."""
     return f"{namespace}::{name}" if namespace else name
+
+
+def _share_spec(model: Model, versions: Iterable[VersionEntry]) -> None:
+    """Give `model` the specification of another version if they are equal: what fits one then fits the other."""
+    for entry in versions:
+        if entry.model is not None and entry.model is not model and entry.model.spec == model.spec:
+            model.spec = entry.model.spec
+            return
 
 
 def _ready(versions: Mapping[int, VersionEntry]) -> list[Model]:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.front_doors.route import RouteRule
+    from kernel.serving.front_doors.traffic_control import TrafficControl
     from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.model import Model
     from kernel.serving.prepared import PreparedRequest
@@ -131,6 +132,8 @@ class Kernel:
         #: Set by the composition root, before any front door starts: it makes models whose schedulers use the kernel.
         self.repository: RepositoryControl
         self.helpers = parts.helpers
+        #: None where nothing sets traffic rules. Set by the composition root, as `repository`.
+        self.traffic: TrafficControl | None = None
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
         self.starting = False
@@ -182,7 +185,7 @@ class Kernel:
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a model version can execute now. Raises `ServingError` for versions that are unknown or not READY."""
-        if version:
+        if version and not self.catalog.has_label(name, version):
             parse_version(version)
         return self.catalog.can_execute(self.catalog.resolve(name, version))
 
@@ -225,6 +228,23 @@ class Kernel:
             if finishing is None:
                 raise
             return finishing
+
+    def has_rules(self) -> bool:
+        """Whether the requests to any model have a rule."""
+        return bool(self._rules)
+
+    def resolve_for(
+        self, request: Request, parent: Request, name: str, version: str = "", namespace: str = ""
+    ) -> Model:
+        """As `resolve`, for `request` that is made for `parent`: the rule of the model decides as for the parent.
+
+        Raises `ServingError`.
+        """
+        if not version and (rule := self._rules.get(name)) is not None:
+            chosen = rule.choose_for(request, parent)
+            if chosen is not None:
+                return chosen
+        return self.resolve(name, version, namespace)
 
     def route(self, name: str, version: str = "") -> ModelRoute:
         """Return the route of a call that takes any number of responses. Raises `ServingError`."""

@@ -55,6 +55,7 @@ def prepare(request: Request, route: ModelRoute) -> PreparedRequest:
     common.sink, common.inputs, common.outputs = NO_SINK, inputs, outputs
     common.parameters = dict(request.parameters)
     common.received_ns = 0
+    common.bucket = -1
     small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
     common.byte_size = REQUEST_BYTE_SIZE + sum(tensor.byte_size for tensor in request.inputs) if small else 0
     return PreparedRequest(common, route, uses_client_regions, small)

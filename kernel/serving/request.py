@@ -112,6 +112,10 @@ class Request(msgspec.Struct, eq=False):
     #: Only of a request to an ensemble: the requests of its steps that have no final response. Its scheduler's.
     steps: Collection[Request] = ()
 
+    #: Which of 10,000 shares of a model's traffic a client's request belongs to, for the requests that are made for it
+    #: (`kernel.traffic.buckets`); -1 while nothing has asked.
+    bucket: int = -1
+
     owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
     batch_size: int = 1

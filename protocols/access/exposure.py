@@ -27,6 +27,12 @@ class OpenPort(msgspec.Struct, frozen=True):
     loopback_only: bool = False
     #: Whether only clients with a certificate reach it.
     wants_certificates: bool = False
+    #: What can be done over it; None for everything.
+    categories: frozenset[Category] | None = None
+
+    def admits(self, category: Category) -> bool:
+        """Whether requests of `category` can be sent over the port, and are not restricted."""
+        return (self.categories is None or category in self.categories) and self.restrictions.of(category) is None
 
     @property
     def in_network(self) -> bool:
@@ -92,7 +98,7 @@ def _clauses(who: str, actions: dict[Category, str], ports: Sequence[OpenPort]) 
     """Return who may do what, with one clause for each set of ports; empty if nothing is open."""
     by_ports: dict[tuple[str, ...], list[str]] = {}
     for category, action in actions.items():
-        titles = tuple(port.title for port in ports if port.restrictions.of(category) is None)
+        titles = tuple(port.title for port in ports if port.admits(category))
         if titles:
             by_ports.setdefault(titles, []).append(action)
     return "; ".join(f"{who} may {_join(done, 'and')} ({', '.join(titles)})" for titles, done in by_ports.items())

@@ -52,7 +52,7 @@ def log_http_access(
     request_id: str,
 ) -> None:
     """Write the line of a request that came at `begin_ns`; `bytes_out` counts the head of the response, too."""
-    found = find_endpoint(request_path(target))
+    found = find_endpoint(request_path(target), lambda model, label: True)
     names = found[1] if found is not None else {}
     log_access(
         Access(

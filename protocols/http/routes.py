@@ -23,6 +23,7 @@ from protocols.http.endpoints import (
     repository,
     settings,
     shared_memory,
+    traffic,
 )
 
 Handler = Callable[[HttpCall], Awaitable[web.StreamResponse]]
@@ -53,9 +54,18 @@ _LITERAL = {
     "/v2/logging": Endpoint(Category.LOGGING, {"GET": settings.get_log, "POST": settings.update_log}, administers=True),
 }
 
+_ENDPOINTS = r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting|poison/clear"
 _MODEL = re.compile(
-    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
-    r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting|poison/clear))?"
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?" + _ENDPOINTS + r"|traffic|traffic/reset"
+    r"|rollout|rollout/(?:pause|resume|promote|abort)))?"
+)
+#: A label in place of the number of a version: Triton has no such path, so it exists only for labels that a model has.
+_LABELLED = re.compile(
+    r"/v2/models/(?P<model>[^/]+)/versions/(?P<version>[A-Za-z_][A-Za-z0-9_.-]{0,63})" + _ENDPOINTS + "))?"
+)
+#: What belongs to a model and not to a version.
+_WITHOUT_VERSION = frozenset(
+    {"trace/setting", "traffic", "traffic/reset", "rollout", *(f"rollout/{action}" for action in traffic.ACTIONS)}
 )
 _MODEL_ENDPOINTS = {
     "": Endpoint(Category.METADATA, {"GET": models.metadata}),
@@ -66,6 +76,15 @@ _MODEL_ENDPOINTS = {
     "config": Endpoint(Category.MODEL_CONFIG, {"GET": models.config}),
     "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
     "trace/setting": _TRACE_SETTING,
+    "traffic": Endpoint(Category.MODEL_REPOSITORY, {"GET": traffic.report, "POST": traffic.change}, administers=True),
+    "traffic/reset": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.reset}, administers=True),
+    "rollout": Endpoint(
+        Category.MODEL_REPOSITORY, {"GET": traffic.rollout_status, "POST": traffic.start_rollout}, administers=True
+    ),
+    **{
+        f"rollout/{action}": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.command_rollout}, administers=True)
+        for action in traffic.ACTIONS
+    },
     "poison/clear": Endpoint(Category.MODEL_REPOSITORY, {"POST": models.clear_poison}, administers=True),
 }
 
@@ -103,16 +122,26 @@ _PAGES |= dict.fromkeys(dashboard.PAGE_PATHS, _DASHBOARD_PAGE) | {
 }
 
 
-def find_endpoint(path: str) -> tuple[Endpoint, dict[str, str]] | None:
-    """Return the endpoint of `path`, and the names in it, empty if the path leaves one out."""
+def find_endpoint(
+    path: str, is_label: Callable[[str, str], bool] | None = None
+) -> tuple[Endpoint, dict[str, str]] | None:
+    """Return the endpoint of `path`, and the names in it, empty if the path leaves one out.
+
+    `is_label` says whether a model has a label, which can stand in place of the number of a version; None: none has.
+    """
     endpoint = _LITERAL.get(path)
     if endpoint is not None:
         return endpoint, {}
     if (match := _MODEL.fullmatch(path)) is not None:
         names = match.groupdict("")
-        if names["version"] and names["endpoint"] == "trace/setting":
+        if names["version"] and names["endpoint"] in _WITHOUT_VERSION:
             return None
         return _MODEL_ENDPOINTS[names["endpoint"]], names
+    if is_label is not None and (match := _LABELLED.fullmatch(path)) is not None:
+        names = match.groupdict("")
+        if names["endpoint"] not in _WITHOUT_VERSION and is_label(names["model"], names["version"]):
+            return _MODEL_ENDPOINTS[names["endpoint"]], names
+        return None
     if (match := _REPOSITORY.fullmatch(path)) is not None:
         names = match.groupdict("")
         return _REPOSITORY_ENDPOINTS[names["endpoint"].rpartition("/")[2]], names

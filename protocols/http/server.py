@@ -137,7 +137,7 @@ class HttpServer:
         if not _well_framed(http):
             return _closing(error_response(400, "Bad Request", plain=True))
         path = request_path(http.raw_path)
-        found = find_endpoint(path)
+        found = find_endpoint(path, self._kernel.catalog.has_label)
         if found is None or (found[0].dashboard and not (self._has_dashboard and asks_for_page(path, http))):
             return self._not_found(http, path)
         endpoint, names = found
@@ -187,7 +187,7 @@ class HttpServer:
             return None
         if "Access-Control-Request-Method" not in http.headers:
             return None
-        found = find_endpoint(request_path(http.raw_path))
+        found = find_endpoint(request_path(http.raw_path), self._kernel.catalog.has_label)
         if found is None:
             return None
         requested = http.headers.get("Access-Control-Request-Headers")

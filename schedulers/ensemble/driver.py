@@ -53,6 +53,14 @@ class ModelCaller(Protocol):
     def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
         """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
 
+    def has_rules(self) -> bool:
+        """Whether rules decide for any model which version executes a request."""
+
+    def resolve_for(
+        self, request: Request, parent: Request, name: str, version: str = "", namespace: str = ""
+    ) -> Model:
+        """As `resolve`, for a request that is made for `parent`: its rules decide. Raises `ServingError`."""
+
     def submit(self, request: Request, *, pinned: Model, checked: bool) -> None:
         """Check and queue a request for a version that is pinned. A refusal is a response to its sink.
 
@@ -135,7 +143,10 @@ class EnsembleDriver:
             trace_ensemble_inputs(request)
         try:
             models = self._current_models()
-            run = Run(self._plan, request, models, self._clock.now_ns(), self._prepaid, self._on_devices)
+            if self._caller.has_rules():
+                models = self._models_for(request)
+            on_devices = self._on_devices if models is self._models else None
+            run = Run(self._plan, request, models, self._clock.now_ns(), self._prepaid, on_devices)
         except ServingError as error:
             request.fail(self._named(error))
             return
@@ -274,6 +285,14 @@ class EnsembleDriver:
             self._generation = generation
             self._checked.clear()
         return self._models
+
+    def _models_for(self, request: Request) -> tuple[Model, ...]:
+        """Return the versions of the steps for one request, by the rules of their models. Raises `ServingError`."""
+        chosen = tuple(
+            self._caller.resolve_for(request, request, step.model_name, step.model_version, step.namespace)
+            for step in self._plan.steps
+        )
+        return self._models if chosen == self._models else chosen
 
     def _find(self, name: str, version: str, namespace: str) -> Model | None:
         try:

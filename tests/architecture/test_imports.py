@@ -37,12 +37,13 @@ _KERNEL_BASE = {"kernel", "kernel/errors", "kernel/server_paths", "kernel/texts"
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
     "kernel/errors", "kernel/loop", "kernel/machine", "kernel/naiad_module", "kernel/observe", "kernel/server_paths",
-    "kernel/serving", "kernel/texts", "kernel/tracing",
+    "kernel/serving", "kernel/texts", "kernel/tracing", "kernel/tree_files",
 }  # fmt: skip
 _WORKER_SIDE = {
     "backends/backend_file", "backends/base", "backends/batch_input", "backends/config_requirements",
     "backends/entry_points", "backends/gather", "backends/helper", "backends/lifecycle", "backends/metric_registry",
-    "backends/model_names", "backends/process_control", "backends/registry", "backends/reshape", "backends/scatter",
+    "backends/model_names", "backends/preloading", "backends/process_control", "backends/registry", "backends/reshape",
+    "backends/scatter",
     "backends/streaming", "backends/traced_tensors", "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
@@ -63,6 +64,7 @@ _PROTOCOLS_SHARED = {
 #: type must know it. A room that is not listed may import what its package may.
 ROOMS = {
     "kernel/texts": set[str](),
+    "kernel/tree_files": set[str](),
     "kernel/server_paths": set[str](),
     "kernel/descriptors": set[str](),
     "kernel/errors": {"kernel/server_paths", "kernel/texts"},
@@ -90,6 +92,8 @@ ROOMS = {
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
     | {"kernel/tracing"},
+    "kernel/traffic": _KERNEL_BASE
+    | {"kernel/config", "kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/repository": _KERNEL_BASE
     | {
         "kernel/config",
@@ -128,11 +132,15 @@ ROOMS = {
         "kernel/serving",
         "kernel/settings",
         "kernel/start",
+        "kernel/tree_files",
+        "kernel/traffic",
     },
     "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing", "kernel/version"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/fil": _FOR_WORKERS | _WORKER_SIDE,
+    "backends/sklearn": _FOR_WORKERS | _WORKER_SIDE,
     "backends/pytorch": _FOR_WORKERS | _WORKER_SIDE,
     "backends/tensorrt": _FOR_WORKERS | _WORKER_SIDE,
     "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
@@ -142,6 +150,7 @@ ROOMS = {
     "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/environments", "backends/transport"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
+    "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},
 }
 ROOMS |= {room: _FOR_WORKERS | _WORKER_SIDE for room in _WORKER_SIDE if room not in ROOMS}
 ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
@@ -167,6 +176,13 @@ FOREIGN = {
     ),
     "onnxruntime": ("backends/onnxruntime",),
     "torch": ("backends/pytorch",),
+    "treelite": ("backends/fil",),
+    "xgboost": ("backends/fil",),
+    "lightgbm": ("backends/fil",),
+    "joblib": ("backends/sklearn",),
+    "pandas": ("backends/sklearn",),
+    "skops": ("backends/sklearn",),
+    "threadpoolctl": ("backends/sklearn",),
     "tensorrt": ("backends/tensorrt",),
     "aiohttp": ("protocols/http", "protocols/replay"),
     "grpclib": ("protocols",),

@@ -46,6 +46,7 @@ FOREIGN = {
     "kernel.embedding": "programs that embed the server",
     "kernel.testing": "tests",
     "protocols.http.openapi.schemas": "/v2/openapi.json, when it is first asked for",
+    "protocols.openai": "OpenAI's API, which few servers have",
 }
 
 _IMPORTED = re.compile(r"^import time: +\d+ \| +\d+ \| +(\S+)$", re.MULTILINE)

@@ -19,6 +19,7 @@ FREE_TASKS = {
     "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
     "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
     "kernel/repository/clouds/repository.py _completed": "awaited at once, and again before it is undone",
+    "protocols/openai/api_keys.py ApiKeys._look_later": "its end plans the next look, also if it has failed",
     "protocols/tls/certificates.py Certificates._look_later": "its end plans the next look, also if it has failed",
     "kernel/repository/running_loads.py RunningLoads.run": "awaited at once; `end` cancels them meanwhile",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
@@ -52,7 +53,9 @@ CATCH_ALL = {
     "backends/helper/device_tasks.py _nvml": "a driver has an exception for each of its errors",
     "backends/helper/tasks.py TaskRunner._step": "a task that fails must not end its helper",
     "backends/transport/channel.py LoopChannel._handle": "a worker's message may break anything: the worker is dropped",
-    "backends/zygote/preloader.py Preloader.import_chosen": "a model's module may raise anything: its load fails",
+    "backends/preloading/chosen_modules.py run_chosen": "a model's module may raise anything: its load fails",
+    "backends/sklearn/estimator.py call": "an estimator may raise anything: its requests fail",
+    "backends/sklearn/model_file.py load_estimator": "what reads a file of objects may raise anything: the load fails",
     "backends/worker/process.py run_worker": "the top of a process: its end is logged before it is killed",
     "bench/gpu/check.py forked": "the fork reports what has failed, and ends",
     "bench/gpu/check.py GpuCheck.run": "a driver or a library may raise anything: the other parts go on",
@@ -87,6 +90,7 @@ CATCH_ALL = {
     "protocols/intake/intake.py _Decoding.prepared": "called by a task's end, which it must not hurt",
     "protocols/intake/intake.py take": "the connection handler of inference",
     "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",
+    "protocols/openai/server.py OpenAiServer._respond_by_route": "the same of OpenAI's API",
 }
 
 _TASK_GROUPS = {"asyncio.TaskGroup()", "anyio.create_task_group()"}

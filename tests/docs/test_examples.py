@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from bench.server import wait_for
+from bench.server import ServerProcess, wait_for
 from kernel.config.load import from_pbtxt
 from kernel.embedding import EmbeddedServer
 from tests.docs.documents import DOCUMENTS, ROOT, code_blocks, document, name_of
@@ -35,6 +35,7 @@ PYTHON_EXAMPLES = {
     "docs/caches.md": 1,
     "docs/embedding.md": 1,
     "docs/metrics.md": 1,
+    "docs/openai.md": 1,
     "docs/python-models.md": 2,
     "docs/schedulers.md": 2,
 }
@@ -86,6 +87,13 @@ def test_the_first_requests_of_the_readme_get_responses(demo: EmbeddedServer, mo
         ended = subprocess.run(words, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         assert expected in ended.stdout
+
+
+def test_the_chat_of_the_openai_page_is_responded_to() -> None:
+    with ServerProcess(None, "--demo=chat", "--openai-port=0") as server:
+        [block] = code_blocks(document("docs/openai.md"), "python")
+        printed = run(block.text.replace("localhost:9000", f"127.0.0.1:{server.openai_port}"), "docs/openai.md")
+    assert printed == "You said: Hello That is all I know."
 
 
 def test_the_log_settings_of_the_example_are_taken(demo: EmbeddedServer) -> None:

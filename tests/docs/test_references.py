@@ -17,6 +17,7 @@ from backends.tensorrt.building.command import command as build_engine
 from bench.__main__ import cli as bench_cli
 from kernel.command.cli import cli
 from kernel.command.flags.read import FLAGS, read_flags
+from kernel.command.traffic.rollout import rollout_cli
 from tests.docs.documents import ALL_DOCUMENTS, DOCUMENTS, ROOT, anchors, document, links, name_of, section
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ def test_every_command_that_a_document_names_exists(path: Path) -> None:
 
 def options_of(program: typer.Typer) -> set[str]:
     """Return the options of all commands of a command line, and those of `build-engine`, which another process has."""
-    commands = [*typer.main.get_group(program).commands.values(), typer.main.get_command(build_engine)]
+    groups = [typer.main.get_group(program), typer.main.get_group(rollout_cli)]
+    commands = [each for group in groups for each in group.commands.values()]
+    commands.append(typer.main.get_command(build_engine))
     return {name for command in commands for parameter in command.params for name in parameter.opts}
 
 

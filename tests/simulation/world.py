@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _LONGEST_NS = 60_000_000_000
 #: Event-loop iterations in which tasks that wait for events go on.
 _TASK_ITERATIONS = 8
+#: Event-loop iterations in a row in which something waits for the end of the iteration: far more than a scenario needs.
+_MOST_ITERATIONS = 10_000
 
 
 class Violation(AssertionError):
@@ -268,16 +270,22 @@ class World:
     async def _settle(self) -> None:
         self.steps += 1
         for _ in range(_TASK_ITERATIONS):
-            while self.clock.waits_for_iteration_end:
-                self.clock.end_iteration()
+            self._end_iterations()
             self._tasks = [task for task in self._tasks if not _ended(task)]
             if not self._tasks:
                 break
             await asyncio.sleep(0)
-        while self.clock.waits_for_iteration_end:
-            self.clock.end_iteration()
+        self._end_iterations()
         if not (self._events and self._events[0][0] <= self.clock.time_ns):
             self._check_rest()
+
+    def _end_iterations(self) -> None:
+        """End event-loop iterations until nothing waits for the end of one."""
+        for _ in range(_MOST_ITERATIONS):
+            if not self.clock.waits_for_iteration_end:
+                return
+            self.clock.end_iteration()
+        self.check(False, "the event loop never comes to rest")
 
     # ---- checks ------------------------------------------------------------------------------
 

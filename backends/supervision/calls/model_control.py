@@ -70,8 +70,9 @@ class ModelControl:
 
     def _respond_ready(self, message: wire.ControlModel) -> None:
         try:
-            if message.model_version:
-                parse_version(message.model_version)
+            name, version = message.model_name, message.model_version
+            if version and not self._kernel.catalog.has_label(name, version):
+                parse_version(version)
         except ServingError as error:
             self._fail(message.call, error)
             return

@@ -14,9 +14,9 @@ import msgspec
 
 from backends.supervision.launcher import not_shown
 from backends.supervision.processes.worker_ends import worker_ends
-from backends.supervision.processes.zygote_process import BackendLeavesThreads, ZygoteLost
+from backends.supervision.processes.zygote_process import BackendLeavesThreads, PreloadLeavesThreads, ZygoteLost
 from backends.transport.zygote_messages import ForkWorker
-from kernel.errors import Unavailable
+from kernel.errors import InvalidArgument, Unavailable
 from kernel.repository.worker_needs import NO_NEEDS, PreloadSet, WorkerNeeds
 
 if TYPE_CHECKING:
@@ -69,16 +69,35 @@ class ForkingLauncher:
         # It is not known whether GPU drivers work in forks of a process that has never used them.
         if needs.gpu and not self._always:
             return await self._spawning.launch(title, helper=helper, needs=needs, pending=pending)
+        if not self._always and self._zygotes.threads_left_by(needs.preload):
+            return await self._spawning.launch(title, helper=helper, needs=needs, pending=pending)
         try:
             launched = await self._fork(title, helper=helper, needs=needs)
             if needs.memory_limit_byte_size:
                 launched.limit_memory(needs.memory_limit_byte_size)
             return launched
+        except PreloadLeavesThreads as error:
+            self._refuse_or_log(title, needs.preload, str(error))
         except ZygoteLost as error:
             if self._always or needs.preload != PreloadSet():
                 raise Unavailable(f"the worker could not be forked: {error}") from None
             logger.warning("the worker of '%s' is started without a fork: %s", title, error)
         return await self._spawning.launch(title, helper=helper, needs=needs, pending=pending)
+
+    def _refuse_or_log(self, title: str, preload: PreloadSet, threads: str) -> None:
+        """Nothing can be forked after a preload that has left `threads`. Raises `InvalidArgument` if all must be."""
+        what = f"after '{preload.title}' there are {threads}"
+        if self._always:
+            raise InvalidArgument(
+                f"the preload failed: {what}. Only what starts no threads can be imported before workers are forked "
+                "(--worker-start=fork)"
+            )
+        self._zygotes.is_unsafe(preload, threads)
+        logger.warning(
+            "the workers of '%s' are started without forks, which takes more memory and time: %s, and a fork would "
+            "have none of them. A preload should only import, and compute nothing",
+            title, what,
+        )  # fmt: skip
 
     async def _fork(self, title: str, *, helper: bool, needs: WorkerNeeds) -> LocalProcess:
         """Fork the worker. If a zygote dies, try another one. Raises `ZygoteLost` if all of them die."""

@@ -76,6 +76,9 @@ class SpawningLauncher:
                 return self.start(title, used.command, options, own, used.fds)
         if helper:
             options.append(f"--helper={self.task_module}")
+        options += [f"--preload={module}" for module in needs.preload.modules]
+        if needs.preload.file:
+            options.append(f"--preload-file={needs.preload.file}")
         return self.start(title, own_command("backends.worker"), options, variables)
 
     def start(

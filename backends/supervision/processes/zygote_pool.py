@@ -27,6 +27,9 @@ MAX_CHOSEN = 8
 #: How long such a zygote is kept without workers, in seconds.
 IDLE_S = 60.0
 
+#: Of how many sets that cannot be preloaded before a fork the pool keeps the reason.
+_MAX_UNSAFE = 256
+
 _NOTHING_CHOSEN = PreloadSet()
 
 
@@ -60,6 +63,8 @@ class ZygotePool:
         self._problem = ""
         #: Backends whose import leaves threads: their workers import them after the fork.
         self.imported_late: set[str] = set()
+        #: Set of modules → the threads that their import leaves: their workers are not forked.
+        self._unsafe: dict[PreloadSet, str] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -104,6 +109,16 @@ class ZygotePool:
         """Start no more zygotes: the modules of all workers cannot be imported before a fork."""
         logger.error("workers are no longer forked: %s", problem)
         self._problem = problem
+
+    def threads_left_by(self, preload: PreloadSet) -> str:
+        """Return the threads that the import of a set has left before, so that no worker can be forked; "" if none."""
+        return self._unsafe.get(preload, "")
+
+    def is_unsafe(self, preload: PreloadSet, threads: str) -> None:
+        """The import of a set has left `threads`: it is not tried again, unless its file changes."""
+        self._unsafe[preload] = threads
+        if len(self._unsafe) > _MAX_UNSAFE:
+            del self._unsafe[next(iter(self._unsafe))]
 
     def has_forked(self, preload: PreloadSet) -> None:
         """A zygote of the set has forked a worker: if it ends, the next one is started at once."""

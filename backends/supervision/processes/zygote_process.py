@@ -52,6 +52,10 @@ class BackendLeavesThreads(Exception):
     """The worker was not forked, because its backend was imported and there are these threads. The zygote has ended."""
 
 
+class PreloadLeavesThreads(Exception):
+    """What a model has chosen to preload has left these threads, so no worker can be forked. The zygote has ended."""
+
+
 class ZygoteProcess:
     """A process that forks workers. Its owner calls `end`, and is called by `on_ended` with the cause of its end."""
 
@@ -109,7 +113,8 @@ class ZygoteProcess:
     async def ready(self) -> None:
         """Wait until what the model has chosen is imported.
 
-        Raises `ZygoteLost`, and `InvalidArgument` if it cannot be imported; then the zygote ends.
+        Raises `ZygoteLost`, and, when the zygote ends because of them, `InvalidArgument` if it cannot be imported and
+        `PreloadLeavesThreads`.
         """
         await asyncio.shield(self._ready)
 
@@ -187,6 +192,10 @@ class ZygoteProcess:
             case messages.ForkFailed(number=number, text=text, error_number=code):
                 if future := self._waiting(number):
                     future.set_exception(OSError(code, text))
+            case messages.ThreadsLeft(number=0, text=text):
+                self._ending = True
+                if not self._ready.done():
+                    self._ready.set_exception(PreloadLeavesThreads(text))
             case messages.ThreadsLeft(number=number, backend=backend, text=text):
                 logger.warning("backend '%s' leaves %s when imported: it is imported after the fork", backend, text)
                 self._ending = True

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec, TensorSpec
 
 
+#: Backends that leave dimensions of 1 out of their outputs' shapes, as Triton's do.
+_WITHOUT_ONES = ("fil",)
+
+
 class SentOutput(msgspec.Struct, frozen=True):
     """An output of a response, as the client would get it."""
 
@@ -36,6 +40,8 @@ def departures(spec: ModelSpec, responses: Iterable[Iterable[SentOutput]]) -> li
         for output in response:
             seen.add(output.name)
             expected = spec.outputs.get(output.name)
+            if expected is not None and spec.backend in _WITHOUT_ONES:
+                expected = _without_ones(expected)
             line = _departure(output, expected) if expected is not None else _unknown(output.name, spec)
             if line:
                 lines.setdefault(output.name, line)
@@ -46,6 +52,11 @@ def departures(spec: ModelSpec, responses: Iterable[Iterable[SentOutput]]) -> li
                 "model, or in config.pbtxt"
             )
     return list(lines.values())
+
+
+def _without_ones(expected: TensorSpec) -> TensorSpec:
+    batch, dims = expected.shape[: len(expected.shape) - len(expected.dims)], expected.dims
+    return msgspec.structs.replace(expected, shape=(*batch, *(dim for dim in dims if dim != 1)))
 
 
 def _departure(output: SentOutput, expected: TensorSpec) -> str:

@@ -31,6 +31,7 @@ from kernel.command.flags.values import (
     one_of,
     pair,
 )
+from kernel.options import CHAT_DEMO_REPOSITORY, DEMO_REPOSITORY
 
 _ADDRESS = Kind("ADDRESS", str)
 _PATTERN = Kind("REGEX", str)
@@ -44,12 +45,19 @@ _COUNT = integer(0)
 _BYTES = integer(0, metavar="BYTES")
 _GPU = integer(0, metavar="GPU")
 
+#: Name → its repository.
+_DEMOS = {"models": DEMO_REPOSITORY, "chat": CHAT_DEMO_REPOSITORY}
+_DEMO = Kind("|".join(_DEMOS), lambda text: (_DEMOS[str(one_of(*_DEMOS).parse(text))],))
+
 _CATEGORIES = "health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging"
 
 _MODELS = FlagGroup(
     "Models",
     "Model repositories, and which of their models are served.",
     (
+        Flag(name="demo", kind=_DEMO, option="repository.paths", ours=True, default="none",
+             help="Serve models of the package: models (those without any repository), or chat (a streaming chat over "
+             "OpenAI's API)."),
         Flag(name="model-repository", alias="model-store", kind=REPOSITORY, option="repository.paths",
              repeat=True, default="demo models",
              help="Folder of models, or an address in a cloud: s3://BUCKET/FOLDER, "
@@ -95,6 +103,9 @@ _MODELS = FlagGroup(
              "model's workers are killed."),
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
+        Flag(name="allow-pickle", kind=Kind("true|false|MODEL,...", str), option="repository.allow_pickle", ours=True,
+             help="Which models may be loaded from pickles (.pkl, .pickle, .joblib). A pickle runs code of whoever has "
+             "written it, so allow it only for models that you have made (docs/sklearn.md)."),
         Flag(name="backend-directory", kind=FOLDER, option="repository.backend_directory", default="none",
              help="A folder with a folder for each backend that is a file: NAME/backend.py, or NAME/model.py for a "
              "Python-based backend (docs/backends.md)."),
@@ -224,6 +235,25 @@ _GRPC = FlagGroup(
     ),
 )  # fmt: skip
 
+_OPENAI = FlagGroup(
+    "OpenAI",
+    "OpenAI's API for models that generate text (docs/openai.md). Limits, restrictions and TLS are those of HTTP.",
+    (
+        Flag(name="allow-openai", kind=SWITCH, option="openai_listener.allow", ours=True,
+             help="Serve OpenAI's API. --openai-port and --demo=chat do so, too."),
+        Flag(name="openai-address", kind=_ADDRESS, option="openai_listener.address", default="that of HTTP", ours=True,
+             help="Address to listen on."),
+        Flag(name="openai-port", kind=PORT, option="openai_listener.port", ours=True,
+             help="Serve OpenAI's API on this port; 0 for any free one."),
+        Flag(name="openai-default-max-tokens", kind=integer(1, metavar="TOKENS"), option="openai.default_max_tokens",
+             ours=True, default="16 for completions, none for chats",
+             help="The most tokens of a response if the client does not say it."),
+        Flag(name="openai-api-keys", kind=FILE, option="openai.api_keys", ours=True, default="none",
+             help="Only clients with a key of this file (Authorization: Bearer KEY) may use OpenAI's API. Lines: NAME "
+             "KEY, and the models that the key may use. A changed file is read again."),
+    ),
+)  # fmt: skip
+
 _GPUS = FlagGroup(
     "GPUs",
     "Instances on GPUs, and their memory.",
@@ -318,6 +348,8 @@ _SERVER = FlagGroup(
     "",
     (
         Flag(name="id", kind=TEXT, option="server_id", help="Name of the server in its metadata."),
+        Flag(name="state-directory", kind=FOLDER, option="state_directory", ours=True, default="none",
+             help="A folder in which traffic rules of clients and rollouts outlive the server. It is created."),
         Flag(name="listen-while-loading", kind=SWITCH, option="listen_while_loading", ours=True,
              help="true: the ports listen while the models of the start load; the server is live, and ready when all "
              "are loaded. false: they listen when the models are loaded, as in tritonserver."),
@@ -372,4 +404,4 @@ _SERVER = FlagGroup(
     ),
 )  # fmt: skip
 
-GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _GPUS, _METRICS, _LOG, _TRACES, _SERVER)
+GROUPS = (_MODELS, _SCHEDULING, _HTTP, _GRPC, _OPENAI, _GPUS, _METRICS, _LOG, _TRACES, _SERVER)

@@ -11,7 +11,15 @@ from kernel.command.flags.ignored import IGNORED
 from kernel.command.flags.known import GROUPS
 from kernel.command.flags.traces import trace_values
 from kernel.command.flags.values import BadValue
-from kernel.options import DEMO_REPOSITORY, BadOption, RepositoryOptions, ServerOptions, TlsOptions
+from kernel.options import (
+    CHAT_DEMO_REPOSITORY,
+    DEMO_REPOSITORY,
+    BadOption,
+    ListenAddress,
+    RepositoryOptions,
+    ServerOptions,
+    TlsOptions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +70,7 @@ def read_flags(
     metrics_listener = options.metrics_listener
     if "metrics-address" not in given:
         metrics_listener = msgspec.structs.replace(metrics_listener, address=options.http_listener.address)
+    openai_listener = _openai_listener(options, given)
     repository = msgspec.structs.replace(
         options.repository,
         paths=tuple(dict.fromkeys(options.repository.paths)),
@@ -69,9 +78,26 @@ def read_flags(
         load_thread_count=max(1, options.repository.load_thread_count),
     )
     options = msgspec.structs.replace(
-        options, trace=traces, http=http, grpc=grpc, metrics_listener=metrics_listener, repository=repository
+        options,
+        trace=traces,
+        http=http,
+        grpc=grpc,
+        metrics_listener=metrics_listener,
+        openai_listener=openai_listener,
+        repository=repository,
     )
     return options, [*strange, *_notes(given), *ignored]
+
+
+def _openai_listener(options: ServerOptions, given: GivenFlags) -> ListenAddress:
+    """Return where OpenAI's API listens: where HTTP does, and only if a flag asks for it."""
+    listener = options.openai_listener
+    if "openai-address" not in given:
+        listener = msgspec.structs.replace(listener, address=options.http_listener.address)
+    if "allow-openai" not in given:
+        asked = "openai-port" in given or options.repository.paths == (CHAT_DEMO_REPOSITORY,)
+        listener = msgspec.structs.replace(listener, allow=asked)
+    return listener
 
 
 def split_words(words: Sequence[str]) -> dict[str, list[str]]:
@@ -164,6 +190,8 @@ def _check_together(given: GivenFlags) -> None:
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
             "Please provide one or the other."
         )
+    if "demo" in given and REPOSITORY in given:
+        raise BadOption("--demo serves models of the package: give it without a model repository")
 
 
 def _notes(given: GivenFlags) -> list[str]:

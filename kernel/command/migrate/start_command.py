@@ -33,7 +33,7 @@ _LIBRARIES = {
 }
 
 #: Backends whose settings have no receiver here.
-_OTHER_BACKENDS = ("tensorflow", "openvino", "dali", "fil", "tensorrtllm")
+_OTHER_BACKENDS = ("tensorflow", "openvino", "dali", "tensorrtllm")
 
 
 def flags_in(text: str) -> list[str] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.config.load import MAX_BYTE_SIZE
-from kernel.repository.layout import CONFIG_FILENAME, CONFIGS_FOLDER
+from kernel.repository.layout import CONFIG_FILENAME, CONFIGS_FOLDER, TRAFFIC_FILENAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -89,5 +89,5 @@ def _config_files(model: Entry) -> Iterator[tuple[str, Entry]]:
             for inner in each.children:
                 if inner.name.endswith(".pbtxt") and not inner.is_folder and inner.byte_size <= MAX_BYTE_SIZE:
                     yield f"{CONFIGS_FOLDER}/{inner.name}", inner
-        elif each.name == CONFIG_FILENAME and not each.is_folder and each.byte_size <= MAX_BYTE_SIZE:
-            yield CONFIG_FILENAME, each
+        elif each.name in (CONFIG_FILENAME, TRAFFIC_FILENAME) and each.byte_size <= MAX_BYTE_SIZE:
+            yield each.name, each

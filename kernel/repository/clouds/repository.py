@@ -18,7 +18,7 @@ from kernel.repository.clouds.copies import Copies, PartialCopy, digest_of
 from kernel.repository.clouds.listing import entries_of
 from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, ReadObjects, StoredObject
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
-from kernel.repository.layout import Entry, can_be_model, model_folder
+from kernel.repository.layout import Entry, can_be_model, model_folder, without_traffic
 from kernel.repository.load_progress import bytes_text
 from kernel.texts import escaped, limited
 
@@ -168,7 +168,7 @@ class CloudRepository:
             raise failure or error from None
         if not found:
             raise InternalError(f"model '{name}' was removed from '{self.path}' while it was copied")
-        return found[0]
+        return without_traffic(found[0])
 
     async def _objects(self, folder: str) -> list[StoredObject]:
         await self._renew_place()

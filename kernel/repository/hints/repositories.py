@@ -18,7 +18,8 @@ CONFIG = "config.pbtxt"
 _CLOUD = re.compile(r"(s3|gs|as|az|abfss?|https?|hdfs|hf):/+(.*)", re.IGNORECASE)
 
 #: Files of models by the format that they usually have.
-MODEL_ENDINGS = (".onnx", ".py", ".pt", ".pt2", ".plan", ".xml", ".graphdef", ".savedmodel")
+MODEL_ENDINGS = (".onnx", ".py", ".pt", ".pt2", ".plan", ".xml", ".graphdef", ".savedmodel", ".skops", ".joblib",
+                 ".pkl", ".pickle", ".ubj", ".tl")  # fmt: skip
 
 _FILENAMES = frozenset(each.filename for each in FORMATS)
 

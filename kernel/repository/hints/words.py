@@ -34,7 +34,6 @@ _TO_ONNX = {
 
 #: Triton's other backends, and what to do about their models (docs/moving-from-triton.md).
 _OTHER_BACKENDS = {
-    "fil": "write the model as ONNX with onnxmltools or skl2onnx, or run it in a Python model",
     "dali": "run the pipeline in a Python model, or write it as ONNX",
     "vllm": "put NVIDIA's backend into a folder and give that as --backend-directory (docs/vllm.md)",
     "tensorrtllm": "keep its models on Triton, since the backend is C++",

@@ -37,6 +37,11 @@ class CallTarget(Protocol):
     def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
         """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
 
+    def resolve_for(
+        self, request: Request, parent: Request, name: str, version: str = "", namespace: str = ""
+    ) -> Model:
+        """As `resolve`, for a request that is made for `parent`. Raises `ServingError`."""
+
     def submit(self, request: Request, *, pinned: Model | None = None) -> None:
         """Check and queue a request. A refusal is a response to its sink, perhaps before this method returns."""
 
@@ -86,7 +91,11 @@ class Calls:
             self._alarm.set(self._clock.now_ns() + _LOOK_NS)
 
     def _model_of(self, call: Request, namespace: str, *, streaming: bool) -> Model:
-        model = self._target.resolve(call.model_name, call.model_version, namespace)
+        name, version = call.model_name, call.model_version
+        if call.parent is None:
+            model = self._target.resolve(name, version, namespace)
+        else:
+            model = self._target.resolve_for(call, call.parent, name, version, namespace)
         if model.spec.decoupled and not streaming:
             raise InternalError(
                 f"Model {call.model_name} is using the decoupled. The current BLS request call doesn't support models "

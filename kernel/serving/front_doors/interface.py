@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import IndexItem
     from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.front_doors.route import ModelRoute
+    from kernel.serving.front_doors.traffic_control import TrafficControl
     from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.kernel import KernelSettings, RepositoryControl, ServerIdentity
     from kernel.serving.prepared import PreparedRequest
@@ -46,6 +47,12 @@ class CatalogView(Protocol):
 
     def ready_names(self) -> Collection[str]:
         """Return the names of the models that clients reach without a version, in no order."""
+
+    def has_label(self, name: str, label: str) -> bool:
+        """Whether `label` is one of a model's labels, which stand for versions."""
+
+    def number_of(self, name: str, version: str) -> int:
+        """Return the number of the version that a number or a label means. Raises `ServingError`."""
 
     def all_ready(self) -> bool:
         """Whether every version that should be loaded is READY and has a living instance."""
@@ -208,6 +215,9 @@ class KernelInterface(Protocol):
 
     @property
     def repository(self) -> RepositoryControl: ...
+
+    @property
+    def traffic(self) -> TrafficControl | None: ...
 
     @property
     def regions(self) -> RegionRegistry: ...

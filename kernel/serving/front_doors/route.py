@@ -35,6 +35,12 @@ class RouteRule(Protocol):
         Called once for each request, and once more after each wait. Raises `ServingError` to refuse the request.
         """
 
+    def choose_for(self, request: Request, parent: Request) -> Model | None:
+        """Return the version for a request without a version that is made for `parent`; None for the newest one.
+
+        `request` says which sequence it belongs to; it may be `parent` itself. Never waits. Raises `ServingError`.
+        """
+
 
 class ModelRoute(msgspec.Struct, frozen=True):
     """The way of requests with one name and version, as long as the catalog has the same generation."""

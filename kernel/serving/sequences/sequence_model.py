@@ -90,6 +90,10 @@ class SequenceModel(Model):
         """See `kernel.serving.front_doors.route.RouteRule`."""
         return self.owner_of(request)
 
+    def choose_for(self, request: Request, parent: Request) -> SequenceModel:
+        """See `kernel.serving.front_doors.route.RouteRule`."""
+        return self.owner_of(request)
+
     def owner_of(self, request: Request) -> SequenceModel:
         """Return the version for `request`: this one, or an earlier one if that has the request's sequence."""
         correlation_id = request.correlation_id

@@ -13,7 +13,6 @@ from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvail
 from kernel.observe.report import model_report
 from kernel.observe.statistics import Duration
 from kernel.server_paths import SERVER_PATHS
-from kernel.serving.catalog import parse_version
 from kernel.serving.front_doors.model_metadata import model_metadata
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.grpclib_internals import stream_of
@@ -93,7 +92,7 @@ class ModelRpcs:
         return response
 
     def _with_statistics(self, name: str, version: str) -> list[ModelFigures]:
-        number = parse_version(version) if version else None
+        number = self._kernel.catalog.number_of(name, version) if version else None
         models = self._kernel.figures(name)
         if not name:
             return models

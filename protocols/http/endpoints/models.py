@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from kernel.config.to_json import to_json
 from kernel.errors import InvalidArgument
 from kernel.observe.report import model_report
-from kernel.serving.catalog import parse_version
 from kernel.serving.front_doors.model_metadata import model_metadata
 from protocols.http.responses import json_response, json_text_response
 
@@ -57,7 +56,7 @@ def _with_statistics(call: HttpCall) -> list[ModelFigures]:
     if name and not models:
         raise InvalidArgument(f"requested model '{name}' is not available")
     if version:
-        number = parse_version(version)
+        number = call.kernel.catalog.number_of(name, version)
         models = [model for model in models if model.version == number]
         if not models:
             raise InvalidArgument(f"requested model version is not available for model '{name}'")

@@ -110,7 +110,7 @@ class KnownRequestHeads:
         return KnownRequestHead(text, alike.generation, changed, infer)
 
     def _look_at(self, text: bytes, generation: int) -> KnownRequestHead:
-        head = parse_head(text, self._inference.max_input_size)
+        head = parse_head(text, self._inference.max_input_size, self._inference.kernel.catalog.has_label)
         if head is None or head.infer is None:
             return KnownRequestHead(text, generation, head)
         origin = head.header("Origin")

@@ -7,6 +7,7 @@ before any byte of the body is read, so that two parsers can never disagree abou
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import httptools
 import msgspec
@@ -16,6 +17,9 @@ from protocols.http.endpoints.infer import infer
 from protocols.http.inference.compression import IDENTITY, choose_encoding
 from protocols.http.inference.response_task import HEADER_LENGTH
 from protocols.http.routes import find_endpoint, request_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 END = b"\r\n\r\n"
 
@@ -106,13 +110,18 @@ def can_become_head(begun: bytes) -> bool:
     )
 
 
-def parse_head(text: bytes, max_input_size: int) -> HttpRequestHead | None:
-    """Return what the head `text`, up to and with its empty line, says; None where that is not beyond doubt."""
+def parse_head(
+    text: bytes, max_input_size: int, is_label: Callable[[str, str], bool] | None = None
+) -> HttpRequestHead | None:
+    """Return what the head `text`, up to and with its empty line, says; None where that is not beyond doubt.
+
+    `is_label` says whether a model has a label; None: none has.
+    """
     fields = _parse(text)
     if fields is None or not _is_plain(fields):
         return None
     content_length = int(fields.headers.get(b"content-length", b"0"))
-    infer_fields = _infer_fields(fields, max_input_size)
+    infer_fields = _infer_fields(fields, max_input_size, is_label)
     closes = fields.headers.get(b"connection") in _CLOSING
     if closes and infer_fields is None:
         return None  # aiohttp responds, and closes
@@ -148,9 +157,11 @@ def _is_plain(fields: _Fields) -> bool:
     )
 
 
-def _infer_fields(fields: _Fields, max_input_size: int) -> InferFields | None:
+def _infer_fields(
+    fields: _Fields, max_input_size: int, is_label: Callable[[str, str], bool] | None
+) -> InferFields | None:
     """Return what the fast path needs, None if the request is not one of inference, or will be refused."""
-    found = find_endpoint(request_path(fields.target.decode()))
+    found = find_endpoint(request_path(fields.target.decode()), is_label)
     if found is None or found[0].handlers.get(fields.method.decode()) is not infer:
         return None
     headers, names = fields.headers, found[1]

@@ -15,6 +15,7 @@ from protocols.http.metrics.host_load import HostLoad
 if TYPE_CHECKING:
     from kernel.options import MetricsOptions
     from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.front_doors.traffic_control import TrafficControl
 
 
 class ServerMetrics:
@@ -70,6 +71,27 @@ class ServerMetrics:
             "waited",
             registry=self.registry,
         )
+        self._add_traffic()
+
+    def _add_traffic(self) -> None:
+        """Add the families of traffic rules and rollouts."""
+        self._routed = Counter(
+            "naiad_traffic_requests_total",
+            "Number of requests that a traffic rule has sent to a model version, by reason",
+            registry=self.registry,
+        )
+        self._shares = self._gauge(
+            "naiad_traffic_share",
+            "Share of the requests without a version that a model version gets by a traffic rule [0.0 - 1.0]",
+        )
+
+        self._rollout_phase = self._gauge(
+            "naiad_traffic_rollout_phase", "1 for the phase in which the last rollout of a model is"
+        )
+        self._rollout_events = self._gauge(
+            "naiad_traffic_rollout_events",
+            "Number of events that a guard of the last rollout of a model has counted for a model version, by kind",
+        )
 
     def render(self, now_ns: int) -> str:
         """Return the lines in Prometheus' text format, each with its end."""
@@ -88,6 +110,8 @@ class ServerMetrics:
         self._background_failures.set({}, self._kernel.repository_health.background_failures)
         if (polled_s := self._kernel.repository_health.succeeded_s) is not None:
             self._last_poll.set({}, polled_s)
+        if self._kernel.traffic is not None:
+            self._set_traffic(self._kernel.traffic)
         written, lost = self._kernel.trace_counts()
         self._traces.set({}, written)
         self._lost_traces.set({}, lost)
@@ -99,6 +123,27 @@ class ServerMetrics:
         # that end in `_total`.
         text, _ = render(self.registry, [])
         return text.decode()
+
+    def _set_traffic(self, traffic: TrafficControl) -> None:
+        # Versions that have ended, or have no share any more, have no series.
+        self._routed.values.clear()
+        self._shares.values.clear()
+        self._rollout_phase.values.clear()
+        self._rollout_events.values.clear()
+        for rollout in traffic.rollout_figures():
+            self._rollout_phase.set({"model": rollout.model, "phase": rollout.phase}, 1)
+            for guard, counts in rollout.guards.items():
+                for side, version in (("candidate", rollout.candidate), ("stable", rollout.stable)):
+                    labels = {"model": rollout.model, "version": str(version), "guard": guard}
+                    self._rollout_events.set({**labels, "kind": "all"}, counts[side])
+                    self._rollout_events.set({**labels, "kind": "bad"}, counts[f"{side}_bad"])
+        for routed in traffic.routed():
+            labels = {"model": routed.model, "version": str(routed.version), "by": routed.reason}
+            self._routed.set(labels, routed.count)
+        for name, shares in traffic.shares().items():
+            for target in shares:
+                labels = {"model": name, "target": target.model, "version": target.version}
+                self._shares.set(labels, target.share)
 
     def _gauge(self, name: str, help_text: str) -> Any:
         return Gauge(name, help_text, registry=self.registry)

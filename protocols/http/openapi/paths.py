@@ -12,6 +12,8 @@ from protocols.access.restricted import Category
 from protocols.http.openapi.operation import EVENTS, JSON, PLAIN, Operation, json_body, json_response, ref, response
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from protocols.http.openapi.operation import Part
 
 #: Bytes of JSON, behind which tensors lie.
@@ -54,6 +56,7 @@ def generic_paths() -> dict[str, list[Operation]]:
         paths |= _model(prefix, parameters, suffix, types)
         paths |= _inference(prefix, parameters, suffix)
     paths["/v2/models/{model}/trace/setting"] = _trace("Model", (_MODEL,))
+    paths |= _traffic()
     return paths
 
 
@@ -131,6 +134,43 @@ def _trace(whose: str, parameters: tuple[Part, ...]) -> list[Operation]:
             administers=True,
         ),
     ]
+
+
+def _traffic() -> dict[str, list[Operation]]:
+    category, prefix = Category.MODEL_REPOSITORY, "/v2/models/{model}/traffic"
+    found = json_response("The rule, what it means now, and its history.", {"type": "object"})
+    change = functools.partial(
+        _post, parameters=(_MODEL,), errors=(400, 404, 500, 501, 503), administers=True
+    )  # fmt: skip
+    return {
+        prefix: [
+            _get("traffic", "Which versions get which requests", category, found, parameters=(_MODEL,), errors=(404,)),
+            change(
+                "changeTraffic",
+                "Change which versions get which requests",
+                category,
+                found,
+                body=json_body(ref("TrafficRule")),
+            ),
+        ],
+        f"{prefix}/reset": [change("resetTraffic", "Use the rule of the repository again", category, found)],
+        **_rollout(change),
+    }
+
+
+def _rollout(change: Callable[..., Operation]) -> dict[str, list[Operation]]:
+    category, prefix = Category.MODEL_REPOSITORY, "/v2/models/{model}/rollout"
+    found = json_response("Where the rollout is; null if the model had none.", {"type": ["object", "null"]})
+    paths = {
+        prefix: [
+            _get("rollout", "Where a rollout is", category, found, parameters=(_MODEL,), errors=(404,)),
+            change("startRollout", "Begin a rollout", category, found, body=json_body(ref("Rollout"))),
+        ]
+    }
+    for action in ("pause", "resume", "promote", "abort"):
+        summary = f"{action.capitalize()} a rollout"
+        paths[f"{prefix}/{action}"] = [change(f"{action}Rollout", summary, category, found)]
+    return paths
 
 
 def _model(

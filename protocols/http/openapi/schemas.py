@@ -178,6 +178,31 @@ _SETTINGS: dict[str, Part] = {
             "log_format": _nullable({"enum": list(LOG_FORMATS)}),
         }
     ),
+    "Rollout": obj(
+        {
+            "to": COUNT,
+            "stable": COUNT,
+            "steps": array({"type": "integer", "minimum": 1, "maximum": 100}),
+            "every_s": {"type": "number"},
+            "least_requests": COUNT,
+            "step_timeout_s": {"type": "number"},
+            "load_timeout_s": {"type": "number"},
+            "hang_s": {"type": "number"},
+            "guards": array({"enum": ["errors", "latency"]}),
+            "slow_ms": {"type": "number"},
+            "key": STRING,
+        },
+        ("to",),
+    ),
+    "TrafficRule": obj(
+        {
+            "labels": {"type": "object", "description": "Label -> number of a version, or model and version."},
+            "weights": {"type": "object", "additionalProperties": COUNT},
+            "rules": array({"type": "object"}),
+            "key": {"type": "string", "description": "header:NAME, parameter:NAME, request-id or sequence."},
+            "salt": STRING,
+        }
+    ),
 }
 
 _REPOSITORY: dict[str, Part] = {

@@ -60,6 +60,13 @@ def test_large_inputs_are_random_and_not_typed_as_json() -> None:
     assert all(0 <= element <= 1 for element in made.elements)
 
 
+def test_a_row_of_a_table_is_random_for_naiad_and_typed_as_json() -> None:
+    infer, curl = commands(first_requests([spec(tensor("input__0", dims=(30,)))], URL))
+    assert arguments(infer) == [f"input__0={RANDOM}"]
+    [given] = json.loads(curl[-1])["inputs"]
+    assert (given["shape"], given["data"]) == ([30], list(range(1, 31)))
+
+
 @pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP16", "BF16", "FP64", "BYTES"])
 def test_every_datatype_can_be_random(datatype: str) -> None:
     metadata = {"name": "m", "inputs": [{"name": "A", "datatype": datatype, "shape": [-1, 5]}]}
@@ -83,3 +90,13 @@ def test_optional_inputs_are_left_out_and_so_are_too_many_models() -> None:
     infer, _ = commands(first_requests([spec(tensor("A"), optional)], URL))
     assert [each.partition("=")[0] for each in arguments(infer)] == ["A"]
     assert first_requests([model_spec(f"m{number}") for number in range(4)], URL) == ""
+
+
+def test_models_of_openais_api_are_asked_there_if_it_is_open() -> None:
+    request = TensorSpec("openai_request", "BYTES", (1,), (1,))
+    chat = ModelSpec("talk", "", "python", 0, {"openai_request": request}, {"text_output": request}, decoupled=True)
+    vectors = ModelSpec("vectors", "", "python", 0, {"openai_request": request}, {"embedding": request})
+    found = first_requests([chat, vectors], "http://localhost:8000", "http://localhost:9000")
+    assert """curl -N http://localhost:9000/v1/chat/completions -d '{"model": "talk", "stream": true, """ in found
+    assert """curl http://localhost:9000/v1/embeddings -d '{"model": "vectors", "input": "Hello"}'""" in found
+    assert "/v1/" not in first_requests([chat, vectors], "http://localhost:8000")

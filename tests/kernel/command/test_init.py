@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.options import DEMO_REPOSITORY
+from kernel.options import CHAT_DEMO_REPOSITORY, DEMO_REPOSITORY
 
 ROOT = Path(__file__).parents[3]
 ONNX = DEMO_REPOSITORY / "digits" / "1" / "model.onnx"
@@ -50,6 +50,19 @@ def test_new_models_of_every_kind_are_valid_and_pass_their_tests_and_the_check(t
     assert tested.returncode == 0, tested.stdout
     checked = naiad(tmp_path, "check", "models")
     assert checked.returncode == 0, checked.stdout
+
+
+def test_a_new_chat_model_is_that_of_the_demo_and_passes_its_tests(tmp_path: Path) -> None:
+    done = naiad(tmp_path, "init", "models/talk", "--template", "chat")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dev models/talk --openai-port=9000" in done.stdout
+    assert "check" not in done.stdout
+    assert files(tmp_path / "models/talk") == {"config.pbtxt", "1/model.py", "test_talk.py"}
+    demo = CHAT_DEMO_REPOSITORY / "chat"
+    for name in ("config.pbtxt", "1/model.py"):
+        assert (tmp_path / "models/talk" / name).read_text() == (demo / name).read_text()
+    tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "models")
+    assert tested.returncode == 0, tested.stdout
 
 
 def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
@@ -97,7 +110,8 @@ def test_the_name_is_the_last_part_of_the_path_and_a_new_folder_of_models_is_sai
         (("x", "--onnx", "file"), "'file' cannot be loaded: "),
         (("x", "--ensemble", "there,nothing"), "there is no model 'nothing' in '"),
         (("x", "--ensemble", "there"), "'there' cannot be loaded: "),
-        (("x", "--python", "--onnx", "file"), "give one of --python, --onnx and --ensemble"),
+        (("x", "--python", "--onnx", "file"), "give one of --python, --onnx, --ensemble and --template"),
+        (("x", "--template", "talk"), "there is no template 'talk': expected chat"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_one_line_and_nothing_is_written(

@@ -125,3 +125,34 @@ def test_repositories_and_what_cannot_be_read_are_no_single_models(tmp_path: Pat
     assert is_single_model(tmp_path / "models/one")
     for path in ("models", "photo.jpg", "absent.onnx", "models/one/1/model.onnx/inside"):
         assert not is_single_model(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "filename"),
+    [
+        ("churn.json", b'{ "learner" : {}}', "xgboost.json"),
+        ("churn.ubj", b"{L\0\0\0\0\0\0\0\7learner", "xgboost.ubj"),
+        ("churn.bst", b"{L\0\0\0\0\0\0\0\7learner", "xgboost.ubj"),
+        ("churn.model", b"binf\0\0\0\0", "xgboost.model"),
+        ("churn.txt", b"tree\nversion=v4\n", "model.txt"),
+        ("churn.tl", b"\4\0\0\0\1\0\0\0\0\0\0\0\3\3", "checkpoint.tl"),
+        ("churn.skops", b"PK", "model.skops"),
+        ("churn.joblib", b"\x80\4", "model.joblib"),
+        ("churn.pkl", b"\x80\4", "model.pkl"),
+        ("churn.pickle", b"\x80\4", "model.pickle"),
+    ],
+)
+def test_files_of_trees_and_scikit_learn_have_the_names_that_their_backends_look_for(
+    tmp_path: Path, name: str, content: bytes, filename: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with options_with_repositories(options_for(tmp_path / name)) as options:
+        [repository] = local_paths(options)
+        assert [each.name for each in (repository / "churn" / "1").iterdir()] == [filename]
+
+
+@pytest.mark.parametrize("name", ["package.json", "notes.txt", "x.model", "x.ubj", "x.tl"])
+def test_other_files_with_such_endings_are_no_models(tmp_path: Path, name: str) -> None:
+    assert not is_single_model(write(tmp_path / name, '{"name": "x"}'))
+    (tmp_path / name).unlink()
+    assert not is_single_model(tmp_path / name)

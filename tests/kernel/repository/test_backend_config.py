@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from kernel.errors import InvalidArgument
-from kernel.repository.backend_config import backend_config, parse_backend_configs, with_directory
+from kernel.repository.backend_config import (
+    backend_config,
+    parse_backend_configs,
+    with_allowed_pickles,
+    with_directory,
+)
 
 FORMAT = "--backend-config option format is '<backend name>,<setting>=<value>'. Got "
 
@@ -45,3 +50,10 @@ def test_a_comma_without_a_backend_is_refused() -> None:
         InvalidArgument, match="^No backend specified. --backend-config option format is <backend name>,"
     ):
         parse_backend_configs([",a=1"])
+
+
+@pytest.mark.parametrize("allowed", ["false", "FALSE", "", " "])
+def test_pickles_are_allowed_by_nothing_but_their_flag(allowed: str) -> None:
+    given = parse_backend_configs(["sklearn,allow-pickle=true", "allow-pickle=true", "sklearn,a=b"])
+    assert backend_config(with_allowed_pickles(given, allowed), "sklearn").keys() == {"default-max-batch-size", "a"}
+    assert backend_config(with_allowed_pickles(given, "m"), "sklearn")["allow-pickle"] == "m"

@@ -7,7 +7,7 @@ import pytest
 from kernel.options import AdminOptions
 from protocols.access.exposure import Exposure, OpenPort, describe_exposure
 from protocols.access.keys import KeyReader
-from protocols.access.restricted import GRPC, HTTP, Restrictions, parse_restrictions
+from protocols.access.restricted import GRPC, HTTP, Category, Restrictions, parse_restrictions
 
 ALL = "model-repository,logging,trace,shared-memory"
 
@@ -42,6 +42,16 @@ def test_what_everyone_in_the_network_may_do_is_a_warning() -> None:
         "every client in the network may load and unload models, which run code, register shared memory, change "
         f"settings of the log and change settings of traces {both}: {CLOSE}",
         is_warning=True,
+    )
+
+
+def test_a_port_over_which_only_models_are_loaded_is_named_for_that_alone() -> None:
+    http, _ = ports()
+    openai = OpenPort("OpenAI's API at a:3", http.restrictions, categories=frozenset({Category.MODEL_REPOSITORY}))
+    assert line([http, openai], explicit=True).text == (
+        "every client in the network may load and unload models, which run code (HTTP at a:1, OpenAI's API at a:3); "
+        "every client in the network may change settings of the log and change settings of traces (HTTP at a:1): "
+        f"{CLOSE}"
     )
 
 

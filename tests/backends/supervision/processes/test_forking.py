@@ -21,6 +21,7 @@ from backends.transport import zygote_messages as messages
 from kernel.errors import InvalidArgument, Unavailable
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
 from tests.backends.supervision.processes.started_workers import (
+    end_of,
     hello_of,
     launch,
     run,
@@ -259,11 +260,6 @@ def test_the_zygote_that_was_not_used_for_the_longest_time_makes_room(
         ("raise RuntimeError('no luck')", [], "the preload failed: preload.py failed: RuntimeError: no luck"),
         ("import os; os._exit(3)", [], "the preload failed: its process has ended (exit code 3)"),
         ("import sys; sys.exit(4)", [], "the preload failed: its process has ended (exit code 4)"),
-        (
-            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-            ["json"],
-            "the preload failed: after 'json, preload.py' there are 2 threads (",
-        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_preloaded_fails_the_start_with_the_reason(
@@ -279,6 +275,84 @@ def test_what_cannot_be_preloaded_fails_the_start_with_the_reason(
             worker = await launch(processes.launcher)
             await hello_of(worker)
             await stop(worker)
+
+    run(scenario())
+
+
+#: Leaves a file with the process id of each process that runs it, and a thread.
+LEAVES_A_THREAD = """
+import os, pathlib, threading
+pathlib.Path(__file__).with_name(str(os.getpid())).touch()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+#: Computes with a library that has a team of OpenMP threads, as a model does that is fitted at its import.
+COMPUTES = """
+import numpy
+from sklearn.ensemble import HistGradientBoostingRegressor
+HistGradientBoostingRegressor(max_iter=2).fit(numpy.arange(400.0).reshape(200, 2), numpy.arange(200.0))
+"""
+
+
+def test_after_a_preload_that_leaves_threads_workers_are_spawned_and_preload_themselves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    needs = preloading(tmp_path, LEAVES_A_THREAD, ["json"])
+
+    async def scenario() -> None:
+        async with worker_processes("auto") as processes:
+            await zygote_of(processes)
+            workers = [await launch(processes.launcher, f"m_{number}", needs=needs) for number in range(2)]
+            for worker in workers:
+                await hello_of(worker)
+                assert not is_forked(worker.pid)
+                assert (tmp_path / str(worker.pid)).exists(), "it has run the preload"
+                await stop(worker)
+            assert len(list(tmp_path.glob("[0-9]*"))) == 3, "the zygote has tried it once, and each worker"
+            await until(lambda: len(zygotes()) == 1)
+            await stop(await launch(processes.launcher))
+        assert caplog.text.count("after 'json, preload.py' there are 2 threads (") == 1
+
+    run(scenario())
+
+
+def test_if_all_workers_must_be_forked_a_preload_that_leaves_threads_fails_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with worker_processes("fork") as processes:
+            with pytest.raises(InvalidArgument, match="the preload failed: after 'preload.py' there are 2 threads"):
+                await launch(processes.launcher, needs=preloading(tmp_path, LEAVES_A_THREAD))
+
+    run(scenario())
+
+
+def test_a_preload_that_has_computed_with_openmp_is_not_forked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+    async def scenario() -> None:
+        async with worker_processes("auto") as processes:
+            worker = await launch(processes.launcher, needs=preloading(tmp_path, COMPUTES))
+            await hello_of(worker)
+            assert not is_forked(worker.pid)
+            await stop(worker)
+        assert "there are 2 threads" in caplog.text
+
+    run(scenario())
+
+
+def test_a_preload_that_fails_in_a_spawned_worker_ends_it_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "once").touch()
+    source = f"{LEAVES_A_THREAD}\npathlib.Path(__file__).with_name('once').unlink()"
+
+    async def scenario() -> None:
+        async with worker_processes("auto") as processes:
+            worker = await launch(processes.launcher, needs=preloading(tmp_path, source))
+            assert await end_of(worker) == "exit code 1"
+            worker.socket.close()
+        assert "the preload failed: preload.py failed: FileNotFoundError" in caplog.text
 
     run(scenario())
 

@@ -51,3 +51,13 @@ def test_an_output_that_is_not_configured_is_named_with_those_that_are() -> None
 def test_shapes_that_the_configuration_changes_are_not_compared() -> None:
     assert departures(spec(output(reshape=(3,))), [[SentOutput("OUT", "FP32", [3])]]) == []
     assert departures(spec(output(is_shape_tensor=True)), [[SentOutput("OUT", "FP32", [2])]]) == []
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_models_of_trees_leave_dimensions_of_one_out(batched: bool) -> None:
+    tensor = TensorSpec("OUT", "FP32", (1, 3), (-1, 1, 3) if batched else (1, 3))
+    trees = ModelSpec("m", "", "fil", 8, {}, {"OUT": tensor})
+    sent = [5, 3] if batched else [3]
+    assert departures(trees, [[SentOutput("OUT", "FP32", sent)]]) == []
+    (line,) = departures(trees, [[SentOutput("OUT", "FP32", [*sent[:-1], 4])]])
+    assert line.startswith(f"output 'OUT' has shape {[*sent[:-1], 4]}")

@@ -177,3 +177,10 @@ def test_the_first_response_is_compared_with_the_metadata(output: FoundOutput, w
     assert bool(words) == bool(found)
     assert wrong_response([], metadata) == "it has no outputs"
     assert wrong_response([output], {"outputs": []}) == ""  # the server does not describe its outputs
+
+
+def test_a_server_may_leave_dimensions_of_one_out_of_a_row() -> None:
+    metadata = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [-1, 1, 3, 1]}]}
+    for shape in ([5, 3], [5, 1, 3, 1]):
+        assert wrong_response([FoundOutput("OUT", "FP32", shape, 60)], metadata) == ""
+    assert "has shape [5, 3, 1]" in wrong_response([FoundOutput("OUT", "FP32", [5, 3, 1], 60)], metadata)

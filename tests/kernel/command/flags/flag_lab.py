@@ -27,6 +27,7 @@ from kernel.repository.testing import CONFIG, EchoInstance, FakeKeeper
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
 from protocols.http.metrics.server import MetricsServer
+from protocols.openai.server import OpenAiServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -107,6 +108,7 @@ class Running:
         self.parameters: list[dict[str, Any]] = []
         self.grpc: Any = None
         self.metrics: Any = None
+        self.openai: Any = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.log: list[str] = []
         #: The text that was printed to standard error.
@@ -229,6 +231,11 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
             super().__init__(*arguments, **options)
             running.metrics = self
 
+    class SeenOpenAiServer(OpenAiServer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            running.openai = self
+
     def supervisor(launcher: object, poller: object, helper: object, **options: object) -> Supervisor:
         return Supervisor(running, poller, {**options, "launcher": launcher})
 
@@ -242,6 +249,7 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
         mock.patch.object(app, "Terminal", Operator),
         mock.patch("protocols.grpc.server.GrpcServer", SeenGrpcServer),
         mock.patch("protocols.http.metrics.server.MetricsServer", SeenMetricsServer),
+        mock.patch("protocols.openai.server.OpenAiServer", SeenOpenAiServer),
         mock.patch.object(app, "InstanceSupervisor", supervisor),
     ):
         try:

@@ -175,6 +175,9 @@ _MODEL_EFFECTS = {
     "backend-config": Effect(
         "--backend-config=identity,a=b", lambda r: r.supervisors[0].plan.backend_config.get("a"), "b"  # type: ignore[union-attr]
     ),
+    "allow-pickle": Effect(
+        "--allow-pickle=m", lambda r: r.supervisors[0].plan.backend_config.get("allow-pickle"), "m"  # type: ignore[union-attr]
+    ),
     "backend-directory": Effect(
         "--backend-directory={models}",
         lambda r: "backend-directory" in r.supervisors[0].plan.backend_config, True  # type: ignore[union-attr]
@@ -185,6 +188,7 @@ _MODEL_EFFECTS = {
 }  # fmt: skip
 
 _DOORS = {"http": "HTTPService", "grpc": "GRPCInferenceService", "metrics": "Metrics Service"}
+_OPENAI = MODELS + "--openai-port=0"
 
 _LISTENER_EFFECTS = {
     **{f"allow-{door}": Effect(f"--allow-{door}=false", lambda r, door=door: door in r.ports, False)  # type: ignore[misc]
@@ -214,6 +218,21 @@ _LISTENER_EFFECTS = {
                                    MODELS + f"--{door}-use-ssl-mutual=1 {TLS.format(door=door)} "
                                    f"--{door}-root-cert={{stranger}}")
        for door in ("http", "grpc")},
+}  # fmt: skip
+
+_OPENAI_EFFECTS = {
+    "allow-openai": Effect("--allow-openai=false", lambda r: "openai" in r.ports, False, _OPENAI),
+    "openai-port": Effect("--openai-port=0", lambda r: "openai" in r.ports, True),
+    "openai-address": Effect(
+        "--openai-address=127.0.0.2", started, True, _OPENAI, after=logged("Started OpenAIService at 127.0.0.2:")
+    ),
+    "openai-default-max-tokens": Effect(
+        "--openai-default-max-tokens=7", lambda r: r.openai._door.default_max_tokens, 7, _OPENAI
+    ),
+    "openai-api-keys": Effect(
+        "--openai-api-keys={api_keys}", lambda r: r.call("/v1/models", door="openai").status, 401, _OPENAI
+    ),
+    "demo": Effect("--demo=chat --openai-port=0", index, [("chat", "READY")], ""),
 }  # fmt: skip
 
 CACHED = "--model-repository={cached} "
@@ -355,6 +374,7 @@ _SERVER_EFFECTS = {
     "trace-rate": Effect("--trace-rate=7", setting("trace/setting", "trace_rate"), "7"),
     "trace-count": Effect("--trace-count=7", setting("trace/setting", "trace_count"), "7"),
     "trace-log-frequency": Effect("--trace-log-frequency=7", setting("trace/setting", "log_frequency"), "7"),
+    "state-directory": Effect("--state-directory={state}", lambda r: FILES["state"].is_dir(), True),
     "record": Effect("--record={record}", lambda r: r.kernel.traces, True),
     "max-decompression-ratio": Effect(
         "--max-decompression-ratio=2",
@@ -412,8 +432,8 @@ _SERVER_EFFECTS = {
 
 EFFECTS = {
     **_MODEL_EFFECTS, **_SCHEDULING_EFFECTS,
-    **_LISTENER_EFFECTS, **_HTTP_EFFECTS, **_GRPC_EFFECTS, **_METRICS_EFFECTS, **_GPU_EFFECTS, **_LOG_EFFECTS,
-    **_SERVER_EFFECTS,
+    **_LISTENER_EFFECTS, **_OPENAI_EFFECTS, **_HTTP_EFFECTS, **_GRPC_EFFECTS, **_METRICS_EFFECTS, **_GPU_EFFECTS,
+    **_LOG_EFFECTS, **_SERVER_EFFECTS,
 }  # fmt: skip
 
 #: Name in words → file or port. The fixture `files` fills it.
@@ -436,9 +456,12 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.listen()
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
         FILES.update(
-            (name, tmp_path / name) for name in ("models", "other", "same", "broken", "key", "cached", "record")
+            (name, tmp_path / name)
+            for name in ("models", "other", "same", "broken", "key", "cached", "record", "state")
         )
         FILES["key"].write_text("secret\n")
+        FILES["api_keys"] = tmp_path / "api_keys"
+        FILES["api_keys"].write_text("ann sk-secret\n")
         yield
     FILES.clear()
 

@@ -58,11 +58,12 @@ def test_every_flag_of_tritonserver_is_known(name: str) -> None:
 def test_every_option_has_a_flag_and_every_flag_sets_an_option_or_has_a_note() -> None:
     flags = {flag.option for flag in FLAGS.values() if flag.option}
     # One flag sets all trace settings, one those of the recorder.
-    # The metrics port cannot be shared, so it has no reuse flag. `dev` is debugging.
+    # The metrics port and that of OpenAI's API cannot be shared, so they have no reuse flag. `dev` is debugging.
     without_flag = {
         *leaves(TraceValues, "trace."),
         *leaves(RecordSettings, "record."),
         "metrics_listener.reuse_port",
+        "openai_listener.reuse_port",
         "debugging",
     }
     assert flags == set(leaves(ServerOptions)) - without_flag | {"trace"}

@@ -59,7 +59,6 @@ def test_what_is_in_the_folder_says_what_is_wrong(text: str, children: list[Entr
         ("unable to find backend library for backend 'Pyton', try", "did you mean 'python'?"),
         ("unable to find backend library for backend 'zzz', try", "identity, onnxruntime, python; others are"),
         ("unable to find backend library for backend 'tensorflow', try", "write the model as ONNX with tf2onnx"),
-        ("unable to find backend library for backend 'fil', try", "write the model as ONNX with onnxmltools"),
         ("unable to find backend library for backend 'dali', try", "run the pipeline in a Python model"),
         ("unable to find backend library for backend 'vllm', try", "give that as --backend-directory (docs/vllm.md)"),
         ("unable to find backend library for backend 'tensorrtllm', try", "keep its models on Triton"),

@@ -1,0 +1,89 @@
+"""Finds and loads the file of a model. A pickle is opened only if the operator of the server has allowed it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from backends.sklearn.library import required
+from backends.sklearn.trusted_types import TRUSTED_TYPES, not_trusted
+from kernel.errors import InternalError, ServingError, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from backends.base import ModelArguments
+
+#: In the order in which they are looked for. Those after the first are pickles, whatever wrote them.
+FILE_NAMES = ("model.skops", "model.joblib", "model.pkl", "model.pickle")
+
+#: The setting of the server (--allow-pickle): `true`, or names of models.
+ALLOW_PICKLE = "allow-pickle"
+
+_SKOPS = ".skops"
+
+
+def find_model_file(arguments: ModelArguments) -> Path:
+    """Return the path of a model's file. Raises `Unavailable`."""
+    folder = arguments.version_dir
+    named = str(arguments.config.get("default_model_filename") or "")
+    for name in (named,) if named else FILE_NAMES:
+        if (folder / name).is_file():
+            return folder / name
+    if named:
+        raise Unavailable(f"unable to find '{folder / named}' for model '{arguments.model_name}'")
+    raise Unavailable(
+        f"unable to find a file for model '{arguments.model_name}' in '{folder}': expected one of "
+        f"{', '.join(FILE_NAMES)}, or default_model_filename in the configuration"
+    )
+
+
+def may_load_pickles(arguments: ModelArguments) -> bool:
+    """Whether the operator has allowed pickles for this model."""
+    allowed = arguments.backend_config.get(ALLOW_PICKLE, "").strip()
+    if allowed.lower() in ("true", "false", ""):
+        return allowed.lower() == "true"
+    return arguments.model_name in {name.strip() for name in allowed.split(",")}
+
+
+def load_estimator(arguments: ModelArguments, warn: Callable[[str], None]) -> Any:
+    """Return the fitted estimator of a model. `warn` gets a line for each warning of the library.
+
+    Nothing of a pickle is executed, or read, unless it is allowed. Raises `ServingError`.
+    """
+    required("sklearn.pipeline")
+    path = find_model_file(arguments)
+    pickled = path.suffix != _SKOPS
+    if pickled and not may_load_pickles(arguments):
+        raise Unsupported(
+            f"model '{arguments.model_name}' is a pickle ('{path.name}'), and a pickle runs code of its author. "
+            f"If you trust its origin, start the server with --allow-pickle={arguments.model_name} (or "
+            "--allow-pickle=true for all models). A file of skops needs no flag: skops.io.dump(model, 'model.skops')"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = required("joblib").load(path) if pickled else _load_skops(path, arguments)
+        except ServingError:
+            raise
+        except Exception as error:
+            raise InternalError(
+                f"failed to load model '{arguments.model_name}': '{path.name}' cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    for line in dict.fromkeys(" ".join(str(each.message).split()) for each in caught):
+        warn(f"model '{arguments.model_name}': {line}")
+    return found
+
+
+def _load_skops(path: Path, arguments: ModelArguments) -> Any:
+    skops = required("skops.io")
+    types = skops.get_untrusted_types(file=path)
+    if refused := not_trusted(types, arguments.backend_config):
+        raise Unsupported(
+            f"model '{arguments.model_name}' has types that the server does not trust: {', '.join(refused)}. If making "
+            "objects of these types cannot do harm, start the server with "
+            f"--backend-config=sklearn,{TRUSTED_TYPES}={','.join(refused)}"
+        )
+    return skops.load(path, trusted=types)

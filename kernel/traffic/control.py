@@ -1,0 +1,297 @@
+"""The traffic rules of all models: from files and from clients, and what is known of them.
+
+A rule that a client has set is used in place of that of the file until it is reset, or until the server ends. The file
+is read when the models of a repository are listed: at the start, at each poll, and when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from kernel.errors import InvalidArgument, ModelNotFound, ServingError
+from kernel.serving.front_doors.traffic_control import RolloutFigures, RoutedCount, TargetShare
+from kernel.traffic.buckets import BUCKETS
+from kernel.traffic.rollouts.control import Rollouts
+from kernel.traffic.route import REASONS, TrafficRoute
+from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.loop.clock import Clock
+    from kernel.serving.kernel import Kernel
+    from kernel.traffic.rollouts.control import ModelLoads
+    from kernel.traffic.route import Routed
+
+logger = logging.getLogger(__name__)
+
+#: How many changes of the rules of a model are remembered.
+MOST_CHANGES = 100
+
+#: The most models that can have a rule of a client: names of models that are not there yet could be many.
+_MOST_MODELS = 1000
+
+
+class RuleChange(msgspec.Struct, frozen=True):
+    """A change of the rule of a model, or of its rollout."""
+
+    #: UTC, as in ISO 8601.
+    time: str
+    #: `file`, or the protocol and address of the client.
+    by: str
+    #: The rule from then on; None for none.
+    rule: dict[str, Any] | None
+    #: Why, of a change by a rollout.
+    reason: str = ""
+
+
+class TrafficKeeper(Protocol):
+    """Keeps the rules over a restart. Implemented by `kernel.traffic.state_file.StateFile`."""
+
+    def save(self, document: dict[str, Any]) -> None:
+        """Keep what `Traffic.document` has returned. Never waits."""
+
+
+class _ModelTraffic:
+    """What is known of one model."""
+
+    def __init__(self) -> None:
+        self.file: TrafficSettings | None = None
+        #: Why the file has no effect; "" if it has one or is not there.
+        self.file_error = ""
+        self.of_client: TrafficSettings | None = None
+        self.route: TrafficRoute | None = None
+        #: By model and version.
+        self.routed: dict[tuple[str, int], Routed] = {}
+        self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
+
+
+class Traffic:
+    """Sets the rules in the kernel. Implements `TrafficControl` of front doors and `FileRules` of the repository."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        clock: Clock,
+        loads: ModelLoads | None = None,
+        *,
+        namespacing: bool = False,
+        draw: Callable[[], float] = random.random,
+        utc: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key, `utc`
+        the time for the history.
+        """
+        self._kernel = kernel
+        self._catalog = kernel.catalog
+        self._namespacing = namespacing
+        self._draw = draw
+        self._utc = utc
+        self._models: dict[str, _ModelTraffic] = {}
+        self.rollouts = Rollouts(self, kernel.catalog, clock, loads)
+        #: None: a restart forgets what clients have set.
+        self.keeper: TrafficKeeper | None = None
+
+    # ---- kernel.repository.traffic_files.FileRules ------------------------------------------------
+
+    def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
+        """Use the content of the model's file; None if there is none. `error` is why it could not be read.
+
+        A file that is wrong changes nothing: the log and `report` say what is wrong.
+        """
+        traffic = self._models.get(name)
+        if text is None and error is None and traffic is None:
+            return
+        traffic = self._models.setdefault(name, _ModelTraffic())
+        try:
+            if error is not None:
+                raise error
+            if text is not None and self._namespacing:
+                raise InvalidArgument("traffic rules are not possible with --model-namespacing=true")
+            settings = None if text is None else read_toml(text)
+        except ServingError as wrong:
+            if traffic.file_error != wrong.message:
+                logger.error("model '%s': traffic.toml has no effect: %s", name, wrong.message)
+            traffic.file_error = wrong.message
+            return
+        traffic.file_error = ""
+        if settings == traffic.file:
+            return
+        traffic.file = settings
+        if traffic.of_client is not None:
+            logger.warning(
+                "model '%s': the new traffic.toml is not used, because a client has set another rule; "
+                "POST /v2/models/%s/traffic/reset ends that",
+                name, name,
+            )  # fmt: skip
+            return
+        self._use(name, traffic, settings, "file")
+
+    # ---- kernel.serving.front_doors.traffic_control.TrafficControl -----------------------------------------
+
+    def report(self, name: str) -> dict[str, Any]:
+        traffic = self._of(name)
+        route = traffic.route
+        source = "client" if traffic.of_client is not None else "file" if route is not None else "none"
+        return {
+            "model": name,
+            "source": source,
+            "rollout": self.rollouts.status(name),
+            **({"file_error": traffic.file_error} if traffic.file_error else {}),
+            "rule": {} if route is None else route.settings.as_dict(),
+            "targets": [] if route is None else [msgspec.to_builtins(state) for state in route.states()],
+            "requests": [msgspec.to_builtins(count) for count in _counts(traffic)],
+            "history": [msgspec.to_builtins(change) for change in reversed(traffic.changes)],
+        }
+
+    def change(self, name: str, members: dict[str, Any], by: str) -> None:
+        traffic = self._of(name)
+        if self._namespacing:
+            raise InvalidArgument("traffic rules are not possible with --model-namespacing=true")
+        if self.rollouts.is_active(name):
+            raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
+        if name not in self._models and len(self._models) >= _MOST_MODELS:
+            raise InvalidArgument(f"{_MOST_MODELS} models have traffic rules already")
+        settings = changed(traffic.of_client or traffic.file or TrafficSettings(), members)
+        self._models[name] = traffic
+        traffic.of_client = settings
+        self._use(name, traffic, settings, by)
+
+    def reset(self, name: str, by: str) -> None:
+        traffic = self._of(name)
+        if self.rollouts.is_active(name):
+            raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
+        if traffic.of_client is None:
+            return
+        traffic.of_client = None
+        self._use(name, traffic, traffic.file, by)
+
+    def start_rollout(self, name: str, document: dict[str, Any], by: str) -> None:
+        if self._namespacing:
+            raise InvalidArgument("rollouts are not possible with --model-namespacing=true")
+        self._of(name)
+        self.rollouts.start(name, document, by)
+
+    def command_rollout(self, name: str, action: str, by: str) -> None:
+        self._of(name)
+        self.rollouts.command(name, action, by)
+
+    def rollout_figures(self) -> list[RolloutFigures]:
+        figures = self.rollouts.figures()
+        return [
+            RolloutFigures(name, state.candidate, state.stable, state.phase, state.share, figures[name])
+            for name, state in self.rollouts.states().items()
+        ]
+
+    def routed(self) -> list[RoutedCount]:
+        return [count for traffic in self._models.values() for count in _counts(traffic)]
+
+    def shares(self) -> dict[str, list[TargetShare]]:
+        return {
+            name: [
+                TargetShare(state.model, state.version, state.share / BUCKETS)
+                for state in traffic.route.states()
+                if state.text in traffic.route.settings.weights and state.version
+            ]
+            for name, traffic in self._models.items()
+            if traffic.route is not None
+        }
+
+    # ---- kernel.traffic.rollouts.control.RuleSetter ----------------------------------------------------
+
+    def rule_of(self, name: str) -> TrafficSettings:
+        """Return the rule that a model has. Raises `ModelNotFound`."""
+        traffic = self._of(name)
+        return traffic.of_client or traffic.file or TrafficSettings()
+
+    def use_for_rollout(self, name: str, settings: TrafficSettings, by: str) -> None:
+        """Use the rule of a rollout, and keep the state of the rollout with it."""
+        traffic = self._models.setdefault(name, _ModelTraffic())
+        traffic.of_client = settings
+        state = self.rollouts.states()[name]
+        self._use(name, traffic, settings, by, state.reason)
+
+    # ---- a restart -----------------------------------------------------------------------------------
+
+    def document(self) -> dict[str, Any]:
+        """Return what a restart must not forget."""
+        return {
+            name: {
+                "rule": None if traffic.of_client is None else traffic.of_client.as_dict(),
+                "rollout": self.rollouts.document(name),
+                "history": [msgspec.to_builtins(change) for change in traffic.changes],
+            }
+            for name, traffic in self._models.items()
+            if traffic.changes
+        }
+
+    def restore(self, document: dict[str, Any]) -> None:
+        """Use what another server has kept, before any model is loaded. Raises `InvalidArgument`."""
+        try:
+            for name, kept in document.items():
+                traffic = self._models.setdefault(name, _ModelTraffic())
+                traffic.changes.extend(msgspec.convert(kept["history"], list[RuleChange]))
+                if kept["rule"] is not None:
+                    traffic.of_client = read_settings(kept["rule"])
+                    self._use(name, traffic, traffic.of_client, "the start of the server")
+                if kept["rollout"] is not None:
+                    self.rollouts.restore(name, kept["rollout"])
+        except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgument(f"it is not what the server has written: {error}") from None
+
+    # ---- the rest ------------------------------------------------------------------------------------
+
+    def _of(self, name: str) -> _ModelTraffic:
+        """Return what is known of a model. Raises `ModelNotFound` if neither catalog nor rules know it."""
+        traffic = self._models.get(name)
+        if traffic is None:
+            if name not in self._catalog.identifiers():
+                raise ModelNotFound(name)
+            return _ModelTraffic()
+        return traffic
+
+    def kept_versions(self, name: str) -> set[int]:
+        """Return the versions that the rule of a model names: the version policy does not unload them."""
+        traffic = self._models.get(name)
+        if traffic is None or traffic.route is None:
+            return set()
+        settings = traffic.route.settings
+        targets = [settings.target(text) for text in [*settings.labels, *settings.weights]]
+        return {int(version) for model, version in targets if version and model in ("", name)}
+
+    def _use(
+        self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None, by: str, reason: str = ""
+    ) -> None:
+        """Let `settings` decide from now on; None: the newest version gets all requests."""
+        rule = None if settings is None else settings.as_dict()
+        former = None if traffic.route is None else traffic.route.settings.as_dict()
+        traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
+        if settings is None:
+            traffic.route = None
+            self._catalog.set_labels(name, {})
+        else:
+            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed)
+            targets = {label: settings.target(label) for label in settings.labels}
+            self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
+        self._kernel.set_rule(name, traffic.route)
+        if self.keeper is not None:
+            self.keeper.save(self.document())
+        logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)
+        for state in () if traffic.route is None else traffic.route.states():
+            if state.trouble:
+                logger.warning("model '%s': target '%s' gets no requests: %s", name, state.text, state.trouble)
+
+
+def _counts(traffic: _ModelTraffic) -> list[RoutedCount]:
+    return [
+        RoutedCount(model, version, reason, count)
+        for (model, version), routed in sorted(traffic.routed.items())
+        for reason in REASONS
+        if (count := getattr(routed, reason))
+    ]

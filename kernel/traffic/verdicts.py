@@ -1,0 +1,134 @@
+"""What the counts of a rollout say: stop the candidate, it is good enough, or neither is sure. Pure.
+
+A verdict can be asked for after every request (`kernel.traffic.evidence`). With the settings that are the default, a
+candidate that is as good as the stable version is stopped in at most 1 % of all rollouts, all guards together, and one
+that is as bad as no guard accepts is passed by each guard in at most 5 %. Too few events are *inconclusive*.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from kernel.traffic.evidence import BadEvents, evidence_above, evidence_below, evidence_good, evidence_worse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The probability that a good candidate is stopped, and that a guard passes one that it does not accept.
+FALSE_STOPS = 0.01
+FALSE_PASSES = 0.05
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """What a rollout looks at."""
+
+    #: `errors`, `latency` or `outputs`.
+    name: str
+    #: The part of `FALSE_STOPS` that is this guard's.
+    part: float
+    #: Stop if bad events are more frequent with the candidate than with the stable version; pass if they are surely
+    #: less than this times as frequent. None if only the bound counts.
+    ratio: float | None = None
+    #: Pass if bad events are surely a smaller share of the candidate's requests. None if only the ratio counts. With no
+    #: ratio a larger share also stops.
+    at_most: float | None = None
+    #: What a bad event is called in a sentence.
+    event: str = "errors"
+
+
+ERRORS = Guard("errors", 0.35, ratio=2.0, at_most=0.01, event="errors")
+LATENCY = Guard("latency", 0.35, ratio=2.0, event="slow responses")
+OUTPUTS = Guard("outputs", 0.3, at_most=0.001, event="different outputs")
+GUARDS = {guard.name: guard for guard in (ERRORS, LATENCY, OUTPUTS)}
+
+
+class Counts(msgspec.Struct):
+    """What was counted for one guard in a rollout."""
+
+    #: One for each share that the candidate has had.
+    bad: list[BadEvents] = []
+    #: Events of the candidate and of the stable version, good and bad; pairs of outputs count as the candidate's.
+    candidate: int = 0
+    stable: int = 0
+
+    @property
+    def candidate_bad(self) -> int:
+        """How many events of the candidate were bad."""
+        return sum(each.candidate for each in self.bad)
+
+    @property
+    def stable_bad(self) -> int:
+        """How many events of the stable version were bad."""
+        return sum(each.stable for each in self.bad)
+
+
+class GuardVerdict(msgspec.Struct, frozen=True):
+    """What one guard, or all of them, say."""
+
+    decision: Literal["stop", "pass", "inconclusive"]
+    #: One sentence with the numbers.
+    sentence: str
+
+
+def judge(guard: Guard, counts: Counts) -> GuardVerdict:
+    """Return what one guard says."""
+    numbers = _numbers(guard, counts)
+    worse, good = log_evidence(guard, counts)
+    needed = math.log(1 / (FALSE_STOPS * guard.part))
+    if worse >= needed:
+        return GuardVerdict("stop", f"{numbers}: worse, evidence {_times(worse)} of {_times(needed)} needed")
+    wanted = math.log(1 / FALSE_PASSES)
+    if good >= wanted:
+        return GuardVerdict("pass", f"{numbers}: good enough, evidence {_times(good)} of {_times(wanted)} needed")
+    return GuardVerdict(
+        "inconclusive",
+        f"{numbers}: neither is sure, evidence {_times(worse)} of {_times(needed)} for worse, "
+        f"{_times(good)} of {_times(wanted)} for good enough",
+    )
+
+
+def log_evidence(guard: Guard, counts: Counts) -> tuple[float, float]:
+    """Return the evidence that the candidate is worse, and that it is good enough."""
+    worse, good = -math.inf, -math.inf
+    if guard.ratio is not None:
+        worse, good = evidence_worse(counts.bad), evidence_good(counts.bad, guard.ratio)
+    if guard.at_most is not None and counts.candidate:
+        bad = counts.candidate_bad
+        good = max(good, evidence_below(bad, counts.candidate, guard.at_most))
+        if guard.ratio is None:
+            worse = evidence_above(bad, counts.candidate, guard.at_most)
+    return worse, good
+
+
+def together(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
+    """Return what all guards say: one that stops decides, and all must pass. No guard is inconclusive."""
+    decisions: tuple[Literal["stop", "inconclusive"], ...] = ("stop", "inconclusive")
+    for decision in decisions:
+        found = [verdict.sentence for verdict in verdicts if verdict.decision == decision]
+        if found:
+            return GuardVerdict(decision, "; ".join(found))
+    if not verdicts:
+        return GuardVerdict("inconclusive", "no guard looks at the candidate")
+    return GuardVerdict("pass", "; ".join(verdict.sentence for verdict in verdicts))
+
+
+def _numbers(guard: Guard, counts: Counts) -> str:
+    if guard.ratio is None:
+        return f"{counts.candidate_bad} {guard.event} in {counts.candidate} pairs"
+    return (
+        f"{guard.event}: candidate {counts.candidate_bad} of {counts.candidate} "
+        f"({_percent(counts.candidate_bad, counts.candidate)}), "
+        f"stable {counts.stable_bad} of {counts.stable} ({_percent(counts.stable_bad, counts.stable)})"
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if whole else "-"
+
+
+def _times(log: float) -> str:
+    """Return evidence as people read it: how many times more likely one explanation is."""
+    return f"{math.exp(min(log, 700)):.3g}" if log > -700 else "0"

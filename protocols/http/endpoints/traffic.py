@@ -1,0 +1,81 @@
+"""Traffic rules over HTTP: which versions of a model get which requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernel.errors import InternalError, InvalidArgument, Unsupported
+from kernel.observe.access import peer_text
+from protocols.http.bodies.reading import read_control_text
+from protocols.http.call import peer_of
+from protocols.http.json.document import parse
+from protocols.http.responses import json_response
+
+if TYPE_CHECKING:
+    from kernel.serving.front_doors.traffic_control import TrafficControl
+    from protocols.http import web
+    from protocols.http.call import HttpCall
+
+
+#: What people can do to a rollout.
+ACTIONS = ("pause", "resume", "promote", "abort")
+
+
+async def report(call: HttpCall) -> web.Response:
+    """Return the rule of a model, where it comes from, and what its labels and weights mean now."""
+    return json_response(_control(call).report(call.names["model"]))
+
+
+async def change(call: HttpCall) -> web.Response:
+    """Replace members of the rule, and return what `report` returns."""
+    members = await _object(call, "the traffic rule must be a JSON object with labels, weights, rules, key, salt")
+    _control(call).change(call.names["model"], members, _by(call))
+    return await report(call)
+
+
+async def reset(call: HttpCall) -> web.Response:
+    """Give the model the rule of its file again, and return what `report` returns."""
+    await read_control_text(call)
+    _control(call).reset(call.names["model"], _by(call))
+    return await report(call)
+
+
+async def rollout_status(call: HttpCall) -> web.Response:
+    """Return where the last rollout of a model is; null if it had none."""
+    return json_response(_control(call).report(call.names["model"])["rollout"])
+
+
+async def start_rollout(call: HttpCall) -> web.Response:
+    """Begin a rollout, and return where it is."""
+    document = await _object(call, "a rollout must be a JSON object with the version 'to'")
+    _control(call).start_rollout(call.names["model"], document, _by(call))
+    return await rollout_status(call)
+
+
+async def command_rollout(call: HttpCall) -> web.Response:
+    """Pause, resume, promote or abort a rollout, and return where it is."""
+    await read_control_text(call)
+    _control(call).command_rollout(call.names["model"], call.names["endpoint"].rpartition("/")[2], _by(call))
+    return await rollout_status(call)
+
+
+async def _object(call: HttpCall, expected: str) -> dict[str, Any]:
+    """Return the object that is the body of a request. Raises `InvalidArgument`."""
+    try:
+        document = parse(await read_control_text(call))
+    except InternalError as error:  # Triton's code for JSON that is wrong
+        raise InvalidArgument(error.message) from None
+    if not isinstance(document, dict):
+        raise InvalidArgument(expected)
+    return document
+
+
+def _control(call: HttpCall) -> TrafficControl:
+    if call.kernel.traffic is None:
+        raise Unsupported("this server has no traffic rules")
+    return call.kernel.traffic
+
+
+def _by(call: HttpCall) -> str:
+    """Return who changes the rule, for the history."""
+    return f"HTTP {peer_text(peer_of(call.http))}"

@@ -1,0 +1,38 @@
+"""docs/openai.md has the table of fields that the server has, its routes, and an example that runs."""
+
+from __future__ import annotations
+
+import re
+
+from kernel.config.openai_fields import DECLARABLE_FIELDS, DECLARABLE_PARTS
+from protocols.openai.requests.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, STREAM_OPTIONS, Treatment
+from protocols.openai.routes import PATHS
+from tests.docs.documents import document, section, table
+
+PAGE = document("docs/openai.md")
+TABLES = (CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS)
+
+
+def test_every_field_is_in_the_table_with_its_treatment() -> None:
+    found = {}
+    for names, *treatments in table(section(PAGE, "Fields")):
+        for name in re.findall(r"`([^`]+)`", names):
+            assert name not in found
+            found[name] = tuple(treatments)
+    known = {
+        name: tuple("—" if name not in each else each[name].treatment.value for each in TABLES)
+        for name in set().union(*TABLES)
+    }
+    known |= {f"stream_options.{name}": (*(each.treatment.value,) * 2, "—") for name, each in STREAM_OPTIONS.items()}
+    assert found == known
+
+
+def test_every_route_is_in_the_table() -> None:
+    routes = " ".join(row[0] for row in table(PAGE[: PAGE.index("## A chat model")]))
+    assert set(re.findall(r"/[a-z][\w/]*", routes)) == set(PATHS)
+
+
+def test_what_models_may_declare_is_what_is_refused_without_it() -> None:
+    declared = {name for each in TABLES for name, field in each.items() if field.treatment is Treatment.DECLARED}
+    assert declared == DECLARABLE_FIELDS
+    assert all(f"`{name}`" in PAGE for name in DECLARABLE_PARTS)

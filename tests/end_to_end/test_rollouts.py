@@ -1,0 +1,282 @@
+"""Guarded rollouts of a real server under load: every request gets one response, of one version, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+from bench.server import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CONFIG = """
+backend: "python"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+instance_group [{ kind: KIND_CPU count: 1 }]
+"""
+
+CODE = """
+import os, time
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.version = float(args["model_version"])
+        self.count = 0
+{initialize}
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            self.count += 1
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+{execute}
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value + self.version)]))
+        return responses
+"""
+
+#: What the new version does, by name.
+CANDIDATES = {
+    "good": ("", ""),
+    "failing": ("", 'responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("wrong"))); continue'),
+    "crashing": ("", "os._exit(3)"),
+    "hanging": ("", "time.sleep(3600)"),
+    "slow": ("", "time.sleep(0.05)"),
+    "broken": ('raise ValueError("it has no weights")', ""),
+}
+
+
+def write(repository: Path, version: int, kind: str = "good") -> None:
+    folder = repository / "m" / str(version)
+    folder.mkdir(parents=True)
+    initialize, execute = CANDIDATES[kind]
+    code = CODE.replace("{initialize}", f"        {initialize}").replace("{execute}", f"            {execute}")
+    (folder / "model.py").write_text(code)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    made = tmp_path / "models"
+    write(made, 3)
+    (made / "m" / "config.pbtxt").write_text(CONFIG)
+    return made
+
+
+def call(server: ServerProcess, path: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"http://{server.url}{path}", data)) as response:
+        return json.load(response)
+
+
+async def load_until(server: ServerProcess, clients: int, ended: Callable[[], bool]) -> Counter[str]:
+    """Send requests of clients over both protocols until `ended`; returns responses by version, errors as "error".
+
+    Each response must have the outputs of the version that it names.
+    """
+    counts: Counter[str] = Counter()
+    loop = asyncio.get_running_loop()
+    stop = False
+
+    async def one(number: int) -> None:
+        kind: Any = tritonclient.http.aio if number % 2 else tritonclient.grpc.aio
+        client = kind.InferenceServerClient(server.url if number % 2 else server.grpc_url)
+        tensor = kind.InferInput("IN", [3], "FP32")
+        turn = 0
+        while not stop:
+            turn += 1
+            tensor.set_data_from_numpy(np.full(3, number * 10_000 + turn, np.float32))
+            try:
+                found = await client.infer("m", [tensor], request_id=f"{number}-{turn}")
+            except InferenceServerException:
+                counts["error"] += 1
+                continue
+            response = found.get_response()
+            version = response["model_version"] if isinstance(response, dict) else response.model_version
+            assert (response["id"] if isinstance(response, dict) else response.id) == f"{number}-{turn}"
+            assert found.as_numpy("OUT").tolist() == [number * 10_000 + turn + float(version)] * 3
+            counts[version] += 1
+        await client.close()
+
+    tasks = [asyncio.create_task(one(number)) for number in range(clients)]
+    while not await loop.run_in_executor(None, ended):
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            if task.done():
+                task.result()
+    stop = True
+    await asyncio.gather(*tasks)
+    return counts
+
+
+def rollout(server: ServerProcess) -> Any:
+    return call(server, "/v2/models/m/rollout")
+
+
+START = {
+    "to": 4, "steps": [20, 50, 100], "every_s": 0.5, "least_requests": 20, "guards": ["errors"], "hang_s": 2,
+}  # fmt: skip
+
+
+def test_a_rollout_to_the_end_loads_the_version_and_keeps_the_former_one(repository: Path) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=m")
+    with ServerProcess(repository, *flags) as server:
+        write(repository, 4)
+        call(server, "/v2/models/m/rollout", START)
+        counts = asyncio.run(load_until(server, 16, lambda: rollout(server)["phase"] not in ("loading", "step")))
+        status = rollout(server)
+        assert status["phase"] == "done", status
+        assert counts.keys() == {"3", "4"}, "no request has failed"
+        states = [change["reason"] for change in call(server, "/v2/models/m/traffic")["history"]]
+        assert sum("good enough" in each for each in states) >= 2
+        page = server.get("/metrics", server.metrics_port)[1]
+        assert 'naiad_traffic_rollout_phase{model="m",phase="done"} 1' in page
+        # The policy of the model is `latest 1`; the former version still serves, and one command brings it back.
+        command = [sys.executable, "-m", "kernel", "rollout"]
+        shown = subprocess.run(
+            [*command, "status", "m", "--url", server.url], capture_output=True, text=True, check=False
+        )
+        assert shown.returncode == 0
+        assert "version 4 in place of 3: done" in shown.stdout
+        subprocess.run([*command, "abort", "m", "--url", server.url], capture_output=True, check=True)
+        after = asyncio.run(load_until(server, 4, lambda: True))
+        assert after.keys() == {"3"}
+        listed = subprocess.run(
+            [*command, "history", "m", "--url", server.url], capture_output=True, text=True, check=True
+        )
+        assert "aborted by HTTP 127.0.0.1" in listed.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("failing", "errors: candidate "),
+        ("crashing", ""),
+        ("hanging", "the candidate has ended no execution for 2 s"),
+        ("slow", "slow responses: candidate "),
+        ("broken", "it has no weights"),
+    ],
+)
+def test_a_bad_version_is_stopped_and_the_former_one_gets_all_requests_again(
+    repository: Path, kind: str, reason: str
+) -> None:
+    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=m") as server:
+        write(repository, 4, kind)
+        start = {**START, "steps": [50, 100], "guards": ["errors", "latency"] if kind == "slow" else ["errors"]}
+        call(server, "/v2/models/m/rollout", start)
+        counts = asyncio.run(load_until(server, 16, lambda: rollout(server)["phase"] == "aborted"))
+        assert counts["3"] > 0
+        assert reason in rollout(server)["reason"]
+        after = asyncio.run(load_until(server, 16, lambda: True))
+        assert after.keys() == {"3"}, "new requests follow the verdict at once"
+        if kind == "broken":
+            assert counts.keys() == {"3"}, "no client has noticed it"
+        assert "version 4 gets 0 %, version 3 100 %" in server.log
+
+
+def test_a_version_that_a_poll_finds_gets_nothing_before_its_rollout(repository: Path, tmp_path: Path) -> None:
+    (repository / "m" / "traffic.toml").write_text("labels = { stable = 3 }\nweights = { stable = 1 }\n")
+    with ServerProcess(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server:
+        write(tmp_path / "new", 4)
+        os.rename(tmp_path / "new" / "m" / "4", repository / "m" / "4")
+        server.wait_for_log("successfully loaded 'm' version 4")
+        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"3"}
+        call(server, "/v2/models/m/rollout", START)
+        asyncio.run(load_until(server, 8, lambda: rollout(server)["phase"] == "done"))
+        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"4"}
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_server_that_is_killed_goes_on_where_it_was(repository: Path, tmp_path: Path, step: int) -> None:
+    state = tmp_path / "state"
+    flags = ("--model-control-mode=explicit", "--load-model=m", f"--state-directory={state}")
+    write(repository, 4)
+
+    def reached() -> bool:
+        status = rollout(server)
+        return bool(status["step"] >= step or status["phase"] == "done")
+
+    # The policy serves version 4 from the start; the rollout names the stable version.
+    (repository / "m" / "config.pbtxt").write_text(CONFIG + "version_policy { all { } }")
+    with ServerProcess(repository, *flags) as server:
+        start = {**START, "every_s": 0.2 if step < 4 else 0, "stable": 3, "steps": [20, 40, 60]}
+        if step < 4:
+            start["every_s"] = 0
+        call(server, "/v2/models/m/rollout", start)
+        if step == 4:
+            call(server, "/v2/models/m/rollout/promote", {})
+        else:
+            asyncio.run(load_until(server, 8, reached))
+        before = rollout(server)
+        expected = str(before["candidate"])
+        wanted = before["described"]
+        wait_for_state(state, before["share"])
+        os.kill(server.pid, signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            server.wait(10)
+    with ServerProcess(repository, *flags) as server:
+        asyncio.run(load_until(server, 4, lambda: rollout(server)["phase"] != "loading"))
+        after = rollout(server)
+        assert (after["candidate"], after["stable"]) == (4, 3)
+        assert after["phase"] in ("step", "done"), after
+        if step == 4:
+            assert (wanted, expected) == ("done", "4")
+            assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"4"}
+        else:
+            assert after["share"] >= before["share"] or after["phase"] == "done"
+
+
+def wait_for_state(folder: Path, share: int) -> None:
+    """Wait until the state file has a share: it is written by another thread."""
+    from bench.server import wait_for
+
+    def written() -> bool:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            weights = json.loads((folder / "traffic.json").read_text())["m"]["rule"]["weights"]
+            return bool(weights.get("canary", 100) >= share)
+        return False
+
+    wait_for(written)
+
+
+def test_a_rule_of_a_client_outlives_the_server(repository: Path, tmp_path: Path) -> None:
+    write(repository, 4)
+    (repository / "m" / "config.pbtxt").write_text(CONFIG + "version_policy { all { } }")
+    flag = f"--state-directory={tmp_path / 'state'}"
+    with ServerProcess(repository, flag) as server:
+        call(server, "/v2/models/m/traffic", {"weights": {"3": 1}})
+    with ServerProcess(repository, flag) as server:
+        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"3"}
+        assert call(server, "/v2/models/m/traffic")["source"] == "client"
+    (tmp_path / "state" / "traffic.json").write_text("[]")
+    with pytest.raises(Exception, match="is not what the server has written"), ServerProcess(repository, flag):
+        pass
+
+
+def test_wrong_rollouts_are_refused(repository: Path) -> None:
+    with ServerProcess(repository) as server:
+        for path, body, text in (
+            ("rollout", {"to": 3}, "has no version below 3 that is READY: name the stable version"),
+            ("rollout", {"to": 4, "guards": ["x"]}, "'x' is no guard"),
+            ("rollout/abort", {}, "model 'm' has no rollout"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as raised:
+                call(server, f"/v2/models/m/{path}", body)
+            assert raised.value.code == 400
+            assert text in raised.value.read().decode()
+        assert rollout(server) is None

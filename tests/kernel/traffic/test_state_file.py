@@ -1,0 +1,48 @@
+"""The file that keeps traffic rules over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kernel.errors import InvalidArgument
+from kernel.traffic.state_file import FILENAME, StateFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_was_saved_last_is_read_again(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "state"
+    keeper = StateFile(folder)
+    assert keeper.read() == {}
+    for number in range(200):
+        keeper.save({"m": number})
+    asyncio.run(keeper.close())
+    assert os.listdir(folder) == [FILENAME], "nothing else is left"
+    assert os.stat(folder / FILENAME).st_mode & 0o777 == 0o600, "rules can name clients"
+    other = StateFile(folder)
+    assert other.read() == {"m": 199}
+    asyncio.run(other.close())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "\udcff"])
+def test_a_file_that_no_server_has_written_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILENAME).write_bytes(text.encode("utf-8", "surrogateescape"))
+    keeper = StateFile(tmp_path)
+    with pytest.raises(InvalidArgument, match="is not what the server has written"):
+        keeper.read()
+    asyncio.run(keeper.close())
+
+
+def test_a_file_that_cannot_be_written_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keeper = StateFile(tmp_path)
+    (tmp_path / "traffic.new").mkdir()
+    keeper.save({"m": 1})
+    asyncio.run(keeper.close())
+    assert "cannot be written" in caplog.text
+    assert json.loads(json.dumps(keeper.read())) == {}
