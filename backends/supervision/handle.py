@@ -11,6 +11,8 @@ import functools
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from backends.supervision.calls.caller import CallerCalls
 from backends.supervision.isolation import take_suspects
 from backends.supervision.launcher import ended_by_bus_error
@@ -24,19 +26,19 @@ from backends.supervision.reported.request_traces import (
     trace_context,
     trace_execution,
 )
+from backends.supervision.responses.credit import StreamCredit
+from backends.supervision.responses.worker_response import worker_response
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from backends.transport.texts import MAX_TEXT_BYTES
-from kernel.errors import ErrorCode, RequestCancelled, ServingError, WorkerLost, file_error, worker_error
+from kernel.errors import RequestCancelled, ServingError, WorkerLost, file_error
 from kernel.loop.iteration_end import IterationEnd
 from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.instance import BatchRecord
-from kernel.serving.response import Response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from backends.supervision.session import WorkerSession
     from kernel.loop.busy_poll import LoopPoller
@@ -54,12 +56,13 @@ _OUTBOX_CHECK_S = 0.002
 #: How often a request goes back to the scheduler because its worker was lost when it was next: it may be the reason.
 _MOST_RETURNS = 3
 
-#: Credit is sent in portions, so that a stream does not need a message for each response.
-_CREDIT_PORTION = wire.CREDIT_WINDOW // 4
-
 
 class WorkerHandle:
     """One model instance in its worker."""
+
+    #: The most responses of a batch that are sent on in one event-loop iteration. Each takes up to 0.1 ms, mostly in
+    #: its front door.
+    most_at_once = 64
 
     def __init__(
         self,
@@ -92,8 +95,7 @@ class WorkerHandle:
         else:
             self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
             self._send_execute = self._memory.send_execute
-        self._unsent_credit: dict[int, int] = {}  # responses that clients took without credit sent, by request number
-        self._granted: dict[int, int] = {}  # responses for which credit was sent, by request number
+        self._credit = StreamCredit(session.send)
         self._lost = False
         self._drained: asyncio.Event | None = None  # set when the worker has no request left; None if nothing waits
         self._watched_batch = 0  # the first unfinished batch when the timer for the outbox was set; 0 if it is not set
@@ -221,14 +223,8 @@ class WorkerHandle:
 
     def consumed(self, request: Request, count: int) -> None:
         number = self._number_of(request)
-        if number is None or self._lost:
-            return
-        credit = self._unsent_credit.get(number, 0) + count
-        if credit >= _CREDIT_PORTION:
-            self._send(wire.Credit(number, credit))
-            self._granted[number] = self._granted.get(number, 0) + credit
-            credit = 0
-        self._unsent_credit[number] = credit
+        if number is not None and not self._lost:
+            self._credit.consumed(number, count)
 
     def send_now(self) -> None:
         self._session.flush()
@@ -240,20 +236,16 @@ class WorkerHandle:
     def work_marks(self) -> list[Hashable]:
         """Return what the worker has begun and not finished, see `backends.supervision.watch.batch_stages`."""
         return work_marks(
-            self.record, self._requests, self._granted, self._session.progress(), decoupled=self._model.spec.decoupled
+            self.record,
+            self._requests,
+            self._credit.granted,
+            self._session.progress(),
+            decoupled=self._model.spec.decoupled,
         )
 
     def blocked_requests(self) -> dict[Request, Hashable]:
-        """Return the requests for which the worker may send no response before others are taken, and marks that change
-        with each that is. Without those of ensembles, whose later steps may take long."""
-        granted, unsent = self._granted, self._unsent_credit
-        return {
-            request: (request.response_count, granted.get(number, 0), unsent.get(number, 0))
-            for number, request in self._requests.items()
-            if request.response_count - granted.get(number, 0) >= wire.CREDIT_WINDOW
-            and not (request.finished or request.cancelled)
-            and (request.parent is None or request.parent.composed is None)
-        }
+        """Return the requests whose clients keep the worker waiting, with marks: see `StreamCredit.blocked`."""
+        return self._credit.blocked(self._requests)
 
     def _number_of(self, request: Request) -> int | None:
         """Return the number of a request in messages, or None if the worker has sent its final response."""
@@ -310,15 +302,18 @@ class WorkerHandle:
         start_ns, end_ns = message.compute_start_ns, message.compute_end_ns
         if not start_ns <= message.input_end_ns <= message.output_start_ns <= end_ns:
             raise ValueError("times of an execution that are not in order")
-        try:
-            batch = self.record.executed(message.batch)
-        except KeyError:
-            raise ValueError(f"batch {message.batch} is not being executed") from None
         offset = self._session.clock_offset_ns
         times = ExecutionTimes(
             start_ns + offset, message.input_end_ns + offset, message.output_start_ns + offset, end_ns + offset
         )
-        if batch.traced:
+        if len(message.responses) > self.most_at_once:
+            self._session.handle_in_pieces(self._executed_in_pieces(message, times))
+            return
+        try:
+            batch = self.record.executed(message.batch)
+        except KeyError:
+            raise ValueError(f"batch {message.batch} is not being executed") from None
+        if batch.traced and batch.times is None:
             batch.times = times
             if batch.notifies_traces:
                 trace_execution(batch, times, self.name, message)
@@ -340,6 +335,37 @@ class WorkerHandle:
             self._reports.counted(batch, times, time.monotonic_ns(), self._requests)
         self._model.instances.executed(self, batch, times)
 
+    def _executed_in_pieces(self, message: wire.Executed, times: ExecutionTimes) -> Iterator[None]:
+        """Handle an `Executed` with many responses, some of them with each `next`.
+
+        It counts as if they had come before it, as `Responded`: the batch ends with the last one, and the next one
+        that is not dispatched yet begins then.
+        """
+        number = message.batch
+        try:
+            batch = self.record.executing(number)
+        except KeyError:
+            raise ValueError(f"batch {number} is not being executed") from None
+        if batch.traced:
+            batch.times = times
+            if batch.notifies_traces:
+                trace_execution(batch, times, self.name, message)
+        try:
+            numbers, responses, most = batch.request_numbers(), message.responses, self.most_at_once
+            if len(responses) != len(numbers):
+                raise ValueError(f"{len(responses)} responses for a batch of {len(numbers)} requests")
+            for start in range(0, len(numbers), most):
+                self._iteration_end.joins_writes = True
+                some = slice(start, start + most)
+                for each, response in zip(numbers[some], responses[some], strict=True):
+                    self._respond(each, response, True)
+                yield
+        except ValueError:
+            self.record.executed(number)
+            raise
+        self._executed(msgspec.structs.replace(message, responses=[]))
+        self._check_drained()
+
     def _reported(self, message: wire.Reported) -> None:
         """Count what the backend reports, and add activities to the traces of their requests."""
         offset_ns = self._session.clock_offset_ns
@@ -353,7 +379,8 @@ class WorkerHandle:
         request = self._requests.get(number)
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
-        response = self._response(request, message, final)  # raises ValueError for a message that breaks the protocol
+        # Raises ValueError for a message that breaks the protocol.
+        response = worker_response(request, message, self._model.version_text, self._memory, final=final)
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
@@ -361,9 +388,8 @@ class WorkerHandle:
                 self._idle()
             if self._worker_calls is not None:
                 self._worker_calls.parent_ended(request)
-            if self._unsent_credit:
-                self._unsent_credit.pop(number, None)
-                self._granted.pop(number, None)
+            if self._credit.unsent:
+                self._credit.forget(number)
             if request.in_use:
                 self._memory.finished(number)
                 request.in_use = False
@@ -385,8 +411,7 @@ class WorkerHandle:
         del self._requests[number]
         if not self._requests:
             self._idle()
-        self._unsent_credit.pop(number, None)
-        self._granted.pop(number, None)
+        self._credit.forget(number)
         self._poller.moved(-1)
         batch.reschedule(request)
         if request.trace is not None:
@@ -398,32 +423,6 @@ class WorkerHandle:
             request.release_leases()
         else:
             self._model.instances.rescheduled(request)
-
-    def _response(self, request: Request, message: wire.ResponseMessage | None, final: bool) -> Response:
-        version = self._model.version_text
-        if message is None:
-            return Response(request.model_name, version, request.id, final=final)
-        if message.error_code:
-            if len(message.error_text) > MAX_TEXT_BYTES:
-                raise ValueError(f"an error text of {len(message.error_text)} characters")
-            error = worker_error(ErrorCode(message.error_code), message.error_text)
-            error.before_queueing = message.error_before_queueing
-            return Response(request.model_name, version, request.id, error=error, final=final)
-        leased = False
-        try:
-            for tensor in message.outputs:
-                if tensor.span is not None:
-                    self._memory.take_output(request, tensor, tensor.span, final=final)
-                    leased = leased or tensor.span is not None
-                elif tensor.data is None:
-                    raise ValueError(f"output '{tensor.name}' has no bytes")
-        except ValueError:
-            for tensor in message.outputs:
-                tensor.release()
-            raise
-        return Response(
-            request.model_name, version, request.id, message.outputs, message.parameters, None, final, leased
-        )
 
     def _idle(self) -> None:
         """The worker has no request any more."""

@@ -19,7 +19,7 @@ from kernel.errors import ErrorCode, InternalError, Unavailable, file_error, wor
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from backends.supervision.launcher import Launched, Launcher, Pending
     from backends.transport.outbox import Progress
@@ -54,6 +54,11 @@ class WorkerSession:
         self._lost_cause: str | None = None
         self._protocol_error: str | None = None
         self._stopping = False
+        #: What is left to do for the message that is being handled in pieces, None without one, and the messages that
+        #: were read with it and came after it.
+        self._pieces: Iterator[None] | None = None
+        self._kept: Iterable[bytes] = ()
+        self._process_ended = False
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
         self.overlaps = False
@@ -87,6 +92,44 @@ class WorkerSession:
         """Call these functions with messages of their classes from now on, and no former ones. A handler that raises
         ends the worker, and so does a message without one."""
         self._handlers = {**self._own_handlers, **handlers}
+
+    def handle_in_pieces(self, pieces: Iterator[None]) -> None:
+        """Handle the message that is being handled in pieces: each `next` is one, in an event-loop iteration.
+
+        Later messages are handled after its end; meanwhile nothing is read. If the process ends, all is handled at
+        once. An exception of `pieces` ends the worker, as one of a handler.
+        """
+        assert self._channel is not None
+        if self._process_ended:
+            for _ in pieces:
+                pass
+            return
+        next(pieces)
+        self._pieces = pieces
+        self._channel.pause()
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        pieces = self._pieces
+        if pieces is not None:
+            assert self._channel is not None
+            self._channel.go_on(self._handle_piece)
+            if self._pieces is pieces:
+                asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _handle_piece(self, _: list[bytes]) -> None:
+        assert self._pieces is not None
+        assert self._channel is not None
+        try:
+            if not next(self._pieces, True):  # a piece yields None
+                return
+        except BaseException:
+            self._pieces, self._kept = None, ()
+            raise
+        self._pieces = None
+        kept, self._kept = self._kept, ()
+        self._channel.resume()
+        self._received(kept)
 
     async def start(
         self,
@@ -175,7 +218,8 @@ class WorkerSession:
     def take_unsent(self) -> None:
         """Handle the messages in the outbox of a busy worker."""
         assert self._channel is not None
-        self._channel.take_unsent()
+        if self._pieces is None:
+            self._channel.take_unsent()
 
     # ---- the watchdog ------------------------------------------------------------------------
 
@@ -263,15 +307,19 @@ class WorkerSession:
         self.drop(f"it sent {found}")
         return InternalError(f"the worker was lost while the model was being loaded (it sent {found})")
 
-    def _received(self, raw_messages: list[bytes]) -> None:
+    def _received(self, raw_messages: Iterable[bytes]) -> None:
         decode, handlers = wire.to_kernel_decoder.decode, self._handlers
-        for raw in raw_messages:
+        messages = iter(raw_messages)
+        for raw in messages:
             message = decode(raw)
             handler = handlers.get(type(message))
             if handler is None:
                 self._unexpected(message)
             else:
                 handler(message)
+                if self._pieces is not None:
+                    self._kept = messages
+                    return
 
     def _responded(self, message: wire.StartResponse) -> None:
         if self._response is None or self._response.done():
@@ -311,6 +359,9 @@ class WorkerSession:
 
     def _process_lost(self, cause: str) -> None:
         assert self._channel is not None
+        self._process_ended = True
+        while self._pieces is not None:
+            self._channel.go_on(self._handle_piece)
         self._channel.read_rest()
         self._channel.take_unsent()
         self._channel.close()

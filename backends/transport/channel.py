@@ -185,6 +185,23 @@ class LoopChannel:
             raise ValueError("a message without its file descriptor")
         return self._fds.popleft()
 
+    def pause(self) -> None:
+        """Read nothing until `resume`, also not that the peer has closed the connection."""
+        if not self._closed:
+            self._loop.remove_reader(self._socket.fileno())
+
+    def resume(self) -> None:
+        """Read again after `pause`."""
+        if not self._closed:
+            self._loop.add_reader(self._socket.fileno(), self._read_once)
+
+    def go_on(self, handle: Callable[[list[bytes]], None]) -> None:
+        """Let `handle` go on with messages that `on_messages` has kept; it gets no new ones.
+
+        An exception of it ends the connection, as one of `on_messages`. Works also after `close`.
+        """
+        self._handle(b"", handle)
+
     def read_rest(self) -> None:
         """Handle the messages that a dead worker sent before it died."""
         while self._read_once():
@@ -239,13 +256,13 @@ class LoopChannel:
         if not self._dropped and self._peer_outbox is not None and (data := self._peer_outbox.unsent(self._handled)):
             self._handle(data)
 
-    def _handle(self, data: bytes) -> bool:
+    def _handle(self, data: bytes, handle: Callable[[list[bytes]], None] | None = None) -> bool:
         """Handle the next bytes of the stream. Returns False if they contain a message that cannot be handled."""
         self._handled += len(data)
         try:
             messages = self._reader.feed(data)
             self._iteration_end.joins_writes = len(messages) > 1
-            self._on_messages(messages)
+            (handle or self._on_messages)(messages)
             if self._fds and len(self._fds) > _MAX_FDS:
                 raise ValueError(f"{len(self._fds)} file descriptors without their messages")
         except (ValueError, msgspec.DecodeError) as error:
@@ -279,6 +296,7 @@ class LoopChannel:
         self._drop_unsent()
         for fd in self._fds:
             os.close(fd)
+        self._fds.clear()
         self._socket.close()
 
 

@@ -73,6 +73,12 @@ class BatchRecord:
             raise KeyError(number)
         self._started.add(self.batches[number].number)
 
+    def executing(self, number: int) -> Batch:
+        """Return a batch that is about to finish. Raises KeyError for a batch that is not started."""
+        if number not in self._started if self.concurrency > 1 else number != next(iter(self.batches), None):
+            raise KeyError(number)
+        return self.batches[number]
+
     def executed(self, number: int) -> Batch:
         """Remove and return a finished batch. Raises KeyError for a batch that is not started."""
         if self.concurrency == 1:

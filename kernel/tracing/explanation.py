@@ -29,15 +29,14 @@ def explanation(request: Request, trace: Trace, now_ns: int) -> dict[str, Parame
     execution, composed = trace.execution, request.composed
     if execution is not None:
         times, batch = execution.times, execution.batch
-        requests = batch.requests
         found |= {
             "naiad_queue_ns": max(0, times.compute_start_ns - request.queue_start_ns),
             "naiad_compute_input_ns": times.input_end_ns - times.compute_start_ns,
             "naiad_compute_infer_ns": times.output_start_ns - times.input_end_ns,
             "naiad_compute_output_ns": times.compute_end_ns - times.output_start_ns,
             "naiad_instance": execution.instance,
-            "naiad_batch_size": batch.rescheduled_rows + sum(each.batch_size for each in requests),
-            "naiad_batch_requests": len(requests),
+            "naiad_batch_size": execution.rows,
+            "naiad_batch_requests": execution.request_count,
             "naiad_batch_closed_by": batch.closed_by,
             "naiad_copies": execution.copies,
             "naiad_copied_bytes": execution.copied_byte_size,

@@ -170,6 +170,9 @@ class TracedExecution(NamedTuple):
     #: Large tensors of the batch that the worker has copied before and after the model, and their bytes.
     copies: int
     copied_byte_size: int
+    #: The rows and the requests of the batch, counted once: a sum for each of its requests would be quadratic.
+    rows: int
+    request_count: int
 
 
 class TraceCounts(Protocol):

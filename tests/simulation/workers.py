@@ -14,7 +14,7 @@ from shm.tensor import Span, Tensor
 from tests.simulation.calls import SimulatedCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kernel.serving.batch import Batch
     from tests.simulation.clients import Client
@@ -29,6 +29,7 @@ class SimulatedHandle(WorkerHandle):
     """The real handle, which also shows each batch to the checks."""
 
     version: SimulatedVersion
+    most_at_once = 2
 
     def execute(self, batch: Batch) -> None:
         self.version.checks.dispatched(self, batch)
@@ -50,6 +51,8 @@ class SimulatedWorker:
         self.concurrency = version.plan.concurrency
         self.checks_health = False
         self._handlers: wire.Handlers = {}
+        self._pieces: Iterator[None] | None = None
+        self._kept: deque[wire.ToKernel] = deque()
         self.on_lost: Callable[[str], None] | None = None
         self.send = self.receive
         self.alive = True
@@ -78,9 +81,29 @@ class SimulatedWorker:
     def take_messages(self, handlers: wire.Handlers) -> None:
         self._handlers = handlers
 
+    def handle_in_pieces(self, pieces: Iterator[None]) -> None:
+        """Handle a message in pieces, between which others have their turn."""
+        next(pieces)
+        self._pieces = pieces
+        self._world.after(0, self._handle_piece)
+
+    def _handle_piece(self) -> None:
+        if self._pieces is None:
+            return
+        if not next(self._pieces, True):
+            self._world.after(0, self._handle_piece)
+            return
+        self._pieces = None
+        kept, self._kept = self._kept, deque()
+        for message in kept:
+            self.say(message)
+
     def say(self, message: wire.ToKernel) -> None:
-        """Send a message, which the handle gets at once."""
-        self._handlers[type(message)](message)
+        """Send a message, which the handle gets at once, unless it still handles an earlier one."""
+        if self._pieces is not None:
+            self._kept.append(message)
+        else:
+            self._handlers[type(message)](message)
 
     def flush(self) -> None:
         """Do nothing: the worker has each message when it is sent."""
@@ -234,7 +257,9 @@ class SimulatedWorker:
             self.when_running(step)()
 
     def die(self) -> None:
-        """The process is gone, and sends nothing any more."""
+        """The process is gone, and sends nothing any more; what it has sent is handled at once."""
+        while self._pieces is not None:
+            self._handle_piece()
         self.alive = False
         self.waiting.clear()
         self.executing.clear()

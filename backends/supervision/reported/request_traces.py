@@ -34,10 +34,16 @@ def trace_execution(batch: Batch, times: ExecutionTimes, instance: str, message:
 
     The usual ones find it in the batch.
     """
+    execution: TracedExecution | None = None
     for request in batch.entries:
         if request is not None and (trace := request.trace) is not None and not trace.usual:
             if trace.explains:
-                trace.execution = TracedExecution(times, batch, instance, message.copies, message.copied_byte_size)
+                if execution is None:
+                    rows = batch.rescheduled_rows + sum(each.batch_size for each in batch.requests)
+                    execution = TracedExecution(
+                        times, batch, instance, message.copies, message.copied_byte_size, rows, len(batch.requests)
+                    )
+                trace.execution = execution
             trace.executed(times)
 
 

@@ -507,7 +507,7 @@ def test_an_explained_request_gets_its_way_in_the_parameters_of_its_response() -
     trace_of(request).executing += 1
     requests = [Request("m", [], RecordingSink(), batch_size=rows) for rows in (1, 3)]
     trace_of(request).execution = TracedExecution(
-        times_from(start_ns), Batch([*requests], closed_by="full"), "m_0", 1, 5000
+        times_from(start_ns), Batch([*requests], closed_by="full"), "m_0", 1, 5000, 4, 2
     )
     trace_of(request).executed(times_from(start_ns))
     request.respond(Response("m", "1", "r", outputs=[], parameters={"own": 1}))
