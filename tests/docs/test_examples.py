@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
 
 from bench.server import ServerProcess, wait_for
 from kernel.config.load import from_pbtxt
@@ -36,8 +37,10 @@ PYTHON_EXAMPLES = {
     "docs/embedding.md": 1,
     "docs/metrics.md": 1,
     "docs/openai.md": 1,
-    "docs/python-models.md": 2,
+    "docs/python-models.md": 3,
     "docs/schedulers.md": 2,
+    "docs/sklearn.md": 1,
+    "docs/trees.md": 1,
 }
 
 
@@ -122,18 +125,46 @@ def write_model(folder: Path, name: str, config: str, source: str) -> None:
 def test_the_python_model_works_as_shown(folder: Path) -> None:
     text = document("docs/python-models.md")
     config, *parameters = code_blocks(text, "pbtxt")
-    source, calling = code_blocks(text, "python")
+    source, plain, calling = code_blocks(text, "python")
     names = [f"double_{number}" for number in range(len(parameters) + 1)]
-    for name, parameter in zip(names, ["", *(block.text for block in parameters)], strict=True):
+    # The modules of the example may not be installed.
+    texts = [block.text.replace("torch,transformers", "decimal,fractions") for block in parameters]
+    for name, parameter in zip(names, ["", *texts], strict=True):
         asynchronous = "naiad.concurrency" in parameter
         code = source.text.replace("def execute", "async def execute") if asynchronous else source.text
         write_model(folder, name, config.text + parameter, code)
     write_model(folder, "double", config.text, source.text)
     write_model(folder, "calling", config.text, calling.text)
+    write_model(folder, "plain", "", plain.text)
     with EmbeddedServer(folder) as server:
+        assert server.infer("plain", {"x": np.array([1, 2], np.float32)})["output"].tolist() == [2, 4]
         for name in [*names, "calling"]:
             outputs = server.infer(name, {"IN": np.array([1, 2, 3], np.float32)})
             assert outputs["OUT"].tolist() == [2, 4, 6], name
+
+
+@pytest.mark.parametrize(
+    ("page", "package", "trained", "served"),
+    [
+        ("docs/trees.md", "xgboost", "cancer.json", "xgboost.json"),
+        ("docs/sklearn.md", "skops", "cancer.skops", "model.skops"),
+    ],
+)
+def test_a_trained_model_is_served_as_shown(folder: Path, page: str, package: str, trained: str, served: str) -> None:
+    pytest.importorskip(package)
+    [block] = code_blocks(document(page), "python")
+    # A process of its own: the library's threads stay out of this one.
+    subprocess.run([sys.executable, "-c", block.text], cwd=folder, check=True)
+    (folder / "models" / "cancer" / "1").mkdir(parents=True)
+    (folder / trained).rename(folder / "models" / "cancer" / "1" / served)
+    rows, classes = load_breast_cancer(return_X_y=True)
+    with EmbeddedServer(folder / "models", http_port=0) as server:
+        with urllib.request.urlopen(f"{server.http_url}/v2/models/cancer") as response:
+            [tensor] = json.load(response)["inputs"]
+        datatype = {"FP32": np.float32, "FP64": np.float64}[tensor["datatype"]]
+        outputs = server.infer("cancer", {tensor["name"]: rows[:20].astype(datatype)})
+    found = outputs["predict" if "predict" in outputs else "output__0"]
+    assert found.ravel().tolist() == classes[:20].tolist()
 
 
 def test_the_model_with_a_metric_counts_on_the_page(folder: Path) -> None:

@@ -98,7 +98,8 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
 
 
 def is_replaced(server: ServerProcess, client: Any, process: int) -> bool:
-    return process not in server.workers() and bool(client.is_model_ready("threads"))
+    workers = [pid for pid, name in server.workers().items() if name == "worker gpu"]
+    return bool(workers) and process not in workers and bool(client.is_model_ready("threads"))
 
 
 def infer_many(client: Any, model: str, count: int) -> None:
