@@ -73,7 +73,7 @@ class Collector:
     def wait(self, count: int) -> list[ReceivedSpan]:
         """Return the spans, of which there are at least `count`."""
         with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.spans) >= count, 20), [span.name for span in self.spans]
+            assert self.arrived.wait_for(lambda: len(self.spans) >= count, 60), [span.name for span in self.spans]
         return self.spans
 
     def take(self, path: str, body: bytes) -> None:
