@@ -39,7 +39,7 @@ _FOREIGN = (
     (re.compile(r"/(?:v1/|v2/|api/)?models/?()"), "POST /v2/repository/index, which lists the models"),
     (re.compile(r"/(?:v2/)?(?:health|healthz|ready|readyz|livez|ping|status)/?()"), "GET /v2/health/ready"),
     (re.compile(r"/(?:openapi\.json|swagger\.json|redoc)/?()"), "GET /docs, or GET /v2/openapi.json"),
-    (re.compile(r"/()"), "GET /v2, or to open this address in a browser"),
+    (re.compile(r"/()"), "GET /v2"),
     (re.compile(r"/metrics/?()"), "GET /metrics on the port of the metrics, 8002 unless --metrics-port names another"),
 )
 

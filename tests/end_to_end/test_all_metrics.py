@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.request
 from typing import TYPE_CHECKING
 
 import trustme
@@ -21,6 +22,7 @@ max_batch_size: 4
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 response_cache { enable: true }
+version_policy { all { } }
 parameters { key: "naiad.autoscale" value { string_value: "min=1,max=2" } }
 """
 
@@ -71,6 +73,9 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     write_model: WriteModel, tmp_path: Path
 ) -> None:
     write_model("echo", CONFIG, ECHO)
+    (tmp_path / "echo" / "2").mkdir()
+    (tmp_path / "echo" / "2" / "model.py").write_text((tmp_path / "echo" / "1" / "model.py").read_text())
+    (tmp_path / "echo" / "traffic.toml").write_text("weights = { 1 = 1 }\n")
     reporting = tmp_path / "reporting"
     (reporting / "1").mkdir(parents=True)
     (reporting / "config.pbtxt").write_text(REPORTING_CONFIG)
@@ -82,6 +87,8 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     with ServerProcess(tmp_path, *FLAGS, *secure, f"--trace-config=triton,file={file}") as server:
         for _ in range(2):  # the second one finds the response of the first
             assert infer(server, 1, 7) == 200
+        with urllib.request.urlopen(f"http://{server.url}/v2/models/echo/rollout", b'{"to": 2}') as response:
+            assert response.status == 200
 
         def page() -> str:
             return server.get("/metrics", server.metrics_port)[1]

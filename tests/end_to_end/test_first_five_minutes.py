@@ -21,7 +21,7 @@ import pytest
 
 from bench.server import free_ports
 from kernel.options import DEMO_REPOSITORY
-from tests.docs.documents import document, section
+from tests.docs.documents import code_blocks, document, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,10 +96,11 @@ def open_terminal(tmp_path: Path) -> Iterator[Callable[[], Terminal]]:
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     (checkout / "kernel").symlink_to(ROOT / "kernel")
-    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
+    ports = dict(zip(("http", "grpc", "metrics", "openai"), free_ports(4), strict=True))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("NAIAD_")},
-        **{f"NAIAD_{door.upper()}_PORT": str(port) for door, port in ports.items()},
+        **{f"NAIAD_{door.upper()}_PORT": str(port) for door, port in ports.items() if door != "openai"},
+        "OPENAI_PORT": str(ports["openai"]),
         "NAIAD_HTTP_ADDRESS": "127.0.0.1",
         "NAIAD_GRPC_ADDRESS": "127.0.0.1",
         "NAIAD_URL": f"127.0.0.1:{ports['http']}",
@@ -197,15 +198,22 @@ class TritonPythonModel:
 
 
 def test_models_of_ones_own(open_terminal: Callable[[], Terminal], tmp_path: Path) -> None:
-    folder, file, code, listing, check, usage, *_ = commands("Your own models", "naiad")
+    folder, chat, file, trees, code, listing, check, usage, *_ = commands("Your own models", "naiad")
     shutil.copytree(DEMO_REPOSITORY / "add_sub", tmp_path / "checkout/models/add_sub")
     shutil.copy(DEMO_REPOSITORY / "digits/1/model.onnx", tmp_path / "checkout/resnet.onnx")
     (tmp_path / "checkout/service.py").write_text(SERVICE)
+    [training] = code_blocks(document("docs/trees.md"), "python")
+    subprocess.run([sys.executable, "-c", training.text], cwd=tmp_path / "checkout", check=True)
     terminal, client = open_terminal(), open_terminal()
     assert "add_sub" in terminal.run(listing)
     assert "add_sub" in terminal.run(check)
     assert "--model-repository" in terminal.run(usage)
-    for command, model in ((folder, "add_sub"), (file, "resnet"), (code, "service")):
+    terminal.type(f"{chat} --openai-port=$OPENAI_PORT")
+    [hint] = re.findall(r"^    (curl -N .*)$", terminal.read_until("Ctrl-C stops the server."), re.MULTILINE)
+    assert client.run(hint).rstrip().endswith("data: [DONE]")
+    terminal.press_control_c()
+    terminal.read_until(PROMPT)
+    for command, model in ((folder, "add_sub"), (file, "resnet"), (trees, "cancer"), (code, "service")):
         terminal.type(command)
         shown = terminal.read_until("Ctrl-C stops the server.")
         assert re.search(rf"\| {model} +\| 1 +\| READY", shown), shown

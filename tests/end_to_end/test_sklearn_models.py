@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from bench.process_memory import memory_of
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 from tests.backends.sklearn.conftest import rows, words
 from tests.backends.sklearn.test_backend import MakesAFolder
 
@@ -161,5 +161,5 @@ def test_two_hundred_loads_leave_nothing(server: ServerProcess) -> None:
         cycle(20)
         before = memory()
         cycle(180)
-        assert memory() - before < 8 << 20
+        wait_for(lambda: memory() - before < 8 << 20)  # the last worker may still be ending
         client.load_model("pipeline")

@@ -17,7 +17,7 @@ import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from bench.process_memory import memory_of
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 from tests.backends.fil.conftest import FEATURES, fitted, rows
 
 if TYPE_CHECKING:
@@ -132,4 +132,4 @@ def test_two_hundred_loads_leave_nothing(server: ServerProcess) -> None:
         cycle(20)
         before = memory()
         cycle(180)
-        assert memory() - before < 8 << 20
+        wait_for(lambda: memory() - before < 8 << 20)  # the last worker may still be ending

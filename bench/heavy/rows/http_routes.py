@@ -24,6 +24,13 @@ ROUTES = {
     "trace": ("/v2/trace/setting", "trace_level"),
     "model trace": ("/v2/models/text/trace/setting", "trace_level"),
     "logging": ("/v2/logging", "log_format"),
+    "traffic": ("/v2/models/text/traffic", "salt"),
+    "traffic reset": ("/v2/models/text/traffic/reset", "salt"),
+    "rollout": ("/v2/models/text/rollout", "guard"),
+    "rollout pause": ("/v2/models/text/rollout/pause", "to"),
+    "rollout resume": ("/v2/models/text/rollout/resume", "to"),
+    "rollout promote": ("/v2/models/text/rollout/promote", "to"),
+    "rollout abort": ("/v2/models/text/rollout/abort", "to"),
 }
 
 

@@ -124,7 +124,7 @@ def test_there_is_a_hint_for_a_common_mistake(repository: Path, found: dict[str,
     there = f"'{repository}/no_file/1' has 'other.py': rename it to 'model.py', or write default_model_filename: "
     assert found["no_file"]["hint"] == f'{there}"other.py"'
     assert "this server uses no GPUs" in found["gpu"]["hint"]
-    assert "this server has the backends add_sub, identity" in found["no_backend"]["hint"]
+    assert "this server has the backends add_sub, fil, identity" in found["no_backend"]["hint"]
     assert found["right"]["hint"] == ""
 
 

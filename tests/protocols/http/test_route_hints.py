@@ -28,7 +28,7 @@ MODELS = ["iris", "digits"]
         ("/v2/models/iris/version/3/infer", ". Did you mean POST /v2/models/iris/versions/3/infer?"),
         ("/v2/health/redy", ". Did you mean GET /v2/health/ready?"),
         ("/v2/repository/indx", ". Did you mean POST /v2/repository/index?"),
-        ("/", ". Did you mean GET /v2, or to open this address in a browser?"),
+        ("/", ". Did you mean GET /v2?"),
         ("/v2/nowhere", ""),
         ("/v2/models/iris/explode", ""),
         ("/v3", ""),

@@ -79,7 +79,7 @@ def test_a_page_begins_with_what_was_kept_while_none_was_open(
 def test_who_is_no_browser_finds_nothing_at_the_root(exchange: Exchange, method: str, accept: str) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async with session.request(method, "/", headers={"Accept": accept}) as response:
-            assert (response.status, await response.text()) == (404, '{"error":"Not Found"}')
+            assert (response.status, await response.text()) == (404, '{"error":"Not Found. Did you mean GET /v2?"}')
 
     exchange(test)
 
@@ -119,10 +119,12 @@ def test_no_other_file_can_be_read(exchange: Exchange, name: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/dashboard", "/dashboard/events", "/dashboard/files/main.js"])
 def test_there_is_no_page_without_the_flag_and_no_open_one_with_a_restriction(serve: Serve, path: str) -> None:
+    hint = ". Did you mean GET /v2?" if path == "/" else ""
+
     async def absent(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         for method in ("GET", "POST"):
             async with session.request(method, path) as response:
-                assert (response.status, await response.json(content_type=None)) == (404, {"error": "Not Found"})
+                assert (response.status, await response.json(content_type=None)) == (404, {"error": f"Not Found{hint}"})
 
     async def restricted(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async with session.get(path, headers=BROWSER) as response:
