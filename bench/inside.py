@@ -97,6 +97,7 @@ class _Worker:
 
     local = True
     concurrency = 1
+    overlaps = False
     clock_offset_ns = 0
     checks_health = False
     pid = 0
