@@ -95,11 +95,8 @@ class TrafficRoute:
         """Return the version for `request`. Raises `ServingError` if none is READY."""
         if self._generation != self._catalog.generation:
             self._resolve()
-        if self._with_sequences and request.correlation_id:
-            owner = self._owner_of(request)
-            if owner is not None:
-                owner.routed.sequence += 1
-                return owner.model
+        if self._with_sequences and request.correlation_id and (owner := self._owner_of(request)) is not None:
+            return owner
         if request.model_version:
             return self._of_client(request.model_version)
         for matches, target in self._matchers:
@@ -127,11 +124,8 @@ class TrafficRoute:
         """
         if self._generation != self._catalog.generation:
             self._resolve()
-        if self._with_sequences and request.correlation_id:
-            owner = self._owner_of(request)
-            if owner is not None:
-                owner.routed.sequence += 1
-                return owner.model
+        if self._with_sequences and request.correlation_id and (owner := self._owner_of(request)) is not None:
+            return owner
         while parent.parent is not None:
             parent = parent.parent
         for matches, target in self._matchers:
@@ -152,15 +146,19 @@ class TrafficRoute:
         key = self._key_of(request) if self._key_of is not None else ""
         return bucket_of(key, self._seed) if key else int(self._draw() * BUCKETS)
 
-    def _owner_of(self, request: Request) -> ResolvedTarget | None:
-        """Return the READY version that has the sequence of the request; None if none has, or the request may not."""
+    def _owner_of(self, request: Request) -> Model | None:
+        """Return the READY version that has the sequence of the request; None if none has, or the request may not.
+
+        It counts the request.
+        """
         for target in self._with_sequences:
             model = target.model
             if isinstance(model, SequenceModel) and model.sequences.has(request.correlation_id):
                 version = request.model_version
                 # A client that names a number means it; a label may have moved since the sequence began.
                 if not version or version == model.version_text or self._catalog.has_label(self._name, version):
-                    return target
+                    target.routed.sequence += 1
+                    return model
         return None
 
     def _of_client(self, version: str) -> Model:

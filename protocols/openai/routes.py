@@ -18,7 +18,7 @@ _Handler = Callable[[OpenAiCall], Awaitable[web.StreamResponse]]
 class OpenAiRoute(msgspec.Struct, frozen=True):
     """What the requests to one path are."""
 
-    #: With `--http-restricted-api` and its like, requests of this category may need a header.
+    #: With `--http-restricted-api`, requests of this category may need a header.
     category: Category
     #: Method → handler.
     handlers: dict[str, _Handler]

@@ -19,10 +19,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from bench.process_memory import memory_of
-from bench.server import ServerProcess, wait_for
+from bench.server import ServerProcess
 from tests.backends.sklearn.conftest import rows, words
 from tests.backends.sklearn.test_backend import MakesAFolder
+from tests.end_to_end.repeated_loads import load_two_hundred_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,24 +142,6 @@ def pickled_for(mark: Path) -> bytes:
 
 
 def test_two_hundred_loads_leave_nothing(server: ServerProcess) -> None:
-    def memory() -> int:
-        total = 0
-        for process in (psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)):
-            try:
-                total += memory_of(process.pid).proportional
-            except OSError:  # it has ended
-                continue
-        return total
-
+    load_two_hundred_times(server, "pipeline")
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
-
-        def cycle(count: int) -> None:
-            for _ in range(count):
-                client.load_model("pipeline")
-                client.unload_model("pipeline")
-
-        cycle(20)
-        before = memory()
-        cycle(180)
-        wait_for(lambda: memory() - before < 8 << 20)  # the last worker may still be ending
         client.load_model("pipeline")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -16,9 +15,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import shared_memory
 
-from bench.process_memory import memory_of
-from bench.server import ServerProcess, wait_for
+from bench.server import ServerProcess
 from tests.backends.fil.conftest import FEATURES, fitted, rows
+from tests.end_to_end.repeated_loads import load_two_hundred_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,21 +114,4 @@ def test_a_worker_that_is_killed_is_forked_again_from_a_zygote_with_the_library(
 
 
 def test_two_hundred_loads_leave_nothing(server: ServerProcess) -> None:
-    def memory() -> int:
-        total = 0
-        for pid in (server.pid, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))):
-            with contextlib.suppress(OSError):  # it has ended
-                total += memory_of(pid).proportional
-        return total
-
-    with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:
-
-        def cycle(count: int) -> None:
-            for _ in range(count):
-                client.load_model("forked")
-                client.unload_model("forked")
-
-        cycle(20)
-        before = memory()
-        cycle(180)
-        wait_for(lambda: memory() - before < 8 << 20)  # the last worker may still be ending
+    load_two_hundred_times(server, "forked")

@@ -24,7 +24,7 @@ MAX_FAN_OUT = 1024
 
 
 def check_messages(messages: list[Any], dialect: Dialect) -> None:
-    """Raise `ApiError` for what is no message, and for parts that the model does not take."""
+    """Raise `ApiError` for a value that is not a message, and for parts that the model does not take."""
     for number, message in enumerate(messages):
         place = f"messages.{number}"
         if not isinstance(message, dict):

@@ -11,7 +11,7 @@ from kernel.testing import RecordingSink
 
 
 class ExplainedTrace:
-    """The part of a trace that is told of an execution."""
+    """The part of a trace that hears of an execution."""
 
     usual = False
     explains = True
