@@ -141,6 +141,7 @@ def test_a_rule_of_a_file_an_api_and_a_command(repository: Path) -> None:
         assert call(server, "/v2/models/m/versions/stable/stats")["model_stats"][0]["version"] == "3"
         with pytest.raises(urllib.error.HTTPError) as raised:
             ask(server, version="latest")
+        raised.value.close()
         assert raised.value.code == 404, "as in Triton, where only numbers are versions"
 
         # The same over gRPC; a label that the model does not have gets Triton's text.

@@ -50,6 +50,7 @@ class SimulatedWorker:
         self.title = title
         self.concurrency = version.plan.concurrency
         self.checks_health = False
+        self.overlaps = False
         self._handlers: wire.Handlers = {}
         self._pieces: Iterator[None] | None = None
         self._kept: deque[wire.ToKernel] = deque()
