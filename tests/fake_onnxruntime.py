@@ -7,6 +7,8 @@ zeros. Only what `backends/onnxruntime` uses of GPUs is here; all else is the re
 from __future__ import annotations
 
 import ctypes
+import os
+import pathlib
 import threading
 import time
 from typing import Any
@@ -21,8 +23,12 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _BFLOAT16 = 16
 
 #: For whole servers: how long a run takes, in seconds, and the file that gets a line for each with the name of the
-#: thread that waited for it, and the number of streams that have a run then.
+#: thread that waited for it.
 EXECUTION_S, NOTES = 0.0, ""
+
+#: A file. While it exists, runs wait until this many streams have one; then it is removed, and they go on.
+HOLD, HELD_STREAMS = "", 4
+_LONGEST_HOLD_S = 60
 
 #: The streams of sessions.
 _streams_of_runs: set[runtime.Stream] = set()
@@ -159,12 +165,22 @@ class _Run(runtime.Event):
         if EXECUTION_S:
             time.sleep(EXECUTION_S)
         if NOTES:
-            streams = sum(any(isinstance(each, _Run) for each in [*stream.work]) for stream in [*_streams_of_runs])
             with open(NOTES, "a", encoding="utf-8") as file:
-                file.write(f"{threading.current_thread().name}, {1 + streams}\n")
+                file.write(f"{threading.current_thread().name}\n")
+        if HOLD:
+            _hold_until_streams_have_runs()
         arrays = {name: place.read() for name, place in self._inputs.items()}
         for value, array in zip(self._values, self._session.run(self._names, arrays), strict=True):
             value.fill(np.ascontiguousarray(array))
+
+
+def _hold_until_streams_have_runs() -> None:
+    give_up = time.monotonic() + _LONGEST_HOLD_S
+    while os.path.exists(HOLD) and time.monotonic() < give_up:
+        others = sum(any(isinstance(each, _Run) for each in [*stream.work]) for stream in [*_streams_of_runs])
+        if 1 + others >= HELD_STREAMS:
+            pathlib.Path(HOLD).unlink(missing_ok=True)
+        time.sleep(0.001)
 
 
 class OrtValue:

@@ -56,7 +56,7 @@ def test_a_new_chat_model_is_that_of_the_demo_and_passes_its_tests(tmp_path: Pat
     done = naiad(tmp_path, "init", "models/talk", "--template", "chat")
     assert (done.returncode, done.stderr) == (0, "")
     assert "dev models/talk --openai-port=9000" in done.stdout
-    assert "check" not in done.stdout
+    assert " check models" not in done.stdout
     assert files(tmp_path / "models/talk") == {"config.pbtxt", "1/model.py", "test_talk.py"}
     demo = CHAT_DEMO_REPOSITORY / "chat"
     for name in ("config.pbtxt", "1/model.py"):
