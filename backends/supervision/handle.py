@@ -27,12 +27,13 @@ from backends.supervision.reported.request_traces import (
     trace_execution,
 )
 from backends.supervision.responses.credit import StreamCredit
+from backends.supervision.responses.lost_requests import LostRequest, Loss
 from backends.supervision.responses.worker_response import worker_response
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.watch.health_check import WorkerHealthCheck
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import RequestCancelled, ServingError, WorkerLost, file_error
+from kernel.errors import ServingError, file_error
 from kernel.loop.iteration_end import IterationEnd
 from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.serving.instance import BatchRecord
@@ -524,7 +525,7 @@ class WorkerHandle:
     def lost(self, cause: str, error: ServingError | None = None) -> None:
         """The worker is gone: the scheduler gets the requests back that it had not begun.
 
-        The others fail with `error`, or with the cause and how far it was."""
+        The others fail with `error`, or with the cause and how far it was, those of a large batch some at a time."""
         self._end()
         # Before any request fails: its sink may submit another one, which must not come here.
         self._model.instances.forget(self)
@@ -550,16 +551,10 @@ class WorkerHandle:
             end_traces(batch)
         requests, self._requests = self._requests, {}
         self.record.batches.clear()
-        for number, request in requests.items():
-            request.in_use = False
-            if request.finished:  # the server abandoned it at its exit
-                request.release_leases()
-            else:
-                stage = stages.get(number, Stage.IN_MODEL)
-                if request.cancelled and stage is Stage.UNTOUCHED:
-                    request.fail(RequestCancelled())
-                else:
-                    request.fail(error or WorkerLost(self.name, cause, stage.value))
+        loss = Loss(self.name, cause, error)
+        self._model.give_up(
+            *(LostRequest(each, loss, stages.get(number, Stage.IN_MODEL)) for number, each in requests.items())
+        )
         self._model.instances.lost(self, returned)
         self._check_drained()
 

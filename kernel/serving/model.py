@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
+    from kernel.loop.cancellations import Cancellable
     from kernel.loop.clock import Clock
     from kernel.serving.batch import BegunBatch
     from kernel.serving.events import Event
@@ -132,8 +133,8 @@ class Model:
         self._failure: ServingError | None = None
         #: The failure that `accept` ends.
         self._refusal: ServingError | None = None
-        #: Gives up queued requests of a version without instances; made when it is first needed.
-        self._expirations: Cancellations | None = None
+        #: Requests that nothing will execute, see `give_up`; made when it is first needed.
+        self._given_up: Cancellations | None = None
         #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
         self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
@@ -296,13 +297,17 @@ class Model:
     def expire_queued(self) -> None:
         """Fail the queued requests whose timeout has passed. Called while no instance lives: otherwise only a queue
         policy makes timeouts count, as in Triton. Those of thousands fail in several event-loop iterations."""
-        if self._expirations is None:
-            self._expirations = Cancellations(self._clock)
-        if not self._expirations:
+        if not self._given_up:
             now_ns = self._clock.now_ns()
             queued = (request for request, instance in self.live.instance_of.items() if instance is None)
             due = [each for each in queued if 0 < each.timeout_us * 1000 <= now_ns - each.queue_start_ns]
-            self._expirations.add(*(_Expiration(each, self.name) for each in due))
+            self.give_up(*(_Expiration(each, self.name) for each in due))
+
+    def give_up(self, *requests: Cancellable) -> None:
+        """End requests that nothing will execute: some at once, of thousands the others in later iterations."""
+        if self._given_up is None:
+            self._given_up = Cancellations(self._clock)
+        self._given_up.add(*requests)
 
     def accept(self) -> None:
         """Take requests again after `refuse`: an instance lives."""

@@ -119,7 +119,8 @@ class Bench:
         assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
         assert [type(message) for message in await self.received()] == [wire.Load]
         spec = model_spec("m", dims=(-1,), decoupled=self._decoupled)
-        self.model = Model(spec, ModelConfig(), 1, direct, FakeClock())
+        self.clock = FakeClock()
+        self.model = Model(spec, ModelConfig(), 1, direct, self.clock)
         self.model.start()
         self.polling = BusyPolling(50_000, processor_count=2)
         self.handle = WorkerHandle(
