@@ -214,3 +214,23 @@ def test_thousands_of_waits_end_some_in_each_iteration(comes: bool) -> None:
     refused = [request for request in requests if request.finished and request is not cancelled]
     assert len(refused) == (0 if comes else len(requests) - 1)
     assert bench.models[1].in_flight == (len(requests) - 1 if comes else 0)
+
+
+def test_requests_that_wait_again_are_asked_once_each_time_and_in_their_order(bench: Bench) -> None:
+    requests = [bench.send() for _ in range(2 * ENDED_AT_ONCE)]
+    bench.rule.asked = 0
+    for _ in range(5):  # a rule that may decide again and again, before those of the first time were asked
+        bench.kernel.waiting.decide_again(bench.rule)
+    bench.lab.clock.end_iteration()
+    while bench.rule.asked % len(requests):
+        bench.lab.clock.end_iteration()
+    asked = bench.rule.asked
+    assert asked <= 5 * ENDED_AT_ONCE + len(requests), "a request was asked again that had just begun to wait"
+    bench.lab.clock.end_iteration()
+    assert bench.rule.asked == asked
+    bench.rule.model = bench.models[1]
+    bench.kernel.waiting.decide_again(bench.rule)
+    while len(bench.kernel.waiting):
+        bench.kernel.check()
+        bench.lab.clock.end_iteration()
+    assert set(bench.models[1].live.instance_of) == set(requests)
