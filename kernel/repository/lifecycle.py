@@ -83,7 +83,9 @@ class Lifecycle:
         self._locks: dict[str, asyncio.Lock] = {}
         self.running_loads = RunningLoads()
         self._background = BackgroundTasks()
-        self.polling = RepositoryPolling(self.poll, settings.poll_s, self._background.failures)
+        self.polling = RepositoryPolling(
+            self.poll, self._repositories.slowest_listing, settings.poll_s, self._background.failures
+        )
         #: Called after the workers of a version have ended that was unloaded or replaced.
         self.on_retired: Callable[[], None] = lambda: None
 
@@ -121,13 +123,18 @@ class Lifecycle:
         return self._progress.step(self._clock.now_ns())
 
     async def poll(self) -> None:
-        """Load new and changed models, and unload removed ones. Raises `ServingError` if no repository can be read."""
-        found = await self._listing.scan()
+        """Load new and changed models, and unload removed ones.
+
+        Models of a repository that cannot be read now stay as they are; its error is raised at the end.
+        """
+        found, error = await self._listing.poll()
         await self.traffic_files.read(found)
         for identifier in self._loaded.keys() - found.models.keys():
             await self._composition.forget(identifier)
             await self.unload_model(identifier)
         await self._loads.load_changed(found.models.values())
+        if error is not None:
+            raise error
 
     def _serving(self, identifier: str) -> list[Model]:
         return [loaded.model for loaded in self._loaded.get(identifier, {}).values()]

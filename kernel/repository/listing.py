@@ -41,9 +41,18 @@ class RepositoryListing:
                 traffic={name: file for part in parts for name, file in part.traffic.items()},
             )
         found = await self._repositories.scan()
+        self._set_known(found)
+        return found
+
+    async def poll(self) -> tuple[RepositoryContents, Exception | None]:
+        """List all files as `Repositories.poll` does, and put the names of the models into the catalog."""
+        found, error = await self._repositories.poll()
+        self._set_known(found)
+        return found, error
+
+    def _set_known(self, found: RepositoryContents) -> None:
         known = {identifier: folder.name for identifier, folder in found.models.items()}
         self._catalog.set_known(known, found.duplicates)
-        return found
 
     async def scan_for(self, name: str) -> RepositoryContents:
         """List the files of the models called `name`."""

@@ -29,13 +29,21 @@ REPORT_S = 30.0
 class RepositoryPolling(RepositoryHealth):
     """The polls of one server."""
 
-    def __init__(self, poll: Callable[[], Awaitable[None]], interval_s: float, failures: FailureCount) -> None:
-        """`poll` looks at the repositories once, and raises `ServingError` if they cannot be read.
+    def __init__(
+        self,
+        poll: Callable[[], Awaitable[None]],
+        slowest_listing: Callable[[], tuple[float, str] | None],
+        interval_s: float,
+        failures: FailureCount,
+    ) -> None:
+        """`poll` looks at the repositories once, and raises `ServingError` if one cannot be read.
 
-        `failures` counts work in the background that has failed.
+        It may leave repositories behind that are still being listed: `slowest_listing` returns since when the first one
+        is (of the monotonic clock) and its path, None for none. `failures` counts work in the background that has failed.
         """
         self._failures = failures
         self._poll = poll
+        self._slowest_listing = slowest_listing
         self._interval_s = interval_s
         #: Why the last poll has failed; empty if it has not.
         self._failure = ""
@@ -56,7 +64,8 @@ class RepositoryPolling(RepositoryHealth):
     async def once(self) -> None:
         """Poll. Logs why the repositories cannot be read, if so."""
         self._begun_s = time.monotonic()
-        self._report_after(REPORT_S)
+        if self._timer is None:
+            self._report_after(REPORT_S)
         try:
             await self._poll()
         except ServingError as error:
@@ -66,11 +75,14 @@ class RepositoryPolling(RepositoryHealth):
             self._failure = f"unexpected {type(error).__name__}"
             raise
         else:
-            self._failure, self.succeeded_s = "", time.time()
+            self._failure = ""
+            if self._slowest_listing() is None:
+                self.succeeded_s = time.time()
         finally:
             self._begun_s = None
-            if self._timer is not None:
+            if self._timer is not None and self._slowest_listing() is None:
                 self._timer.cancel()
+                self._timer = None
 
     def trouble(self) -> str:
         if (since_s := self._waiting_s()) >= REPORT_S:
@@ -78,16 +90,27 @@ class RepositoryPolling(RepositoryHealth):
         return f"The last poll of the model repositories has failed: {self._failure}" if self._failure else ""
 
     def _waiting_s(self) -> float:
-        return 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
+        begun_s, listing = self._begun_s, self._slowest_listing()
+        if listing is not None:
+            begun_s = listing[0] if begun_s is None else min(begun_s, listing[0])
+        return 0.0 if begun_s is None else time.monotonic() - begun_s
 
     def _waits(self, since_s: float) -> str:
-        path = oldest_path()
-        what = f"waits for the file system at '{path}'" if path else "waits for the loads of models"
+        if path := oldest_path():
+            what = f"waits for the file system at '{path}'"
+        elif (listing := self._slowest_listing()) is not None:
+            what = f"waits for the listing of '{listing[1]}'"
+        else:
+            what = "waits for the loads of models"
         return f"The poll of the model repositories has lasted for {since_s:.0f} s: it {what}"
 
     def _report_after(self, time_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(time_s, self._report, time_s)
 
     def _report(self, time_s: float) -> None:
-        logger.warning("%s", self._waits(self._waiting_s()))
-        self._report_after(2 * time_s)
+        self._timer = None
+        if (since_s := self._waiting_s()) >= REPORT_S:
+            logger.warning("%s", self._waits(since_s))
+            self._report_after(2 * time_s)
+        elif self._begun_s is not None:  # what an earlier poll has left behind has ended
+            self._report_after(REPORT_S)

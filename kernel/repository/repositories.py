@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.errors import InternalError
 from kernel.files.file_threads import in_file_thread
 from kernel.repository.clouds.address import is_address
 from kernel.repository.layout import find_models, known_names
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 #: Triton's names of the folder for copies, one for each cloud. Here one folder is for all.
 _MOUNT_VARIABLES = ("TRITON_AWS_MOUNT_DIRECTORY", "TRITON_GCS_MOUNT_DIRECTORY", "TRITON_AZURE_MOUNT_DIRECTORY")
 
+
+#: How long a poll waits for the listing of a repository, in seconds. One that takes longer goes on meanwhile, and the
+#: models of that repository stay as they are.
+LISTING_WAIT_S = 5.0
 
 #: How long the end of the server waits for the removal of copies, in seconds.
 _CLOSE_S = 10.0
@@ -59,6 +65,39 @@ class LocalRepository:
         return await in_file_thread(list_names, self.path)
 
 
+class _Polled:
+    """A repository, and what polls know of it."""
+
+    def __init__(self, repository: LocalRepository | CloudRepository) -> None:
+        self.repository = repository
+        #: The entries of the last listing that has succeeded; None before there is one.
+        self.entries: tuple[Entry, ...] | None = None
+        #: Why the listing that has ended last has failed; None if it has not.
+        self.error: Exception | None = None
+        #: The listing that runs, and since when (of the monotonic clock).
+        self.listing: asyncio.Task[None] | None = None
+        self.since_s = 0.0
+
+    def begin(self) -> asyncio.Task[None]:
+        """List the repository, unless that is still being done. Returns what ends with the listing."""
+        if self.listing is None:
+            self.since_s = time.monotonic()
+            self.listing = asyncio.get_running_loop().create_task(self._list())
+            self.listing.add_done_callback(self._ended)
+        return self.listing
+
+    async def _list(self) -> None:
+        try:
+            self.entries = await self.repository.list_entries()
+        except Exception as error:  # raised by the poll that finds it
+            self.error = error
+        else:
+            self.error = None
+
+    def _ended(self, listing: asyncio.Task[None]) -> None:
+        self.listing = None
+
+
 class Repositories:
     """All repositories. `close` ends what they use."""
 
@@ -69,15 +108,21 @@ class Repositories:
         """
         self._namespacing = namespacing
         self._repositories: list[LocalRepository | CloudRepository] = []
+        self._polled: list[_Polled] = []
         self._clouds: _Clouds | None = None
         #: Called while a model is copied: its identifier, how many bytes were received, and how many there are.
         self.on_copying: Callable[[str, int, int], None] = lambda identifier, received, byte_size: None
         for path in paths:
             if isinstance(path, Path):
-                self._repositories.append(LocalRepository(path))
+                self.add(LocalRepository(path))
             else:
                 self._clouds = self._clouds or _Clouds(copies)
-                self._repositories.append(self._clouds.repository(path))
+                self.add(self._clouds.repository(path))
+
+    def add(self, repository: LocalRepository | CloudRepository) -> None:
+        """Add one more, before the first listing."""
+        self._repositories.append(repository)
+        self._polled.append(_Polled(repository))
 
     @classmethod
     def of(cls, settings: LifecycleSettings, on_copying: Callable[[str, int, int], None]) -> Repositories:
@@ -94,9 +139,39 @@ class Repositories:
         # Of thousands of models this takes too long for the event loop.
         return await in_file_thread(find_models, listings, namespacing=self._namespacing)
 
+    async def poll(self) -> tuple[RepositoryContents, Exception | None]:
+        """List each repository on its own, and return the last listings with the first error of one, if any.
+
+        One that cannot be listed, or takes more than `LISTING_WAIT_S`, keeps nobody waiting: its last listing counts.
+        Raises the error of one that was never listed.
+        """
+        if not self._polled:
+            return find_models({}), None
+        listings = [each.begin() for each in self._polled]
+        await asyncio.wait(listings, timeout=LISTING_WAIT_S)
+        known: dict[str, tuple[Entry, ...]] = {}
+        for each, listing in zip(self._polled, listings, strict=True):
+            if each.entries is None:  # what it has must not look as if it were gone
+                await asyncio.wait([listing])
+            if each.entries is None:
+                raise each.error or InternalError(f"failed to read model repository '{each.repository.path}'")
+            known[each.repository.path] = each.entries
+        error = next((each.error for each in self._polled if each.error is not None), None)
+        return await in_file_thread(find_models, known, namespacing=self._namespacing), error
+
+    def slowest_listing(self) -> tuple[float, str] | None:
+        """Return since when (of the monotonic clock) a listing of a poll runs, and of which repository: the oldest."""
+        running = ((each.since_s, each.repository.path) for each in self._polled if each.listing is not None)
+        return min(running, default=None)
+
     async def listings(self, only: str = "") -> dict[str, tuple[Entry, ...]]:
         """Return the entries of each repository, or of the model called `only` in each. Raises `ServingError`."""
-        return {each.path: await each.list_entries(only) for each in self._repositories}
+        found: dict[str, tuple[Entry, ...]] = {}
+        for each in self._polled:
+            entries = found[each.repository.path] = await each.repository.list_entries(only)
+            if not only:
+                each.entries = entries
+        return found
 
     async def names(self) -> tuple[dict[str, str], set[str]]:
         """Return identifier → name of the models, and the duplicate identifiers. Raises `ServingError`."""
@@ -125,6 +200,10 @@ class Repositories:
 
     async def close(self) -> None:
         """End processes that read clouds, and remove the copies of models unless they are kept."""
+        running = [each.listing for each in self._polled if each.listing is not None]
+        for listing in running:
+            listing.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         if self._clouds is not None:
             await self._clouds.close()
 

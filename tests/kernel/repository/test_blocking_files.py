@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel.files import file_threads
-from kernel.repository import polling
+from kernel.repository import polling, repositories
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 from schedulers.direct import direct
@@ -90,6 +91,67 @@ def test_a_poll_that_waits_for_a_file_system_names_the_path_and_goes_on_with_it(
         await until(lambda: lab.lifecycle.polling.trouble() == "")
 
     run(lab, scenario)
+
+
+def test_a_repository_whose_file_system_hangs_does_not_delay_polls_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(file_threads, "WAITING_S", 0.001)
+    monkeypatch.setattr(polling, "REPORT_S", 0.01)
+    monkeypatch.setattr(repositories, "LISTING_WAIT_S", 0.001)
+    roots = [tmp_path / "hung", tmp_path / "other"]
+    labs = [RepositoryLab(root, direct, LifecycleSettings(tuple(roots), poll_s=0.001)) for root in roots]
+    labs[0].write("first")
+    labs[1].write("second")
+    hung, end = str(roots[0] / "first" / "config.pbtxt"), threading.Event()
+    stat = os.stat
+
+    def hanging(path: str, **more: bool) -> os.stat_result:
+        if path == hung:
+            end.wait(60)
+        return stat(path, **more)
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        monkeypatch.setattr(os, "stat", hanging)
+        trouble = f"it waits for the file system at '{hung}'"
+        await until(lambda: trouble in lab.lifecycle.polling.trouble())
+        labs[0].write("new_in_hung")
+        labs[1].write("new_in_other")
+        await until(lambda: states(lab).get("new_in_other") == "READY")
+        shutil.rmtree(roots[1] / "second")
+        await until(lambda: states(lab).get("second") != "READY")
+        assert states(lab)["first"] == "READY"
+        assert "new_in_hung" not in states(lab)
+        await until(lambda: caplog.text.count(trouble) >= 2)
+        assert trouble in lab.lifecycle.polling.trouble()
+        end.set()
+        await until(lambda: states(lab).get("new_in_hung") == "READY")
+        await until(lambda: lab.lifecycle.polling.trouble() == "")
+
+    run(labs[0], scenario)
+
+
+def test_a_repository_that_is_gone_keeps_its_models_and_does_not_end_polls_of_the_others(tmp_path: Path) -> None:
+    roots = [tmp_path / "gone", tmp_path / "other"]
+    labs = [RepositoryLab(root, direct, LifecycleSettings(tuple(roots))) for root in roots]
+    labs[0].write("first")
+    labs[1].write("second")
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.start()
+        roots[0].rename(tmp_path / "away")
+        labs[1].write("third")
+        await lab.lifecycle.polling.once()
+        assert {name: states(lab)[name] for name in ("first", "second", "third")} == dict.fromkeys(
+            ("first", "second", "third"), "READY"
+        )
+        assert f"failed to read model repository '{roots[0]}'" in lab.lifecycle.polling.trouble()
+        (tmp_path / "away").rename(roots[0])
+        await lab.lifecycle.polling.once()
+        assert lab.lifecycle.polling.trouble() == ""
+
+    run(labs[0], scenario)
 
 
 def test_the_end_of_the_server_does_not_wait_for_a_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_a_poll_that_fails_unexpectedly_is_logged_counted_shown_and_begun_again(
         lifecycle = lab.lifecycle
         before = lifecycle.polling.background_failures
         with monkeypatch.context() as patch:
-            patch.setattr(lifecycle._repositories, "scan", failing_scan)
+            patch.setattr(lifecycle._repositories._repositories[0], "list_entries", failing_listing)
             await until(lambda: lifecycle.polling.background_failures >= before + 2)
             assert lifecycle.polling.trouble() == (
                 "The last poll of the model repositories has failed: unexpected Unexpected"
@@ -188,7 +188,7 @@ def test_a_poll_that_fails_unexpectedly_is_logged_counted_shown_and_begun_again(
     run(lab, scenario)
 
 
-async def failing_scan(only: str = "") -> object:
+async def failing_listing(only: str = "") -> object:
     raise Unexpected("of a library")
 
 

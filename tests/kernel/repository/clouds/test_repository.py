@@ -390,7 +390,7 @@ def test_a_repository_within_the_folder_of_another_one_is_told_from_it(monkeypat
         inner.objects = {"m/config.pbtxt": "inner", "m/1/a": "inner"}
         both = Repositories([])
         for address, reader in (("s3://bucket", outer), ("s3://bucket/x", inner)):
-            both._repositories.append(CloudRepository(parse_address(address), PLACE, reader, Copies()))
+            both.add(CloudRepository(parse_address(address), PLACE, reader, Copies()))
         found = await both.scan()
         _, copy = await both.copied(found.models["m"])
         assert copy is not None

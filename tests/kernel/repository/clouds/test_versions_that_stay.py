@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def new_lab(tmp_path: Path, reader: MemoryReader, copies: Copies) -> RepositoryLab:
     lab = RepositoryLab(tmp_path, direct, LifecycleSettings(()))
     repository = CloudRepository(parse_address("s3://bucket/repo"), PLACE, reader, copies)
-    lab.lifecycle._repositories._repositories.append(repository)
+    lab.lifecycle._repositories.add(repository)
     return lab
 
 
