@@ -27,7 +27,7 @@ from backends.supervision.reported.request_traces import (
     trace_execution,
 )
 from backends.supervision.responses.credit import StreamCredit
-from backends.supervision.responses.lost_requests import LostRequest, Loss
+from backends.supervision.responses.lost_requests import Loss, LostRequest
 from backends.supervision.responses.worker_response import worker_response
 from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
 from backends.supervision.watch.health_check import WorkerHealthCheck

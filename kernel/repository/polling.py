@@ -39,7 +39,8 @@ class RepositoryPolling(RepositoryHealth):
         """`poll` looks at the repositories once, and raises `ServingError` if one cannot be read.
 
         It may leave repositories behind that are still being listed: `slowest_listing` returns since when the first one
-        is (of the monotonic clock) and its path, None for none. `failures` counts work in the background that has failed.
+        is (of the monotonic clock) and its path, None for none. `failures` counts work in the background that has
+        failed.
         """
         self._failures = failures
         self._poll = poll

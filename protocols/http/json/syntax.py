@@ -27,8 +27,8 @@ _LITERALS = {0x74: b"true", 0x66: b"false", 0x6E: b"null"}
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _DOT, _ZERO = b'"\\:,-.0'
 
-#: How many values are read one by one, each in 2 to 4 us, and without serving others. Plain elements of arrays, of which
-#: many are read at once, do not count.
+#: How many values are read one by one, each in 2 to 4 us, and without serving others. Plain elements of arrays do not
+#: count: many are read at once.
 MAX_VALUES = 500
 
 #: Stands for the end of the text, as the NUL behind a C string does.
