@@ -9,6 +9,7 @@ from kernel.repository.layout import RepositoryContents
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kernel.errors import ServingError
     from kernel.repository.repositories import Repositories
     from kernel.serving.catalog import Catalog
 
@@ -44,7 +45,7 @@ class RepositoryListing:
         self._set_known(found)
         return found
 
-    async def poll(self) -> tuple[RepositoryContents, Exception | None]:
+    async def poll(self) -> tuple[RepositoryContents, ServingError | None]:
         """List all files as `Repositories.poll` does, and put the names of the models into the catalog."""
         found, error = await self._repositories.poll()
         self._set_known(found)

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.errors import InternalError
+from kernel.errors import InternalError, ServingError
 from kernel.files.file_threads import in_file_thread
+from kernel.repository.background import BackgroundTasks
 from kernel.repository.clouds.address import is_address
 from kernel.repository.layout import find_models, known_names
 from kernel.repository.local import list_names, list_repository, read_config
@@ -68,12 +69,13 @@ class LocalRepository:
 class _Polled:
     """A repository, and what polls know of it."""
 
-    def __init__(self, repository: LocalRepository | CloudRepository) -> None:
+    def __init__(self, repository: LocalRepository | CloudRepository, background: BackgroundTasks) -> None:
         self.repository = repository
+        self._background = background
         #: The entries of the last listing that has succeeded; None before there is one.
         self.entries: tuple[Entry, ...] | None = None
         #: Why the listing that has ended last has failed; None if it has not.
-        self.error: Exception | None = None
+        self.error: ServingError | None = None
         #: The listing that runs, and since when (of the monotonic clock).
         self.listing: asyncio.Task[None] | None = None
         self.since_s = 0.0
@@ -82,14 +84,14 @@ class _Polled:
         """List the repository, unless that is still being done. Returns what ends with the listing."""
         if self.listing is None:
             self.since_s = time.monotonic()
-            self.listing = asyncio.get_running_loop().create_task(self._list())
+            self.listing = self._background.start(self._list())
             self.listing.add_done_callback(self._ended)
         return self.listing
 
     async def _list(self) -> None:
         try:
             self.entries = await self.repository.list_entries()
-        except Exception as error:  # raised by the poll that finds it
+        except ServingError as error:
             self.error = error
         else:
             self.error = None
@@ -109,6 +111,7 @@ class Repositories:
         self._namespacing = namespacing
         self._repositories: list[LocalRepository | CloudRepository] = []
         self._polled: list[_Polled] = []
+        self._listings = BackgroundTasks()
         self._clouds: _Clouds | None = None
         #: Called while a model is copied: its identifier, how many bytes were received, and how many there are.
         self.on_copying: Callable[[str, int, int], None] = lambda identifier, received, byte_size: None
@@ -122,7 +125,7 @@ class Repositories:
     def add(self, repository: LocalRepository | CloudRepository) -> None:
         """Add one more, before the first listing."""
         self._repositories.append(repository)
-        self._polled.append(_Polled(repository))
+        self._polled.append(_Polled(repository, self._listings))
 
     @classmethod
     def of(cls, settings: LifecycleSettings, on_copying: Callable[[str, int, int], None]) -> Repositories:
@@ -139,7 +142,7 @@ class Repositories:
         # Of thousands of models this takes too long for the event loop.
         return await in_file_thread(find_models, listings, namespacing=self._namespacing)
 
-    async def poll(self) -> tuple[RepositoryContents, Exception | None]:
+    async def poll(self) -> tuple[RepositoryContents, ServingError | None]:
         """List each repository on its own, and return the last listings with the first error of one, if any.
 
         One that cannot be listed, or takes more than `LISTING_WAIT_S`, keeps nobody waiting: its last listing counts.
@@ -153,6 +156,8 @@ class Repositories:
         for each, listing in zip(self._polled, listings, strict=True):
             if each.entries is None:  # what it has must not look as if it were gone
                 await asyncio.wait([listing])
+            if listing.done():
+                listing.result()  # raises what nobody expects
             if each.entries is None:
                 raise each.error or InternalError(f"failed to read model repository '{each.repository.path}'")
             known[each.repository.path] = each.entries
@@ -200,10 +205,7 @@ class Repositories:
 
     async def close(self) -> None:
         """End processes that read clouds, and remove the copies of models unless they are kept."""
-        running = [each.listing for each in self._polled if each.listing is not None]
-        for listing in running:
-            listing.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self._listings.close()
         if self._clouds is not None:
             await self._clouds.close()
 
