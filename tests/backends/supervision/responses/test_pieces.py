@@ -209,6 +209,7 @@ def test_a_bad_response_in_a_later_piece_ends_the_worker() -> None:
         )
         await bench.say(wire.Executed(1, answers), wire.Executed(2))
         assert bench.lost
+        bench.clock.end_iteration()
         assert [responses(request) for request in requests] == [["ok"]] * (2 * MOST) + [["WorkerLost"]] * MOST
 
     run(scenario)
@@ -221,6 +222,8 @@ def test_a_wrong_number_of_responses_ends_the_worker(count: int) -> None:
         bench.worker.channel.send(wire.Executed(1, [response()] * count))
         await settle()
         assert bench.lost
+        while finished(requests) < COUNT:
+            bench.clock.end_iteration()
         assert {*map(str, map(responses, requests))} == {"['WorkerLost']"}
 
     run(scenario)
