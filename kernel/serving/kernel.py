@@ -27,7 +27,7 @@ from kernel.serving.calls.calls import Calls
 from kernel.serving.calls.nested_loads import NestedLoads
 from kernel.serving.catalog import parse_version
 from kernel.serving.front_doors.model_figures import figures_of, instance_figures
-from kernel.serving.front_doors.route import ModelRoute, Wait, route_to
+from kernel.serving.front_doors.route import ModelRoute, Wait, WithSecond, route_to
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.routes.rules import RouteRules
 from kernel.serving.routes.waiting import WaitingRequests
@@ -273,13 +273,17 @@ class Kernel:
             checked: whether the same version has checked an equal request; this one has its `batch_size` and no region.
         """
         budget = self._budget
+        second = None
         try:
             way = prepared.route if prepared is not None else route or pinned or self._route_for(request)
             model = pinned or way.model  # type: ignore[union-attr]  # it is no `Model` here
             if way.rule is not None:
                 if (chosen := self._choose(way, way.rule, request, received_in, admitted=admitted)) is None:
                     return  # it waits
-                model = chosen
+                if isinstance(chosen, WithSecond):
+                    model, second = chosen.model, chosen.second
+                else:
+                    model = chosen
                 if model.spec is not way.spec:  # it may have another signature
                     prepared, route, checked = None, None, False
             if self.stopping and not admitted and pinned is None and not model.continues(request):
@@ -305,6 +309,8 @@ class Kernel:
                     self.tracer.begin(request, model)
                     if self.recorder is not None:
                         self.recorder.begin(request, model)
+            if second is not None:
+                second.receive(request)
             (model.entrance or model).submit(request)
         except Exception as error:
             self._refuse(request, error)
@@ -320,14 +326,15 @@ class Kernel:
         received_in: ReceiveBuffer | None,
         *,
         admitted: bool,
-    ) -> Model | None:
-        """Return the version for `request`; None if the request waits. Raises `ServingError`."""
+    ) -> Model | WithSecond | None:
+        """Return what the rule has chosen for `request`; None if the request waits. Raises `ServingError`."""
         chosen = rule.choose(request)
         if not isinstance(chosen, Wait):
-            own = chosen.rule  # the version may have replaced one that has begun the sequence of the request
+            version = chosen.model if isinstance(chosen, WithSecond) else chosen
+            own = version.rule  # the version may have replaced one that has begun the sequence of the request
             if own is None or own is rule:
                 return chosen
-            return self._choose(chosen, own, request, received_in, admitted=admitted)
+            return self._choose(version, own, request, received_in, admitted=admitted)
         if self.stopping and not admitted:
             raise ServerStopping(request.id)
         if self._budget.used_byte_size > self._budget.limit_byte_size:
