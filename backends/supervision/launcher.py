@@ -31,6 +31,16 @@ def not_shown(text: str) -> None:
     """The `Pending` of launches that no repository index shows."""
 
 
+class Announce(Protocol):
+    """Sends a worker's process what it needs for its end of a further connection."""
+
+    def __call__(self, fd: int | None = None, *, address: str = "", token: bytes = b"") -> None:
+        """Send the descriptor of its end, which stays the caller's; or an address to connect to, and a token.
+
+        The token is the first thing that the process sends over the connection.
+        """
+
+
 class Launched(Protocol):
     """A started worker. The code that launched it calls `stop` or `kill` at the end."""
 
@@ -42,6 +52,13 @@ class Launched(Protocol):
 
     def folder(self, path: str) -> str:
         """Return where the worker finds the folder of its model, which this machine has at `path`."""
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        """Return the kernel's end of a further connection, for a model that comes to the worker's process.
+
+        Calls `announce` once, so that the process gets its end. May wait until it has connected, but not without end.
+        The channel that uses the socket owns it. Raises `OSError` or `ServingError`.
+        """
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once, with the cause, when the worker has ended for any reason."""
