@@ -45,7 +45,7 @@ from kernel.version import __version__
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the messages, increased with each change, and that of the code on both of their sides.
-PROTOCOL = f"15 of {__version__}"
+PROTOCOL = f"16 of {__version__}"
 
 #: The signal at which a worker writes the stacks of its threads to standard error. Models use SIGUSR1 and SIGUSR2, and
 #: sometimes the first and the last signals of this kind.
