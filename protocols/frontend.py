@@ -28,6 +28,9 @@ class FrontDoor(ServerPart, Protocol):
     def administration(self) -> OpenPort | None:
         """Who may administer the server over this front door; None if nobody can."""
 
+    async def start(self) -> None:
+        """Listen."""
+
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections, wait at most `grace_s` seconds for running requests, and close."""
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from backends.supervision.output.worker_output import WorkerOutput
 
+    Socket = socket.socket
+
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
 
@@ -45,7 +47,7 @@ class Launched(Protocol):
     """A started worker. The code that launched it calls `stop` or `kill` at the end."""
 
     #: The kernel's end of the framed connection. The channel that uses it owns it.
-    socket: socket.socket
+    socket: Socket
 
     #: Logs what the worker prints, and what its messages log.
     output: WorkerOutput
@@ -53,7 +55,7 @@ class Launched(Protocol):
     def folder(self, path: str) -> str:
         """Return where the worker finds the folder of its model, which this machine has at `path`."""
 
-    async def connect(self, announce: Announce) -> socket.socket:
+    async def connect(self, announce: Announce) -> Socket:
         """Return the kernel's end of a further connection, for a model that comes to the worker's process.
 
         Calls `announce` once, so that the process gets its end. May wait until it has connected, but not without end.

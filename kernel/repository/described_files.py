@@ -83,7 +83,7 @@ def describe_launch(needs: WorkerNeeds) -> LaunchDescription:
 
 def _names(folder: str, version: int) -> Iterator[str]:
     """Return the names of the files in the model's folder, without other versions. Raises `OSError`, `Unsupported`."""
-    left = [("", (os.path.realpath(folder),))]
+    left: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
     count = 0
     while left:
         prefix, above = left.pop()

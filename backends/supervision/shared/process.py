@@ -16,9 +16,10 @@ from kernel.loop.clock import LoopClock
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Hashable
 
-    from backends.supervision.launcher import Launcher, Pending
+    from backends.supervision.launcher import Announce, Launcher, Pending
     from backends.supervision.output.limits import OutputLimits
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,10 @@ class SharedProcess:
     def folder(self, path: str) -> str:
         assert self._session is not None, "the process has ended"
         return self._session.folder(path)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        assert self._session is not None, "the process has ended"
+        return await self._session.connect(announce)
 
     @property
     def stopped(self) -> bool:

@@ -85,23 +85,18 @@ class Members:
         `take_fd` returns the descriptor of the connection, which the worker owns from now on. It is not called for a
         message with an address: then the worker opens the connection.
         """
-        if message.address:
-            run, given = self._run_there, (message,)
-        else:
-            run, given = self._run, (message, socket.socket(fileno=take_fd()))
-        threading.Thread(target=run, args=given, name=message.title, daemon=True).start()
+        sock = None if message.address else socket.socket(fileno=take_fd())
+        threading.Thread(target=self._run, args=(message, sock), name=message.title, daemon=True).start()
 
-    def _run_there(self, message: wire.AddMember) -> None:
-        """Open the connection, and run the worker on it."""
-        try:
-            sock = _opened(message)
-        except (OSError, ValueError) as error:
-            logger.error("the connection of '%s' to %s cannot be opened: %s", message.title, message.address, error)
-            self._send(wire.MemberEnded(message.member, f"it cannot connect to {message.address}: {error}"))
-        else:
-            self._run(message, sock)
-
-    def _run(self, message: wire.AddMember, sock: socket.socket) -> None:
+    def _run(self, message: wire.AddMember, sock: socket.socket | None) -> None:
+        """Run the worker on `sock`, or on a connection that it opens."""
+        if sock is None:
+            try:
+                sock = _opened(message)
+            except (OSError, ValueError) as error:
+                logger.error("the connection of '%s' to %s cannot be opened: %s", message.title, message.address, error)
+                self._send(wire.MemberEnded(message.member, f"it cannot connect to {message.address}: {error}"))
+                return
         channel = BlockingChannel(sock)
         leave_to_parent(channel, sock)
         failure, member = "", None

@@ -21,8 +21,9 @@ class ServerPart(Protocol):
         """Begin. Raises `ServingError` if the server cannot start. Only the caller knows what the result is for."""
         return None
 
-    async def close(self) -> None:
+    async def close(self) -> object:
         """End what the part does, and its processes. Follows also if `start` has failed, or was not called."""
+        return None
 
     def figures(self) -> object | None:
         """Return what the part has done, as one of the classes of figures; None if it has no figures. Never waits."""

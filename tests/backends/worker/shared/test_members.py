@@ -99,7 +99,7 @@ def test_a_process_on_another_host_opens_the_connection_of_a_model_and_sends_its
     sock.settimeout(30)
     assert sock.recv(16, socket.MSG_WAITALL) == b"t" * 16
     channel = BlockingChannel(sock)
-    [raw] = channel.receive() or ()
+    [raw] = channel.receive() or [b""]
     hello = wire.to_kernel_decoder.decode(raw)
     assert isinstance(hello, wire.Hello)
     assert not hello.local
