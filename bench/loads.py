@@ -96,11 +96,16 @@ def _round(server: ServerProcess, cycles: int, at_once: int) -> tuple[float, lis
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and of all that it has started, in seconds."""
-    with open(f"/proc/{pid}/stat") as file:
-        ticks = sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return ticks / os.sysconf("SC_CLK_TCK") + sum(_cpu_s(int(child)) for child in file.read().split())
+    """Return the CPU time of a process and of all that it has started, in seconds. One that has just ended counts 0:
+    a few milliseconds, which its parent has from then on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            ticks = sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            children = file.read().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(_cpu_s(int(child)) for child in children)
 
 
 def _post(connection: http.client.HTTPConnection, name: str, action: str) -> float:
