@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
-    from kernel.serving.front_doors.route import RouteRule
+    from kernel.serving.front_doors.route import RouteRule, SecondReceiver
     from kernel.serving.front_doors.server_parts import ServerPart
     from kernel.serving.front_doors.traffic_control import TrafficControl
     from kernel.serving.helper_tasks import FrontDoorHelpers
@@ -252,16 +252,9 @@ class Kernel:
         return route
 
     def submit(
-        self,
-        request: Request,
-        prepared: PreparedRequest | None = None,
-        received_in: ReceiveBuffer | None = None,
-        route: ModelRoute | None = None,
-        *,
-        admitted: bool = False,
-        pinned: Model | None = None,
-        checked: bool = False,
-    ) -> None:
+        self, request: Request, prepared: PreparedRequest | None = None, received_in: ReceiveBuffer | None = None,
+        route: ModelRoute | None = None, *, admitted: bool = False, pinned: Model | None = None, checked: bool = False,
+    ) -> None:  # fmt: skip
         """Check and queue `request`; its sink gets all responses, also a refusal. Never waits, and never raises.
 
         Args:
@@ -273,17 +266,14 @@ class Kernel:
             checked: whether the same version has checked an equal request; this one has its `batch_size` and no region.
         """
         budget = self._budget
-        second = None
+        second: SecondReceiver | None = None
         try:
             way = prepared.route if prepared is not None else route or pinned or self._route_for(request)
             model = pinned or way.model  # type: ignore[union-attr]  # it is no `Model` here
             if way.rule is not None:
                 if (chosen := self._choose(way, way.rule, request, received_in, admitted=admitted)) is None:
                     return  # it waits
-                if isinstance(chosen, WithSecond):
-                    model, second = chosen.model, chosen.second
-                else:
-                    model = chosen
+                model, second = (chosen.model, chosen.second) if isinstance(chosen, WithSecond) else (chosen, None)
                 if model.spec is not way.spec:  # it may have another signature
                     prepared, route, checked = None, None, False
             if self.stopping and not admitted and pinned is None and not model.continues(request):
