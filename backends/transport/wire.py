@@ -9,10 +9,10 @@ The class of a message is all that is to be written for a new one, and its handl
 takes it, and both decoders are made from the bases.
 
 Sessions. `Attach`, `ArenaCreated` and `OutboxCreated` are sent with a file descriptor, which needs two processes on one
-machine, and so does `OwnArena`. `AddMember` has a descriptor or an address. `Hello.local` says whether a session has them. A session without them
-copies: `Transfer` announces a region, `Chunk` messages carry its bytes, and tensors name spans of it as they name spans
-of attached regions. `Detach` ends both kinds of region at the worker. The kernel frees a region that a worker
-transferred itself.
+machine, and so does `OwnArena`. `AddMember` has a descriptor or an address. `Hello.local` says whether a session has
+them. A session without them copies: `Transfer` announces a region, `Chunk` messages carry its bytes, and tensors name
+spans of it as they name spans of attached regions. `Detach` ends both kinds of region at the worker. The kernel frees a
+region that a worker transferred itself.
 
 Places. A tensor is inline, or in a span; a message has the number of the span's region (`shm.tensor.encode_lease`). The
 kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions, and numbers below 0
