@@ -12,7 +12,7 @@ import functools
 import importlib
 import logging
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 
@@ -40,9 +40,9 @@ from kernel.memory.garbage import GarbageCollection
 from kernel.memory.input_placement import InputPlacer
 from kernel.memory.trimming import give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
-from kernel.observe.recent.recent import keep_recent
+from kernel.observe.recent.recent import make_recent
 from kernel.options import BadOption
-from kernel.recording.start import start_recording
+from kernel.recording.start import make_recording
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
@@ -50,6 +50,7 @@ from kernel.repository.settings import LifecycleSettings
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelParts, KernelSettings, ServerIdentity
+from kernel.serving.routes.rules import RouteRules
 from kernel.settings import TraceSettings
 from kernel.sockets import CannotListen, bind
 from kernel.tracing.tracer import Tracer
@@ -61,18 +62,23 @@ from shm.budget import ByteBudget
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
     from backends.supervision.launcher import Launcher
     from backends.supervision.processes.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
+    from kernel.config.spec import ModelSpec
     from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
     from kernel.observe.metrics_config import MetricsConfig
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ListenAddress, ServerOptions
     from kernel.repository.gpus import ServerGpus
+    from kernel.serving.events import Event
+    from kernel.serving.front_doors.server_parts import ServerPart
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
     from protocols.frontend import FrontDoor
 
 logger = logging.getLogger(__name__)
@@ -104,13 +110,6 @@ FRONT_DOORS = (
     DoorKind("metrics", "Metrics", attrgetter("metrics_listener"), "protocols.http.metrics.server"),
     DoorKind("openai", "OpenAI", attrgetter("openai_listener"), "protocols.openai.server"),
 )
-
-
-class ServerPart(Protocol):
-    """A part of the server. Parts are made in order: each may use those before it, and is closed before these."""
-
-    async def close(self) -> None:
-        """End what the part does, and its processes. No model is loaded any more, and no front door listens."""
 
 
 class StartFailed(Exception):
@@ -147,8 +146,10 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
-        #: In the order in which they were made.
+        #: In the order in which they start. The kernel reads their figures from this list.
         self._parts: list[ServerPart] = []
+        #: How many of them `_start_parts` has started.
+        self._started_count = 0
 
     async def run(self) -> int:
         """Serve until the owner says stop. Returns the exit code; raises `StartFailed`, `CannotListen`, `BadOption`."""
@@ -161,10 +162,14 @@ class Server:
             }
             # Now: from its start on the socket is the front door's, which may have given it to another process.
             ports = {door.name: sock.getsockname()[1] for door, sock in sockets.items()}
-            self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
             SERVER_PATHS.add_repositories(self._options.repository.paths)
+            self._recent = make_recent(self._options, self._log, owned=self._owner.owns_process)
             try:
+                if self._recent is not None:
+                    self._part(self._recent)
+                    await self._start_parts()  # its lines are those of the whole start
                 self._build()
+                await self._start_parts()
             except ServingError as error:
                 await self._close_parts()
                 raise StartFailed(creating_server(error)) from None
@@ -192,33 +197,42 @@ class Server:
         devices = self._part(ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms))
         regions.devices = devices.regions
         caching = self._make_caching(catalog, helpers, clock, budget)
-        parts = KernelParts(
-            helpers=helpers,
-            cache_figures=None if caching is None else caching.cache.figures,
-            gpu_figures=devices.figures,
-            lost_log_lines=self._owner.lost_log_lines,
-        )
-        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock), parts)
-        self._kernel.starting = True
-        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
-        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
-            self._part(recording)
+        tracer = Tracer(settings.trace, clock)
+        self._part(Tracing(tracer, pool(1 << 20, count=1, title="trace writer"), options.trace))
         new_supervisor = self._supervisor_maker(processes.launcher, helpers, devices, polling, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
             clock,
-            functools.partial(choose_scheduler, caller=self._kernel),
+            self._schedule,
             new_supervisor,
             self._lifecycle_settings(metrics, limiting, caching, devices.gpus),
+            self._owner.model_retired,
         )
-        self._lifecycle.on_retired = self._owner.model_retired
-        self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
-        traffic = self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
-            self._kernel, clock, self._lifecycle, namespacing=options.repository.namespacing
+        rules = RouteRules(catalog)
+        traffic = Traffic(rules, clock, self._lifecycle, namespacing=options.repository.namespacing)
+        self._lifecycle.traffic_files.rules = traffic
+        parts = KernelParts(
+            repository=self._lifecycle,
+            helpers=helpers,
+            rules=rules,
+            traffic=traffic,
+            server_parts=self._parts,
+            starting=True,
+            gpu_figures=devices.reader,
+            lost_log_lines=self._owner.lost_log_lines,
         )
+        self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        if (recording := make_recording(self._kernel, pool, options.record)) is not None:
+            self._part(recording)
         if options.state_directory is not None:
             self._restore_traffic(traffic, options.state_directory)
+
+    def _schedule(
+        self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock
+    ) -> Coroutine[int | None, Event, None]:
+        """Return the scheduler of a model that is loaded; some submit requests themselves."""
+        return choose_scheduler(spec, inbox, instances, clock, caller=self._kernel)
 
     def _restore_traffic(self, traffic: Traffic, directory: Path) -> None:
         """Keep traffic rules and rollouts in `directory`, and go on with those of an earlier server."""
@@ -230,9 +244,15 @@ class Server:
         traffic.keeper = keeper
 
     def _part(self, part: _Part) -> _Part:
-        """Close `part` at the end of the server."""
+        """Put `part` at the end of the list: it is closed at the end of the server, before those that it uses."""
         self._parts.append(part)
         return part
+
+    async def _start_parts(self) -> None:
+        """Start the parts that are new in the list. Raises `ServingError`."""
+        while self._started_count < len(self._parts):
+            self._started_count += 1
+            await self._parts[self._started_count - 1].start()
 
     async def _close_parts(self) -> None:
         while self._parts:
@@ -349,6 +369,7 @@ class Server:
         stop = asyncio.Event()
         failure: Exception | None = None
         doors: list[FrontDoor] = []
+        self._part(self._lifecycle)  # it starts beside the front doors, which listen while models load
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
@@ -365,8 +386,8 @@ class Server:
                     code = await self._stop(doors)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
-                    await self._lifecycle.close(at_once=bool(code))
+                    if code:
+                        await self._lifecycle.close(at_once=True)
                     await self._close_parts()
                 self._kernel.regions.close()
                 if garbage is not None:
@@ -399,7 +420,7 @@ class Server:
                 try:
                     if sockets:
                         await asyncio.to_thread(_import_front_doors, sockets)
-                        doors.extend(self._make_doors(sockets))
+                        doors.extend(map(self._part, self._make_doors(sockets)))
                     self._owner.imported()
                     if self._options.listen_while_loading:
                         await listen(doors, loading=True)

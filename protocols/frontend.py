@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.serving.front_doors.server_parts import ServerPart
+
 if TYPE_CHECKING:
     import socket
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from protocols.access.keys import KeyReader
 
 
-class FrontDoor(Protocol):
-    """A server on one bound socket. Made with the socket and the kernel; listens from `start` on."""
+class FrontDoor(ServerPart, Protocol):
+    """A server on one bound socket, a part of the whole one. Made with the socket; listens from `start` on."""
 
     @property
     def title(self) -> str:
@@ -31,6 +33,10 @@ class FrontDoor(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections, wait at most `grace_s` seconds for running requests, and close."""
+
+    async def close(self) -> None:
+        """As `stop`, without waiting. The door may have stopped already."""
+        await self.stop(0)
 
 
 class DoorParts(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from backends.supervision.helper_process import TASK_TIMEOUT_S, Helper
 from backends.supervision.task_queue import TaskQueue
 from kernel.errors import RequestCancelled, ServingError
 from kernel.machine import processor_count
+from kernel.serving.front_doors.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from backends.supervision.launcher import Launcher
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 _STARTED_AHEAD = 2
 
 
-class HelperPool:
+class HelperPool(ServerPart):
     """Runs each task on the helper that is free. Implements `kernel.serving.helper_tasks.FrontDoorHelpers`."""
 
     def __init__(
@@ -57,7 +58,7 @@ class HelperPool:
 
     # ---- kernel.serving.helper_tasks.Helpers ----------------------------------------------------
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self._queue.add(task)
         self._run_waiting()
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from backends.supervision.output.worker_output import WorkerOutput
 
+    Socket = socket.socket
+
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
 
@@ -31,17 +33,34 @@ def not_shown(text: str) -> None:
     """The `Pending` of launches that no repository index shows."""
 
 
+class Announce(Protocol):
+    """Sends a worker's process what it needs for its end of a further connection."""
+
+    def __call__(self, fd: int | None = None, *, address: str = "", token: bytes = b"") -> None:
+        """Send the descriptor of its end, which stays the caller's; or an address to connect to, and a token.
+
+        The token is the first thing that the process sends over the connection.
+        """
+
+
 class Launched(Protocol):
     """A started worker. The code that launched it calls `stop` or `kill` at the end."""
 
     #: The kernel's end of the framed connection. The channel that uses it owns it.
-    socket: socket.socket
+    socket: Socket
 
     #: Logs what the worker prints, and what its messages log.
     output: WorkerOutput
 
     def folder(self, path: str) -> str:
         """Return where the worker finds the folder of its model, which this machine has at `path`."""
+
+    async def connect(self, announce: Announce) -> Socket:
+        """Return the kernel's end of a further connection, for a model that comes to the worker's process.
+
+        Calls `announce` once, so that the process gets its end. May wait until it has connected, but not without end.
+        The channel that uses the socket owns it. Raises `OSError` or `ServingError`.
+        """
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once, with the cause, when the worker has ended for any reason."""

@@ -143,7 +143,7 @@ class Worker:
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
             wire.TaskMemory: tasks.memory,
-            wire.AddMember: lambda message: self._members.add(message, self._channel.take_fd()),
+            wire.AddMember: lambda message: self._members.add(message, self._channel.take_fd),
             wire.Execute: self._execute,
             wire.CheckHealth: self._check_health,
             wire.Cancel: lambda message: self._responder.cancel(message.requests),

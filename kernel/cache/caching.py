@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kernel.cache.access import CacheAccess
 from kernel.errors import ServingError
 from kernel.files.file_threads import in_file_thread
+from kernel.serving.front_doors.server_parts import ServerPart
 from kernel.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from kernel.cache.interface import ResponseCache
     from kernel.loop.clock import Clock
+    from kernel.observe.cache_figures import CacheFigures
     from kernel.serving.catalog import Catalog
     from kernel.serving.helper_tasks import Helpers, RegionAccess
     from kernel.serving.model import Model
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 _SALT_BYTE_SIZE = 16
 
 
-class ResponseCaching:
-    """Puts the cache in front of models. Implements `kernel.serving.model.ModelExtension`."""
+class ResponseCaching(ServerPart):
+    """Puts the cache in front of models. A part of the server. Implements `kernel.serving.model.ModelExtension`."""
 
     def __init__(
         self, cache: ResponseCache, catalog: Catalog, *, helpers: Helpers, regions: RegionAccess, clock: Clock
@@ -85,6 +87,9 @@ class ResponseCaching:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.cache.close()
+
+    def figures(self) -> CacheFigures:
+        return self.cache.figures
 
 
 def files_salt(model: Model, folder: Path) -> bytes:

@@ -33,7 +33,7 @@ async def digest_in_helper(helpers: Helpers, description: bytes, inputs: Sequenc
 
     sources = [Tensor("", "UINT8", [each.byte_size], each.data, each.span and each.span.shared()) for each in inputs]
     task = MessageTask(DIGEST, description, sources, peer=peer, ended=ended)
-    helpers.start(task)
+    helpers.add(task)
     try:
         return await key
     except asyncio.CancelledError:

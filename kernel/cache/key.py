@@ -16,7 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.serving.request import Request
+    from kernel.serving.request import WantedInference
     from shm.tensor import Buffer, Tensor
 
 #: The bytes of a key.
@@ -25,12 +25,12 @@ KEY_BYTE_SIZE = 32
 _encoder = msgspec.msgpack.Encoder()
 
 
-def inputs_in_order(request: Request) -> list[Tensor]:
+def inputs_in_order(request: WantedInference) -> list[Tensor]:
     """Return the inputs sorted by name, as in the key: their order in the request has no meaning."""
     return sorted(request.inputs, key=_name)
 
 
-def describe(request: Request, salt: bytes) -> bytes:
+def describe(request: WantedInference, salt: bytes) -> bytes:
     """Return all parts of `request` in the key, except the bytes of its inputs. `salt` identifies the model's load."""
     inputs = [(each.name, each.datatype, each.shape, each.byte_size) for each in inputs_in_order(request)]
     outputs = [(each.name, each.classification) for each in request.outputs]

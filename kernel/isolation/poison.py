@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.batch import BegunBatch
     from kernel.serving.model import Model
-    from kernel.serving.request import Request
+    from kernel.serving.request import Request, WantedInference
     from shm.tensor import Buffer
 
 _found = LimitedLog(logging.getLogger(__name__))
@@ -110,11 +110,11 @@ class PoisonGuard:
         return True
 
 
-def _form(request: Request) -> bytes:
+def _form(request: WantedInference) -> bytes:
     return describe(request, b"")
 
 
-def _digest(request: Request, form: bytes) -> bytes | None:
+def _digest(request: WantedInference, form: bytes) -> bytes | None:
     """Return the digest of a request; None if it is too large, or its bytes are not the server's.
 
     What a client has in its own region may change at any time, and is never read here.

@@ -14,6 +14,7 @@ from kernel.errors import ServingError, Unavailable
 from kernel.recording.recorder import Recorder
 from kernel.recording.ring import first_position
 from kernel.recording.writer import RecordWriter
+from kernel.serving.front_doors.server_parts import RecordFigures, ServerPart
 from kernel.tracing.tracing import TraceHelpers  # noqa: TC001 - documents what the helpers are
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ CLOSE_TIMEOUT_S = 5.0
 _LOCK = "lock"
 
 
-class Recording:
-    """Records the requests of `kernel` until it is closed."""
+class Recording(ServerPart):
+    """Records the requests of `kernel` from its start until it is closed. A part of the server."""
 
     def __init__(self, kernel: Kernel, helpers: TraceHelpers, settings: RecordSettings) -> None:
         """`helpers` have no other tasks; `close` closes them. Raises `ServingError` if the folder cannot be used."""
@@ -40,20 +41,26 @@ class Recording:
             position = first_position(os.listdir(folder))
         except OSError as error:
             raise Unavailable(f"--record: '{folder}' cannot be written: {error.strerror}") from None
+        self._folder = folder
         self._kernel = kernel
         self._helpers = helpers
         self._writer = RecordWriter(
             helpers, folder, secrets.token_hex(8), settings, position, lambda: kernel.record_by(None)
         )
-        recorder = Recorder(
+        self._recorder = Recorder(
             settings,
             self._writer,
             now_ns=time.monotonic_ns,
             memory=kernel.memory_for_helper,
         )
-        kernel.record_counts = lambda: (self._writer.written_count, self._writer.lost_count)
-        kernel.record_by(recorder)
-        logger.info("recording requests and responses in '%s'", folder)
+
+    async def start(self) -> None:
+        """Record from now on."""
+        self._kernel.record_by(self._recorder)
+        logger.info("recording requests and responses in '%s'", self._folder)
+
+    def figures(self) -> RecordFigures:
+        return RecordFigures(self._writer.written_count, self._writer.lost_count)
 
     async def close(self) -> None:
         """Write what waits, and end the helpers."""

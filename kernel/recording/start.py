@@ -1,4 +1,4 @@
-"""Starts the flight recorder, if the options ask for it. Other servers import nothing more of it."""
+"""Makes the flight recorder, if the options ask for it. Other servers import nothing more of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from kernel.tracing.tracing import TraceHelpers
 
 
-def start_recording(
+def make_recording(
     kernel: Kernel, make_helpers: Callable[..., TraceHelpers], settings: RecordSettings | None
 ) -> Recording | None:
-    """Record with these settings; None records nothing. `make_helpers` is `HelperPool` without its first arguments.
+    """Return the recording with these settings; None records nothing.
 
-    Raises `ServingError` if the folder cannot be used.
+    `make_helpers` is `HelperPool` without its first arguments. Raises `ServingError` if the folder cannot be used.
     """
     if settings is None:
         return None

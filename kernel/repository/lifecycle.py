@@ -31,6 +31,7 @@ from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.running_loads import LoadEnded, RunningLoads
 from kernel.repository.traffic_files import TrafficFiles
 from kernel.serving.catalog import UNLOADED, ModelState
+from kernel.serving.front_doors.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource
     from kernel.serving.catalog import Catalog, IndexItem
+    from kernel.serving.front_doors.server_parts import RepositoryFigures
     from kernel.serving.model import Model, SchedulerFactory
 
 logger = logging.getLogger(__name__)
@@ -51,8 +53,8 @@ logger = logging.getLogger(__name__)
 UNLOAD_WAIT_S = 5.0
 
 
-class Lifecycle:
-    """Loads and unloads models. Implements `kernel.serving.kernel.RepositoryControl`."""
+class Lifecycle(ServerPart):
+    """Loads and unloads models. A part of the server. Implements `kernel.serving.kernel.RepositoryControl`."""
 
     def __init__(
         self,
@@ -61,7 +63,9 @@ class Lifecycle:
         schedule: SchedulerFactory,
         new_keeper: Callable[[], InstanceKeeper],
         settings: LifecycleSettings,
+        on_retired: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_retired` is called after the workers of a version have ended that was unloaded or replaced."""
         self._catalog = catalog
         self._settings = settings
         self.backends = settings.backends
@@ -86,8 +90,7 @@ class Lifecycle:
         self.polling = RepositoryPolling(
             self.poll, self._repositories.slowest_listing, settings.poll_s, self._background.failures
         )
-        #: Called after the workers of a version have ended that was unloaded or replaced.
-        self.on_retired: Callable[[], None] = lambda: None
+        self._on_retired = on_retired
 
     # ---- start and stop ----------------------------------------------------------------------
 
@@ -150,6 +153,9 @@ class Lifecycle:
             *(loaded.stop(at_once=at_once) for loaded in versions), self._retirement.close(at_once=at_once)
         )
         await self._repositories.close()
+
+    def figures(self) -> RepositoryFigures:
+        return self.polling.figures()
 
     # ---- RepositoryControl -------------------------------------------------------------------
 
@@ -413,7 +419,7 @@ class Lifecycle:
         """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
         model = loaded.model
         await self._retirement.end_version(loaded)
-        self.on_retired()
+        self._on_retired()
         if mark_unloaded:
             entry = self._catalog.entry(identifier, model.version)
             if entry is not None and entry.model is model:

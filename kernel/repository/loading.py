@@ -399,7 +399,7 @@ class VersionLoader:
     def _needs(self, source: ModelSource, config: ModelConfig, version: int) -> WorkerNeeds:
         """Return the needs of a version's workers. Blocks. Raises `BadConfig`."""
         environment = source.environment(config, version, installs=self._settings.installs_requirements)
-        return worker_needs(config, str(source.path), environment, self._settings.gpus.visible)
+        return worker_needs(config, str(source.path), environment, self._settings.gpus.visible, version)
 
     def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
         """Return the plans of all instances, with the settings of the command line. Blocks.

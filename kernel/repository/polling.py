@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import ServingError
 from kernel.files.file_threads import oldest_path
 from kernel.observe.repeats.limited_log import LimitedLog
-from kernel.observe.reporting.repository_health import RepositoryHealth
+from kernel.serving.front_doors.server_parts import RepositoryFigures
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ _failures = LimitedLog(logger)
 REPORT_S = 30.0
 
 
-class RepositoryPolling(RepositoryHealth):
+class RepositoryPolling:
     """The polls of one server."""
 
     def __init__(
@@ -46,15 +46,17 @@ class RepositoryPolling(RepositoryHealth):
         self._poll = poll
         self._slowest_listing = slowest_listing
         self._interval_s = interval_s
+        #: When the repositories were last polled without a failure, in seconds since the epoch; None if never.
+        self.succeeded_s: float | None = None
         #: Why the last poll has failed; empty if it has not.
         self._failure = ""
         #: Since when a poll runs (of the monotonic clock), None if none does.
         self._begun_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def background_failures(self) -> int:  # type: ignore[override]
-        return self._failures.value
+    def figures(self) -> RepositoryFigures:
+        """Return what metrics and the page show."""
+        return RepositoryFigures(self._failures.value, self.succeeded_s, self.trouble())
 
     async def run(self) -> None:
         """Poll until cancelled. Raises what a poll raises that nobody expects."""
@@ -86,6 +88,7 @@ class RepositoryPolling(RepositoryHealth):
                 self._timer = None
 
     def trouble(self) -> str:
+        """Return what is wrong with the polls now, in a sentence for people; empty if nothing is."""
         if (since_s := self._waiting_s()) >= REPORT_S:
             return self._waits(since_s)
         return f"The last poll of the model repositories has failed: {self._failure}" if self._failure else ""

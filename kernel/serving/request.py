@@ -67,8 +67,11 @@ class _NoSink:
 NO_SINK = _NoSink()
 
 
-class Request(msgspec.Struct, eq=False):
-    """One inference request. The front door sets the first block of attributes, the kernel the second."""
+class WantedInference(msgspec.Struct, eq=False):
+    """What is wanted of one inference: by a client, by a step of an ensemble, or by a model that calls another one.
+
+    Set by the code that makes the request. The kernel changes only where the bytes of tensors are.
+    """
 
     #: The model's name from the client.
     model_name: str
@@ -102,6 +105,15 @@ class Request(msgspec.Struct, eq=False):
     #: The request of whose trace this one's trace is a child: that to the ensemble, or that of a model which has passed
     #: its trace on with a call. None if there is none; then the request is not traced, unless it is a client's.
     trace_parent: Request | None = None
+
+
+class Request(WantedInference, eq=False):
+    """One inference request: what is wanted of it, and what the kernel keeps of it.
+
+    One object has both, because a second one would be made for each request: code that only reads what is wanted takes
+    a `WantedInference`. Of the attributes here, a front door sets only those of a request that it has prepared.
+    """
+
     #: The trace of this request; set by `Kernel.submit` if it is traced.
     trace: Trace | None = None
     #: What gets the responses before `sink`, and passes them on; None for most requests. In this order, of which each

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Clock
-    from kernel.serving.kernel import Kernel
+    from kernel.serving.routes.rules import RouteRules
     from kernel.traffic.rollouts.control import ModelLoads
     from kernel.traffic.route import Routed
 
@@ -73,11 +73,11 @@ class _ModelTraffic:
 
 
 class Traffic:
-    """Sets the rules in the kernel. Implements `TrafficControl` of front doors and `FileRules` of the repository."""
+    """Sets the rules of models. Implements `TrafficControl` of front doors and `FileRules` of the repository."""
 
     def __init__(
         self,
-        kernel: Kernel,
+        rules: RouteRules,
         clock: Clock,
         loads: ModelLoads | None = None,
         *,
@@ -88,13 +88,13 @@ class Traffic:
         """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key, `utc`
         the time for the history.
         """
-        self._kernel = kernel
-        self._catalog = kernel.catalog
+        self._rules = rules
+        self._catalog = rules.catalog
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
         self._models: dict[str, _ModelTraffic] = {}
-        self.rollouts = Rollouts(self, kernel.catalog, clock, loads)
+        self.rollouts = Rollouts(self, rules.catalog, clock, loads)
         #: None: a restart forgets what clients have set.
         self.keeper: TrafficKeeper | None = None
 
@@ -279,7 +279,7 @@ class Traffic:
             traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
-        self._kernel.set_rule(name, traffic.route)
+        self._rules.set(name, traffic.route)
         if self.keeper is not None:
             self.keeper.save(self.document())
         logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import ModelSpec
     from kernel.serving.catalog import Catalog
-    from kernel.serving.request import Request
+    from kernel.serving.request import Request, WantedInference
     from kernel.traffic.settings import MatchRule, TrafficSettings
 
 #: Why a request goes to a version: its share, the hash of its key, a rule, the version or label that the client named,
@@ -62,7 +62,7 @@ class TargetState(msgspec.Struct, frozen=True):
 class _Matcher(Protocol):
     """Whether a request matches a rule."""
 
-    def __call__(self, request: Request) -> bool: ...
+    def __call__(self, request: WantedInference) -> bool: ...
 
 
 class TrafficRoute:
@@ -257,7 +257,7 @@ def signature_difference(own: ModelSpec, other: ModelSpec) -> str | None:
     return None
 
 
-def _key_reader(key: str) -> Callable[[Request], str] | None:
+def _key_reader(key: str) -> Callable[[WantedInference], str] | None:
     """Return a function that returns the key of a request, "" if it has none; None if requests have no keys."""
     kind, _, name = key.partition(":")
     if kind == "header":
@@ -276,7 +276,7 @@ def _matcher(rule: MatchRule) -> _Matcher:
     if rule.header is not None:
         header = rule.header.lower()
 
-        def has_header(request: Request) -> bool:
+        def has_header(request: WantedInference) -> bool:
             value = request.sink.header(header)
             return value in values if values else bool(value)
 
@@ -284,7 +284,7 @@ def _matcher(rule: MatchRule) -> _Matcher:
     if rule.parameter is not None:
         parameter = rule.parameter
 
-        def has_parameter(request: Request) -> bool:
+        def has_parameter(request: WantedInference) -> bool:
             value = request.parameters.get(parameter)
             return value is not None and (not values or _text(value) in values)
 

@@ -50,7 +50,7 @@ class WriteTurns:
                 self._all_done.set()
             return
         self.running, self.resting = True, False
-        self._helpers.start(task)
+        self._helpers.add(task)
 
     def ended(self, pause_s: float) -> None:
         """The task has ended: start the next one after `pause_s` seconds, at once while the server waits for all."""

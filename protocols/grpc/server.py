@@ -7,9 +7,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from kernel.options import AdminOptions, GrpcOptions
+from kernel.serving.front_doors.server_parts import DoorFigures
 from protocols.access.exposure import open_port
 from protocols.access.keys import KeyReader
 from protocols.access.restricted import GRPC, parse_restrictions
+from protocols.frontend import FrontDoor
 from protocols.grpc.admission import Admission
 from protocols.grpc.compression import make_compression
 from protocols.grpc.h2.keepalive import KeepaliveRules
@@ -46,7 +48,7 @@ def make_door(parts: DoorParts) -> GrpcServer:
     )
 
 
-class GrpcServer:
+class GrpcServer(FrontDoor):
     """Serves `inference.GRPCInferenceService`, health and reflection on a bound socket."""
 
     def __init__(
@@ -108,10 +110,12 @@ class GrpcServer:
             Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
         )
         await self._listener.start()
-        kernel.connections["grpc"] = lambda: 0 if self._listener is None else self._listener.connection_count
-        if (certificates := self._certificates) is not None:
-            certificates.start()
-            kernel.certificate_expiry["grpc"] = lambda: certificates.expiry_s
+        if self._certificates is not None:
+            self._certificates.start()
+
+    def figures(self) -> DoorFigures:
+        connections = 0 if self._listener is None else self._listener.connection_count
+        return DoorFigures("grpc", connections, None if self._certificates is None else self._certificates.expiry_s)
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections and no new inference, give calls that run `grace_s` seconds, and close.

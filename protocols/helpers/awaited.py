@@ -45,7 +45,7 @@ class AwaitedTask:
 
         Raises `ServingError`.
         """
-        self._kernel.helpers.start(self)
+        self._kernel.helpers.add(self)
         try:
             return await self._result
         except asyncio.CancelledError:

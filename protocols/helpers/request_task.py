@@ -77,7 +77,7 @@ class RequestTask:
         except ServingError:
             self._release_sources()
             raise
-        self._kernel.helpers.start(self)
+        self._kernel.helpers.add(self)
 
     def cancel(self) -> None:
         """The request is not wanted any more: call neither method of the caller."""

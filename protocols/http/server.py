@@ -9,8 +9,10 @@ from aiohttp import HttpVersion10, HttpVersion11
 from kernel.errors import ServingError
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions
+from kernel.serving.front_doors.server_parts import DoorFigures
 from protocols.access.exposure import open_port
 from protocols.access.restricted import Category
+from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
@@ -51,7 +53,7 @@ def make_door(parts: DoorParts) -> HttpServer:
     )
 
 
-class HttpServer:
+class HttpServer(FrontDoor):
     """Serves Triton's HTTP API on a bound socket. A `protocols.frontend.FrontDoor`."""
 
     def __init__(
@@ -111,16 +113,18 @@ class HttpServer:
         await self._listener.start()
         if self._has_dashboard:
             self._dashboard.start()
-        self._kernel.connections["http"] = lambda: self._listener.connection_count
-        if (certificates := self._certificates) is not None:
-            certificates.start()
-            self._kernel.certificate_expiry["http"] = lambda: certificates.expiry_s
+        if self._certificates is not None:
+            self._certificates.start()
 
     async def stop(self, grace_s: float) -> None:
         self._dashboard.close()
         if self._certificates is not None:
             self._certificates.stop()
         await self._listener.stop(grace_s)
+
+    def figures(self) -> DoorFigures:
+        expires_s = None if self._certificates is None else self._certificates.expiry_s
+        return DoorFigures("http", self._listener.connection_count, expires_s)
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         """Return the response to any request, with the headers of CORS if there are some."""

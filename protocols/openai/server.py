@@ -10,8 +10,10 @@ import msgspec
 from kernel.errors import ServingError
 from kernel.observe.repeats.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from kernel.serving.front_doors.server_parts import DoorFigures
 from protocols.access.exposure import open_port
 from protocols.access.restricted import Category
+from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
@@ -59,7 +61,7 @@ def make_door(parts: DoorParts) -> OpenAiServer:
     )
 
 
-class OpenAiServer:
+class OpenAiServer(FrontDoor):
     """Serves OpenAI's API on a bound socket. A `protocols.frontend.FrontDoor`."""
 
     def __init__(
@@ -129,10 +131,8 @@ class OpenAiServer:
         await self._listener.start()
         if self._keys is not None:
             self._keys.start()
-        self._kernel.connections["openai"] = lambda: self._listener.connection_count
-        if (certificates := self._certificates) is not None:
-            certificates.start()
-            self._kernel.certificate_expiry["openai"] = lambda: certificates.expiry_s
+        if self._certificates is not None:
+            self._certificates.start()
 
     async def stop(self, grace_s: float) -> None:
         if self._keys is not None:
@@ -140,6 +140,10 @@ class OpenAiServer:
         if self._certificates is not None:
             self._certificates.stop()
         await self._listener.stop(grace_s)
+
+    def figures(self) -> DoorFigures:
+        expires_s = None if self._certificates is None else self._certificates.expiry_s
+        return DoorFigures("openai", self._listener.connection_count, expires_s)
 
     def _created_s(self, name: str) -> int:
         """Return when the model was first listed; forgets models that are gone."""

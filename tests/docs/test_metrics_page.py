@@ -12,6 +12,7 @@ from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, bucket
 from kernel.observe.reporting.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.options import MetricsOptions
 from kernel.repository.gpus import PinnedPool
+from kernel.serving.front_doors.server_parts import DoorFigures, ServerPart
 from protocols.http.metrics import families
 from protocols.http.metrics.cache_families import render_cache
 from protocols.http.metrics.families import render_models
@@ -34,12 +35,17 @@ def kinds(page: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
 
 
+class _Door(ServerPart):
+    def figures(self) -> DoorFigures:
+        return DoorFigures("http", 1)
+
+
 def shown_page(*, cache: bool) -> str:
     """Return a page with all families of a server; with `cache`, only those that its response cache adds."""
     if cache:
         return "\n".join(render_cache([], CacheFigures(byte_size=1), ALL, 0))
     kernel = FrontDoorLab().kernel
-    kernel.connections["http"] = lambda: 1
+    kernel.server_parts.append(_Door())
     server = ServerMetrics(kernel, MetricsOptions(), 0).render(0)
     gpus = GpuFigureReader(None, PinnedPool(1), 1)  # type: ignore[arg-type]  # nobody reads
     gpus.take([GpuFigures("GPU-1")])

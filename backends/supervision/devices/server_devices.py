@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from backends.supervision.devices.device_regions import DeviceRegions
 from kernel.repository.gpus import NoGpus, PinnedPool
+from kernel.serving.front_doors.server_parts import ServerPart
 from shm.cuda import has_driver, is_installed
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from kernel.repository.gpus import GpuOptions, ServerGpus
 
 
-class ServerDevices:
-    """Makes the parts, and closes them."""
+class ServerDevices(ServerPart):
+    """What the kernel has of GPUs. A part of the server."""
 
     def __init__(self, launcher: Launcher, options: GpuOptions, figures_interval_ms: int) -> None:
         """The figures are read when they are asked for, at most once in an interval. Raises `InvalidArgument`."""
@@ -27,7 +28,7 @@ class ServerDevices:
         self.gpus: ServerGpus = NoGpus(settings)
         #: None if no GPU can be used.
         self.regions: DeviceRegions | None = None
-        self.figures: GpuFigureReader | None = None
+        self.reader: GpuFigureReader | None = None
         if not is_installed():
             return
         self.regions = DeviceRegions(launcher)
@@ -37,11 +38,11 @@ class ServerDevices:
         from kernel.observe.reporting.gpu_figures import GpuFigureReader
 
         self.gpus = found = FoundDevices(self.regions.helper, settings)
-        self.figures = GpuFigureReader(found, self.pinned_pool, figures_interval_ms)
+        self.reader = GpuFigureReader(found, self.pinned_pool, figures_interval_ms)
 
     async def close(self) -> None:
         """Stop the process."""
-        if self.figures is not None:
-            await self.figures.close()
+        if self.reader is not None:
+            await self.reader.close()
         if self.regions is not None:
             await self.regions.close()

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from typing import TYPE_CHECKING, Protocol
 
 from backends.supervision.launcher import KILL_WAIT_S, describe_exit
@@ -17,9 +18,9 @@ from backends.supervision.processor_demand import work_mark
 from backends.transport.wire import STACKS_SIGNAL
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
+    from backends.supervision.launcher import Announce
     from backends.supervision.output.capture import OutputCapture
     from backends.supervision.processes.memory_limit import MemoryLimit
     from backends.supervision.watcher_process import SessionWatcher
@@ -74,6 +75,17 @@ class LocalProcess:
     def folder(self, path: str) -> str:
         """The worker uses the folder itself."""
         return path
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        """Return one end of a pair of sockets; the process gets the descriptor of the other one."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                announce(theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+        return ours
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         if self._ended.is_set():

@@ -11,6 +11,7 @@ from backends.supervision.processes.forking import ForkingLauncher
 from backends.supervision.processes.spawning import SpawningLauncher
 from backends.supervision.processes.zygote_pool import ZygotePool
 from backends.supervision.watcher_process import SessionWatcher
+from kernel.serving.front_doors.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from backends.supervision.output.limits import OutputLimits
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 _DEVICE_TASKS = "backends.helper.device_tasks"
 
 
-class WorkerProcesses:
+class WorkerProcesses(ServerPart):
     """Makes the launchers of a server, on its loop. `close` follows after all workers have ended."""
 
     def __init__(

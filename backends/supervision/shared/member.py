@@ -13,6 +13,7 @@ from backends.supervision.launcher import KILL_WAIT_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from backends.supervision.launcher import Announce
     from backends.supervision.output.worker_output import WorkerOutput
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,9 @@ class HostProcess(Protocol):
     name: str
 
     def folder(self, path: str) -> str:
+        """See `Launched`."""
+
+    async def connect(self, announce: Announce) -> socket.socket:
         """See `Launched`."""
 
     @property
@@ -66,6 +70,9 @@ class SharedWorker:
 
     def folder(self, path: str) -> str:
         return self._process.folder(path)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        return await self._process.connect(announce)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         if self._ended.is_set():

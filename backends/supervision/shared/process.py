@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from typing import TYPE_CHECKING
 
 from backends.supervision.launcher import not_shown
@@ -17,9 +16,10 @@ from kernel.loop.clock import LoopClock
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Hashable
 
-    from backends.supervision.launcher import Launcher, Pending
+    from backends.supervision.launcher import Announce, Launcher, Pending
     from backends.supervision.output.limits import OutputLimits
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class SharedProcess:
         self._session: WorkerSession | None = None
         self._members: dict[int, SharedWorker] = {}
         self._last_number = 0
+        #: The numbers of models whose connection is being opened, each with why its end of it has ended; "" if not.
+        self._connecting: dict[int, str] = {}
         #: Processes that were asked to end, each with the timer that kills it.
         self._ending: dict[WorkerSession, asyncio.TimerHandle] = {}
         self._none_ending = asyncio.Event()
@@ -74,7 +76,7 @@ class SharedProcess:
                 if session.lost:
                     raise Unavailable(f"worker '{self.name}' was lost when it had just started")
                 self._session = session
-            return self._add(self._session, title)
+            return await self._add(self._session, title)
 
     def check(self, title: str, needs: WorkerNeeds) -> None:
         """Raise `Unsupported` if an instance with these needs cannot be in the process as it was started."""
@@ -86,17 +88,33 @@ class SharedProcess:
                 "KIND_GPU in their instance groups"
             )
 
-    def _add(self, session: WorkerSession, title: str) -> SharedWorker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._last_number += 1
-            try:
-                session.send_with_fd(wire.AddMember(self._last_number, title), theirs.fileno())
-            except BaseException:
-                ours.close()
-                raise
-        member = SharedWorker(title, ours, WorkerOutput(title, self._limits, LoopClock()), self)
-        self._members[self._last_number] = member
+    async def _add(self, session: WorkerSession, title: str) -> SharedWorker:
+        """Add a model over a connection that the launcher of the process gives. Raises `OSError` or `ServingError`."""
+        self._last_number += 1
+        number = self._last_number
+
+        def announce(fd: int | None = None, *, address: str = "", token: bytes = b"") -> None:
+            message = wire.AddMember(number, title, address, token)
+            if fd is None:
+                session.send(message)
+            else:
+                session.send_with_fd(message, fd)
+
+        self._connecting[number] = ""
+        try:
+            sock = await session.connect(announce)
+        except BaseException:
+            del self._connecting[number]
+            self._end_without_members(session)
+            raise
+        failure = self._connecting.pop(number)
+        if failure or self._session is not session:
+            sock.close()
+            self._end_without_members(session)
+            cause = failure or "the worker was lost"
+            raise Unavailable(f"model instance '{title}' did not get into worker '{self.name}': {cause}")
+        member = SharedWorker(title, sock, WorkerOutput(title, self._limits, LoopClock()), self)
+        self._members[number] = member
         return member
 
     # ---- HostProcess -------------------------------------------------------------------------
@@ -104,6 +122,10 @@ class SharedProcess:
     def folder(self, path: str) -> str:
         assert self._session is not None, "the process has ended"
         return self._session.folder(path)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        assert self._session is not None, "the process has ended"
+        return await self._session.connect(announce)
 
     @property
     def stopped(self) -> bool:
@@ -132,17 +154,21 @@ class SharedProcess:
     # ---- news --------------------------------------------------------------------------------
 
     def _member_ended(self, message: wire.MemberEnded) -> None:
+        if message.member in self._connecting:
+            self._connecting[message.member] = message.failure or "it has ended"
+            return
         if message.member not in self._members:
             raise ValueError(f"member {message.member} has ended, which is not in the process")
         member = self._members.pop(message.member)
-        if not self._members:
-            self._end()
+        assert self._session is not None
+        self._end_without_members(self._session)
         member.ended(message.failure or "it has ended")
 
-    def _end(self) -> None:
-        """Let the process end. A model that comes now gets a new one."""
-        session, self._session = self._session, None
-        assert session is not None
+    def _end_without_members(self, session: WorkerSession) -> None:
+        """Let the process end if it has no model, and none comes to it. A model that comes later gets a new one."""
+        if self._members or self._connecting or self._session is not session:
+            return
+        self._session = None
         self._ending[session] = asyncio.get_running_loop().call_later(END_GRACE_S, session.kill)
         self._none_ending.clear()
         session.send(wire.Stop())

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: How long a process may take to open the connection of a model, in seconds.
+CONNECT_TIMEOUT_S = 10.0
+
+
 class Member(Protocol):
     """The worker of one model."""
 
@@ -50,6 +54,20 @@ def not_shared(arguments: ModelArguments, where: str = "") -> Unsupported:
     )
 
 
+def _opened(message: wire.AddMember) -> socket.socket:
+    """Return a connection to the address of `message`, over which its token was sent. Raises `OSError`, ValueError."""
+    host, _, port = message.address.rpartition(":")
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(message.token)
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 class Members:
     """Starts the threads of models, and tells the kernel of each that has ended."""
 
@@ -61,15 +79,26 @@ class Members:
         self._new_member = new_member
         self._turn = Turn()
 
-    def add(self, message: wire.AddMember, fd: int) -> None:
-        """Start the worker of a model, on the connection `fd`, which it owns from now on."""
-        sock = socket.socket(fileno=fd)
+    def add(self, message: wire.AddMember, take_fd: Callable[[], int]) -> None:
+        """Start the worker of a model, on a connection of its own.
+
+        `take_fd` returns the descriptor of the connection, which the worker owns from now on. It is not called for a
+        message with an address: then the worker opens the connection.
+        """
+        sock = None if message.address else socket.socket(fileno=take_fd())
+        threading.Thread(target=self._run, args=(message, sock), name=message.title, daemon=True).start()
+
+    def _run(self, message: wire.AddMember, sock: socket.socket | None) -> None:
+        """Run the worker on `sock`, or on a connection that it opens."""
+        if sock is None:
+            try:
+                sock = _opened(message)
+            except (OSError, ValueError) as error:
+                logger.error("the connection of '%s' to %s cannot be opened: %s", message.title, message.address, error)
+                self._send(wire.MemberEnded(message.member, f"it cannot connect to {message.address}: {error}"))
+                return
         channel = BlockingChannel(sock)
         leave_to_parent(channel, sock)
-        thread = threading.Thread(target=self._run, args=(message.member, channel), name=message.title, daemon=True)
-        thread.start()
-
-    def _run(self, number: int, channel: BlockingChannel) -> None:
         failure, member = "", None
         try:
             member = self._new_member(channel, self._turn)
@@ -82,7 +111,7 @@ class Members:
             logger.exception("the worker of a model failed")
             failure = f"{type(error).__name__}: {error}"
         channel.close()
-        self._send(wire.MemberEnded(number, failure))
+        self._send(wire.MemberEnded(message.member, failure))
         member = None
         # Objects of a loaded model are frozen (`Worker._load`). Those of the one that has ended are garbage now.
         gc.unfreeze()

@@ -14,7 +14,7 @@ Whether a call may wait:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.memory.receive_buffer import ReceiveBuffer
     from kernel.memory.refusals import MemoryRefusals
-    from kernel.observe.cache_figures import CacheFigures
     from kernel.observe.reporting.gpu_figures import GpuFigureReader
-    from kernel.observe.reporting.repository_health import RepositoryHealth
     from kernel.serving.catalog import IndexItem
     from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.front_doors.route import ModelRoute
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
     from kernel.settings import LogSettings, TraceSettings
     from shm.arena import Block
     from shm.budget import ByteBudget
+
+_Figures = TypeVar("_Figures")
 
 
 class CatalogView(Protocol):
@@ -185,31 +185,17 @@ class KernelInterface(Protocol):
     def instance_figures(self, identifier: str, version: int) -> list[InstanceFigures]:
         """Return the figures of the instances of a version; none if it is not loaded."""
 
-    @property
-    def repository_health(self) -> RepositoryHealth: ...
+    def part_figures(self, kind: type[_Figures]) -> list[_Figures]:
+        """Return the figures of this kind, of each part of the server that has such, in the order of the parts.
 
-    @property
-    def cache_figures(self) -> CacheFigures | None: ...
+        `kernel.serving.front_doors.server_parts` has most kinds.
+        """
 
     @property
     def gpu_figures(self) -> GpuFigureReader | None: ...
 
     @property
     def lost_log_lines(self) -> Callable[[], int]: ...
-
-    @property
-    def trace_counts(self) -> Callable[[], tuple[int, int]]: ...
-
-    @property
-    def record_counts(self) -> Callable[[], tuple[int, int]]: ...
-
-    @property
-    def connections(self) -> dict[str, Callable[[], int]]:
-        """Functions by protocol that return the number of connections. Each front door adds its own."""
-
-    @property
-    def certificate_expiry(self) -> dict[str, Callable[[], float | None]]:
-        """The same for when a front door's certificate expires."""
 
     # ---- administration --------------------------------------------------------------------------
 

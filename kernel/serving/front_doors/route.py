@@ -26,13 +26,31 @@ class Wait(msgspec.Struct, frozen=True):
     error: ServingError
 
 
+class SecondReceiver(Protocol):
+    """Gets a request beside the version that executes it, such as a version that is tried with copies of requests."""
+
+    def receive(self, request: Request) -> None:
+        """Look at a checked `request` with placed tensors, before its version gets it. Never waits, and never raises.
+
+        The request itself belongs to its version. `kernel.serving.routes.second.second_copy` makes one to submit.
+        """
+
+
+class WithSecond(msgspec.Struct, frozen=True):
+    """A rule has chosen `model`, whose response the client gets, and a second receiver."""
+
+    model: Model
+    second: SecondReceiver
+
+
 class RouteRule(Protocol):
     """Decides which version executes a request. A route without a rule leads to one version."""
 
-    def choose(self, request: Request) -> Model | Wait:
-        """Return the version for `request`, or that it has to wait. Called in `Kernel.submit`; never waits.
+    def choose(self, request: Request) -> Model | Wait | WithSecond:
+        """Return the version for `request`, perhaps with a second receiver, or that the request has to wait.
 
-        Called once for each request, and once more after each wait. Raises `ServingError` to refuse the request.
+        Called in `Kernel.submit`; never waits. Called once for each request, and once more after each wait. Raises
+        `ServingError` to refuse the request.
         """
 
     def choose_for(self, request: Request, parent: Request) -> Model | None:

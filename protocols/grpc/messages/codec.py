@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernel.errors import InternalError, InvalidArgument
-from kernel.serving.request import Request
+from kernel.serving.request import Request, WantedInference
 from protocols.body_sizes import MAX_BODY_BYTE_SIZE
 from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents, ModelInferRequest, ModelInferResponse
 from protocols.grpc.messages.contents import pack_contents
@@ -132,7 +132,7 @@ def _check_type(key: str, parameter: InferParameter) -> None:
         raise InvalidArgument(f"invalid value type for '{key}' parameter, expected {' or '.join(accepted)}.")
 
 
-def _set_field(request: Request, key: str, parameter: InferParameter) -> None:
+def _set_field(request: WantedInference, key: str, parameter: InferParameter) -> None:
     """Set the field of `request` that the parameter `key` means. Triton casts signed to unsigned."""
     choice = parameter.WhichOneof("parameter_choice")
     if key == "sequence_id":

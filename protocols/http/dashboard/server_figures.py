@@ -8,6 +8,7 @@ import msgspec
 
 from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import ModelState
+from kernel.serving.front_doors.server_parts import DoorFigures, RepositoryFigures
 from kernel.texts import shown_text
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ServerFigures:
 def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | None, byte_size: int) -> ServerRow:
     """Return the figures now; `cpu` and `byte_size` are those of this process."""
     regions = kernel.regions.all()
+    repository = next(iter(kernel.part_figures(RepositoryFigures)), RepositoryFigures())
     return ServerRow(
         _state(kernel),
         round(sums.rate, 2),
@@ -101,12 +103,12 @@ def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | No
         kernel.budget.limit_byte_size,
         len(regions),
         sum(region.byte_size for region in regions),
-        {protocol: count() for protocol, count in kernel.connections.items()},
+        {door.protocol: door.connections for door in kernel.part_figures(DoorFigures)},
         cpu,
         byte_size,
         kernel.lost_log_lines(),
-        kernel.repository_health.background_failures,
-        shown_text(SERVER_PATHS.hidden_in(kernel.repository_health.trouble()), _MAX_TROUBLE),
+        repository.background_failures,
+        shown_text(SERVER_PATHS.hidden_in(repository.trouble), _MAX_TROUBLE),
     )
 
 

@@ -39,7 +39,7 @@ from shm.datatypes import DATATYPES, MAX_SIZE
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.request import Request
+    from kernel.serving.request import WantedInference
     from kernel.serving.response import ParameterValue
     from shm.tensor import Buffer
 
@@ -99,7 +99,7 @@ JsonDataReader = Callable[[str, str, memoryview, int, int], "Buffer"]
 def decode_infer(
     header: bytes,
     binary: memoryview,
-    request: Request,
+    request: WantedInference,
     max_input_size: int,
     read_data: JsonDataReader | None = None,
 ) -> OutputFormat:
@@ -118,7 +118,11 @@ def decode_infer(
 
 
 def decode_typed(
-    header: bytes, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader | None = None
+    header: bytes,
+    binary: memoryview,
+    request: WantedInference,
+    max_input_size: int,
+    read_data: JsonDataReader | None = None,
 ) -> OutputFormat:
     """Do the same for a request in which nothing is wrong or unusual, without reading its numbers twice.
 
@@ -210,7 +214,7 @@ def _plain_input(document: Any) -> _Input:
 
 
 def _fill(
-    header: JsonHeader, binary: memoryview, request: Request, max_input_size: int, read_data: JsonDataReader
+    header: JsonHeader, binary: memoryview, request: WantedInference, max_input_size: int, read_data: JsonDataReader
 ) -> OutputFormat:
     if header.id is not ABSENT:
         request.id = _read("id", header.id, as_string)
@@ -245,7 +249,7 @@ def _read(name: str, value: Any, read: Callable[[Any], _Read], verb: str = "pars
         raise InternalError(f"Unable to {verb} '{name}': {error.message}") from None
 
 
-def _set_parameter(request: Request, output_format: OutputFormat, key: str, value: Any) -> None:
+def _set_parameter(request: WantedInference, output_format: OutputFormat, key: str, value: Any) -> None:
     match key:
         case "sequence_id":
             is_number = type(value) is int and 0 <= value <= UINT64_MAX

@@ -71,7 +71,7 @@ class ResponseTask:
 
     def start(self) -> None:
         """Start to encode."""
-        self._kernel.helpers.start(self)
+        self._kernel.helpers.add(self)
 
     def cancel(self) -> None:
         """The response is not wanted any more."""

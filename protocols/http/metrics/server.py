@@ -6,10 +6,12 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
 from protocols.access.restricted import Category
+from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.cache_families import render_cache
@@ -44,7 +46,7 @@ def make_door(parts: DoorParts) -> MetricsServer:
     return MetricsServer(parts.kernel, parts.sock, options.metrics, http=options.http, keys=parts.keys)
 
 
-class MetricsServer:
+class MetricsServer(FrontDoor):
     """Serves GET /metrics on a bound socket. A `protocols.frontend.FrontDoor`."""
 
     def __init__(
@@ -114,8 +116,8 @@ class MetricsServer:
         lines = render_models(models, self._config, now_ns, time.time_ns() - now_ns if openmetrics else None)
         lines += render_readiness(self._kernel.catalog.wanted())
         lines += render_memory(models, self._memory.byte_sizes)
-        if self._kernel.cache_figures is not None:
-            lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)
+        for figures in self._kernel.part_figures(CacheFigures):
+            lines += render_cache(models, figures, self._config, now_ns)
         lines += render_gpus(self._kernel.gpu_figures if self._shows_gpus else None)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)

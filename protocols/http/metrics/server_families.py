@@ -5,17 +5,20 @@ They are in a registry of aioprometheus, written by its formatter. Further famil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
+from kernel.serving.front_doors.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
 from protocols.http.metrics.host_load import HostLoad
 
 if TYPE_CHECKING:
     from kernel.options import MetricsOptions
     from kernel.serving.front_doors.interface import KernelInterface
     from kernel.serving.front_doors.traffic_control import TrafficControl
+
+_Figures = TypeVar("_Figures")
 
 
 class ServerMetrics:
@@ -100,29 +103,32 @@ class ServerMetrics:
             self._utilization.set({}, self._load.utilization(now_ns))
             self._memory_total.set({}, memory.total)
             self._memory_used.set({}, memory.total - memory.available)
-        for protocol, count in self._kernel.connections.items():
-            self._connections.set({"protocol": protocol}, count())
-        for protocol, expiry in self._kernel.certificate_expiry.items():
-            if (expires_s := expiry()) is not None:
-                self._expiry.set({"protocol": protocol}, expires_s)
+        for door in self._kernel.part_figures(DoorFigures):
+            self._connections.set({"protocol": door.protocol}, door.connections)
+            if door.certificate_expiry_s is not None:
+                self._expiry.set({"protocol": door.protocol}, door.certificate_expiry_s)
         self._memory_refusals.set({}, self._kernel.memory_refusals.count)
         self._lost_log_lines.set({}, self._kernel.lost_log_lines())
-        self._background_failures.set({}, self._kernel.repository_health.background_failures)
-        if (polled_s := self._kernel.repository_health.succeeded_s) is not None:
-            self._last_poll.set({}, polled_s)
+        repository = self._figures(RepositoryFigures)
+        self._background_failures.set({}, repository.background_failures)
+        if repository.polled_s is not None:
+            self._last_poll.set({}, repository.polled_s)
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
-        written, lost = self._kernel.trace_counts()
-        self._traces.set({}, written)
-        self._lost_traces.set({}, lost)
-        written, lost = self._kernel.record_counts()
-        self._records.set({}, written)
-        self._lost_records.set({}, lost)
+        traces, records = self._figures(TraceFigures), self._figures(RecordFigures)
+        self._traces.set({}, traces.written)
+        self._lost_traces.set({}, traces.lost)
+        self._records.set({}, records.written)
+        self._lost_records.set({}, records.lost)
         text: bytes
         # `openmetrics` makes that format of the whole page: in that of aioprometheus, Triton's counters would get names
         # that end in `_total`.
         text, _ = render(self.registry, [])
         return text.decode()
+
+    def _figures(self, kind: type[_Figures]) -> _Figures:
+        """Return the figures of this kind; those of a part that has done nothing if the server has no such part."""
+        return next(iter(self._kernel.part_figures(kind)), kind())
 
     def _set_traffic(self, traffic: TrafficControl) -> None:
         # Versions that have ended, or have no share any more, have no series.

@@ -31,6 +31,8 @@ from shm.tensor import Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
+    from backends.supervision.launcher import Announce
+
 
 SomeBench = TypeVar("SomeBench", bound="Bench")
 
@@ -64,6 +66,12 @@ class FakeWorker:
 
     def folder(self, path: str) -> str:
         return self.folders.get(path, path)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            announce(theirs.fileno())
+        return ours
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         self._on_lost = callback

@@ -34,7 +34,7 @@ def run(scenario: Callable[[HelperPool], Awaitable[None]], *, count: int = 2, ta
 
 
 async def ended(pool: HelperPool, task: RecordedTask) -> RecordedTask:
-    pool.start(task)
+    pool.add(task)
     await task.ended.wait()
     return task
 
@@ -122,8 +122,8 @@ def test_a_task_that_takes_too_long_is_ended_with_its_helper() -> None:
     async def scenario(pool: HelperPool) -> None:
         slow = RecordedTask("never_end", b"")
         after = RecordedTask("double", b"x")
-        pool.start(slow)
-        pool.start(after)
+        pool.add(slow)
+        pool.add(after)
         await slow.ended.wait()
         assert isinstance(slow.error, Unavailable)
         assert slow.error.message == "a message was not decoded or encoded within 1 s"
@@ -137,8 +137,8 @@ def test_a_task_that_waits_can_be_cancelled_and_one_that_runs_ends_as_usual() ->
     async def scenario(pool: HelperPool) -> None:
         with Arena("results", SIZE) as arena:
             running, waiting = RecordedTask("reverse", b"ab", arena), RecordedTask("double", b"")
-            pool.start(running)
-            pool.start(waiting)
+            pool.add(running)
+            pool.add(waiting)
             pool.cancel(running)
             pool.cancel(waiting)
             assert isinstance(waiting.error, RequestCancelled)
@@ -152,8 +152,8 @@ def test_tasks_fail_if_the_pool_is_closed() -> None:
     running, waiting = RecordedTask("never_end", b""), RecordedTask("double", b"")
 
     async def scenario(pool: HelperPool) -> None:
-        pool.start(running)
-        pool.start(waiting)
+        pool.add(running)
+        pool.add(waiting)
 
     run(scenario, count=1)
     assert isinstance(running.error, Unavailable)

@@ -48,7 +48,7 @@ class FakeHelpers:
         self.tasks = 0
         self._runs: set[asyncio.Task[None]] = set()
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self.tasks += 1
         run = asyncio.get_running_loop().create_task(self._run(task))
         self._runs.add(run)

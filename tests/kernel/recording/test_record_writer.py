@@ -36,7 +36,7 @@ def response(
 
 
 class RefusingHelpers(DirectHelpers):
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         task.failed(Unavailable("the helper process was lost (exit code 1)"))
 
 

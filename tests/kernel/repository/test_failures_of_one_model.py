@@ -171,10 +171,10 @@ def test_a_poll_that_fails_unexpectedly_is_logged_counted_shown_and_begun_again(
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.start()
         lifecycle = lab.lifecycle
-        before = lifecycle.polling.background_failures
+        before = lifecycle.figures().background_failures
         with monkeypatch.context() as patch:
             patch.setattr(lifecycle._repositories._repositories[0], "list_entries", failing_listing)
-            await until(lambda: lifecycle.polling.background_failures >= before + 2)
+            await until(lambda: lifecycle.figures().background_failures >= before + 2)
             assert lifecycle.polling.trouble() == (
                 "The last poll of the model repositories has failed: unexpected Unexpected"
             )

@@ -32,7 +32,10 @@ class TrafficLab:
         self.catalog = self.front.catalog
         self.sequences = sequences
         self.traffic = Traffic(
-            self.kernel, self.front.clock, draw=random.Random(7).random, utc=lambda: datetime(2026, 11, 28, tzinfo=UTC)
+            self.kernel.rules,
+            self.front.clock,
+            draw=random.Random(7).random,
+            utc=lambda: datetime(2026, 11, 28, tzinfo=UTC),
         )
         self.kernel.traffic = self.traffic
         self.models = {version: self.add(version) for version in versions}

@@ -31,7 +31,7 @@ class Owner:
     def _ended(self, result: bytes | ServingError) -> None:
         self.turns.ended(self.pause_s)
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self.tasks.append(task)
         self.given.append(task.arguments)
         self.changed.set()

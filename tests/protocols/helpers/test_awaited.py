@@ -28,7 +28,7 @@ class Helpers(LateHelpers):
         super().__init__()
         self.tasks: list[HelperTask] = []
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self.tasks.append(task)
 
 

@@ -25,6 +25,8 @@ from protocols.tls.expiry import expiry_s
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from protocols.frontend import FrontDoor
+
 DAY_S = 86400.0
 
 
@@ -154,6 +156,10 @@ def test_front_doors_use_renewed_certificates_and_the_metrics_say_when_they_expi
     tls = TlsOptions(files.options.certificate, files.options.key)
     lab = FrontDoorLab()
 
+    def part(door: FrontDoor) -> FrontDoor:
+        lab.kernel.server_parts.append(door)
+        return door
+
     async def shown(ports: tuple[int, int]) -> set[bytes]:
         found = set()
         for port in ports:
@@ -163,8 +169,8 @@ def test_front_doors_use_renewed_certificates_and_the_metrics_say_when_they_expi
 
     async def main() -> None:
         async with (
-            listening(lambda sock: HttpServer(lab.kernel, sock, HttpOptions(tls=tls))) as http_port,
-            listening(lambda sock: GrpcServer(lab.kernel, sock, GrpcOptions(tls=tls))) as grpc_port,
+            listening(lambda sock: part(HttpServer(lab.kernel, sock, HttpOptions(tls=tls)))) as http_port,
+            listening(lambda sock: part(GrpcServer(lab.kernel, sock, GrpcOptions(tls=tls)))) as grpc_port,
         ):
             ports = (http_port, grpc_port)
             assert await shown(ports) == {on_disk(files)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -15,14 +16,15 @@ from backends.supervision.shared import member as shared_member
 from backends.supervision.shared.process import SharedProcess
 from backends.supervision.shared.workers import SharedWorkers
 from backends.transport import wire
-from kernel.errors import Unsupported
+from kernel.errors import Unavailable, Unsupported
 from kernel.repository.placement import InstancePlan
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from tests.backends.supervision.played_worker import FakeWorker, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
+    from backends.supervision.launcher import Announce
     from backends.supervision.shared.member import SharedWorker
 
 
@@ -71,7 +73,7 @@ class SharedBench:
         while raw := channel.receive(wait=False):
             messages += map(wire.to_worker_decoder.decode, raw)
         for message in messages:
-            if isinstance(message, wire.AddMember):
+            if isinstance(message, wire.AddMember) and not message.address:
                 self.connections[message.member] = socket.socket(fileno=channel.take_fd())
         return messages
 
@@ -89,6 +91,67 @@ def run(scenario: Callable[[SharedBench], Coroutine[None, None, None]]) -> None:
         bench = SharedBench()
         await scenario(bench)
         bench.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+class FarWorker(FakeWorker):
+    """A process on another host: it has no descriptors, and opens each connection itself when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        announce(address="192.0.2.1:99", token=b"secret")
+        return await self.opened
+
+
+@contextlib.asynccontextmanager
+async def far_bench() -> AsyncIterator[tuple[SharedBench, FarWorker]]:
+    bench, worker = SharedBench(), FarWorker()
+    worker.channel.send(wire.Hello(wire.PROTOCOL, 1, local=False))
+    bench.process = SharedProcess("small", worker, OutputLimits())
+    bench.played.workers.append(worker)
+    yield bench, worker
+    worker.die("killed")
+    await settle()
+
+
+def test_the_launcher_gives_the_connection_of_a_model_and_no_descriptor_is_passed() -> None:
+    async def main() -> None:
+        async with far_bench() as (bench, worker):
+            adding = asyncio.create_task(bench.process.launch("a"))
+            await settle()
+            raw = worker.channel.receive()
+            assert [wire.to_worker_decoder.decode(each) for each in raw or ()] == [
+                wire.AddMember(1, "a", "192.0.2.1:99", b"secret")
+            ]
+            ours, theirs = socket.socketpair()
+            worker.opened.set_result(ours)
+            member = await adding
+            assert member.socket is ours
+            theirs.close()
+            member.socket.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_model_whose_process_cannot_open_its_connection_fails_and_the_process_ends() -> None:
+    async def main() -> None:
+        async with far_bench() as (bench, worker):
+            adding = asyncio.create_task(bench.process.launch("a"))
+            await settle()
+            worker.channel.send(wire.MemberEnded(1, "it cannot connect"))
+            await settle()
+            ours, theirs = socket.socketpair()
+            worker.opened.set_result(ours)
+            with pytest.raises(Unavailable, match="'a' did not get into worker 'small': it cannot connect"):
+                await adding
+            assert ours.fileno() == -1
+            theirs.close()
+            await settle()
+            assert wire.Stop() in await bench.received()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 

@@ -72,7 +72,7 @@ class Process:
         ours, theirs = socket.socketpair()
         channel = BlockingChannel(ours)
         self.channels.append(channel)
-        self.members.add(wire.AddMember(len(self.channels), f"m_{len(self.channels)}"), theirs.detach())
+        self.members.add(wire.AddMember(len(self.channels), f"m_{len(self.channels)}"), theirs.detach)
         assert isinstance(self.next(channel), wire.Hello)
         assert isinstance(self.next(channel), wire.OutboxCreated)
         os.close(channel.take_fd())

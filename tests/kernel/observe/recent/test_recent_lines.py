@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 
 from kernel.observe.log_context import about_model
 from kernel.observe.logs import SettingsFilter
-from kernel.observe.recent.recent import keep_recent
+from kernel.observe.recent.recent import make_recent
 from kernel.observe.recent.recent_lines import MAX_LENGTH, MAX_LINES, SERVER, LineStore, RecentLines
 from kernel.options import HttpOptions, RepositoryOptions, ServerOptions
 from kernel.settings import LogSettings, LogValues
@@ -106,8 +107,11 @@ def test_many_models_share_one_limit_and_the_largest_pays() -> None:
 def test_the_log_of_another_program_is_not_kept(dashboard: bool, owned: bool, expected: int) -> None:
     options = ServerOptions(RepositoryOptions(()), http=HttpOptions(dashboard=dashboard))
     before = list(logging.getLogger().handlers)
-    with keep_recent(options, LogSettings(LogValues()), owned=owned) as recent:
+    recent = make_recent(options, LogSettings(LogValues()), owned=owned)
+    assert (recent is not None) is dashboard
+    if recent is not None:
+        asyncio.run(recent.start())
         added = [each for each in logging.getLogger().handlers if each not in before]
+        asyncio.run(recent.close())
         assert len(added) == expected
-        assert (recent is not None) is dashboard
     assert logging.getLogger().handlers == before

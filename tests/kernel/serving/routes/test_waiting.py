@@ -51,7 +51,7 @@ class Bench:
         self.instances = [FakeInstance("m_1"), FakeInstance("m_2")]
         self.models = [self._add(number, instance, dims) for number, instance in enumerate(self.instances, 1)]
         self.rule = Rule(self.lab.clock)
-        self.kernel.set_rule("m", self.rule)
+        self.kernel.rules.set("m", self.rule)
 
     def _add(self, version: int, instance: FakeInstance, dims: tuple[int, ...]) -> Model:
         model = Model(model_spec("m", dims=dims), ModelConfig(), version, direct, self.lab.clock)
@@ -185,7 +185,7 @@ def test_the_end_of_the_exit_timeout_fails_those_that_wait(bench: Bench) -> None
 
 
 def test_without_its_rule_a_name_leads_to_the_newest_version(bench: Bench) -> None:
-    bench.kernel.set_rule("m", None)
+    bench.kernel.rules.set("m", None)
     assert bench.send() in bench.models[1].live.instance_of
 
 

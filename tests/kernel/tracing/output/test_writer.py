@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 
 class LosingHelpers(DirectHelpers):
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         task.failed(Unavailable("the helper process was lost (exit code 1)"))
 
 
@@ -279,7 +279,7 @@ class HeldHelpers(DirectHelpers):
         self.tasks: list[HelperTask] = []
         self.some_held = asyncio.Event()
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self.tasks.append(task)
         self.some_held.set()
 
