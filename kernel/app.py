@@ -17,69 +17,66 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
+from backends.helper.pool import HelperPool
+from backends.launch.launcher import LauncherSet
+from backends.launch.output import OutputLimits
+from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
-from backends.supervision.devices.server_devices import ServerDevices
-from backends.supervision.helper_pool import HelperPool
-from backends.supervision.launcher import LauncherSet
-from backends.supervision.output.limits import OutputLimits
-from backends.supervision.processes.worker_processes import WorkerProcesses
-from backends.supervision.shared.workers import SharedWorkers
+from backends.supervision.instance_watch import limits_of
+from backends.supervision.server_devices import ServerDevices
+from backends.supervision.shared_worker import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
-from backends.supervision.watch.instance_watch import limits_of
-from backends.supervision.watch.watchdog import Watchdog
+from backends.supervision.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
-from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
-from kernel.first_load import creating_server, listen, load_first_models, show_loading
-from kernel.isolation.poison import PoisonExtension
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
-from kernel.memory.garbage import GarbageCollection
 from kernel.memory.input_placement import InputPlacer
-from kernel.memory.trimming import give_freed_memory_back
+from kernel.memory.reclaiming import GarbageCollection, give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
-from kernel.observe.recent.recent import make_recent
+from kernel.observe.recent import make_recent
 from kernel.options import BadOption
-from kernel.recording.start import make_recording
+from kernel.records.recording_start import make_recording
+from kernel.records.tracer import Tracer, Tracing
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
-from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelParts, KernelSettings, ServerIdentity
-from kernel.serving.routes.rules import RouteRules
+from kernel.serving.poison import PoisonExtension
+from kernel.serving.route import RouteRules
 from kernel.settings import TraceSettings
-from kernel.sockets import CannotListen, bind
-from kernel.tracing.tracer import Tracer
-from kernel.tracing.tracing import Tracing
+from kernel.startup import CannotListen, bind, creating_server, listen, load_first_models, show_loading
+from kernel.texts import SERVER_PATHS
+from kernel.tools.terminal import Terminal
 from kernel.traffic.control import Traffic
 from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
-    from backends.supervision.launcher import Launcher
-    from backends.supervision.processes.zygote_start import StartedZygote
+    from backends.launch.launcher import Launcher
+    from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.config.spec import ModelSpec
-    from kernel.limiting.instance_gate import RateLimiting
     from kernel.loop.clock import Clock
     from kernel.observe.metrics_config import MetricsConfig
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ListenAddress, ServerOptions
     from kernel.repository.gpus import ServerGpus
     from kernel.serving.events import Event
-    from kernel.serving.front_doors.server_parts import ServerPart
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
+    from kernel.serving.server_parts import ServerPart
     from protocols.frontend import FrontDoor
+    from schedulers.ratelimit import RateLimiting
 
 logger = logging.getLogger(__name__)
 
@@ -309,8 +306,10 @@ class Server:
         choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
         if choice is None:
             return None
-        from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
-        from kernel.cache.registry import make_cache
+        from kernel.cache.caching import (
+            ResponseCaching,  # takes memory, which other servers need not spend
+            make_cache,
+        )
 
         cache = make_cache(choice, clock, budget)
         return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
@@ -319,8 +318,11 @@ class Server:
         """Return the rate limiter, if the options ask for one."""
         if (options := self._options.rate_limit).mode == "off":
             return None
-        from kernel.limiting.instance_gate import RateLimiting  # as above
-        from schedulers.ratelimit import RateLimiter, parse_limits
+        from schedulers.ratelimit import (
+            RateLimiter,
+            RateLimiting,  # as above
+            parse_limits,
+        )
 
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
@@ -442,7 +444,7 @@ class Server:
 
     def _make_doors(self, sockets: dict[DoorKind, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, while the models load, so that wrong options end the start at once."""
-        from protocols.access.keys import KeyReader
+        from protocols.access import KeyReader
         from protocols.frontend import DoorParts
 
         keys = KeyReader()
@@ -461,7 +463,7 @@ class Server:
 
     def _log_exposure(self, doors: list[FrontDoor]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
-        from protocols.access.exposure import describe_exposure
+        from protocols.access import describe_exposure
 
         ports = [port for door in doors if (port := door.administration) is not None]
         if ports:

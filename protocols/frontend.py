@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.serving.front_doors.server_parts import ServerPart
+from kernel.serving.server_parts import ServerPart
 
 if TYPE_CHECKING:
     import socket
 
     from kernel.options import ServerOptions
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.exposure import OpenPort
-    from protocols.access.keys import KeyReader
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader, OpenPort
 
 
 class FrontDoor(ServerPart, Protocol):

@@ -11,7 +11,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, cast
 
-from kernel.descriptors import is_reserved
+from kernel.machine import is_reserved
 
 if TYPE_CHECKING:
     import ssl

@@ -15,16 +15,16 @@ from kernel.errors import RequestCancelled as CancelledError
 from kernel.errors import ServingError
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
+from kernel.records.tracer import Tracer
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, IndexItem, ModelState
 from kernel.serving.events import Cancelled, Submitted
-from kernel.serving.instance import BatchRecord
+from kernel.serving.instances import BatchRecord
 from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock
-from kernel.tracing.tracer import Tracer
 from protocols.helper_tasks import TASKS
 from shm.tensor import Tensor
 

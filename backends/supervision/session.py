@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from backends.supervision.launcher import KILL_WAIT_S, not_shown
-from backends.supervision.watch.working import done_while_working
+from backends.launch.launcher import KILL_WAIT_S, not_shown
+from backends.launch.working import done_while_working
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.texts import shortened
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-    from backends.supervision.launcher import Announce, Launched, Launcher, Pending
+    from backends.launch.launcher import Announce, Launched, Launcher, Pending
     from backends.transport.outbox import Progress
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from typing import Callable, TypeVar, Union
 
 import msgspec
 
-from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
+from kernel.records.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from kernel.version import __version__
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import Unavailable, Unsupported
-from kernel.files.regular_files import open_regular
+from kernel.regular_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,26 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
-from kernel.files.file_threads import in_file_thread
+from kernel.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
 from kernel.repository.background import BackgroundTasks
-from kernel.repository.composition import Composition, LoadRequest
+from kernel.repository.ensembles import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
-from kernel.repository.listing import RepositoryListing
-from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed, unexpected_failure
-from kernel.repository.load_log import log_failure, log_not_found, log_oddities
+from kernel.repository.load_failures import (
+    all_loaded,
+    log_failure,
+    log_not_found,
+    log_oddities,
+    not_found_reason,
+    note_failure,
+    poll_failed,
+    unexpected_failure,
+)
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader, hold_origin
 from kernel.repository.local import list_repository
 from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
-from kernel.repository.polling import RepositoryPolling
-from kernel.repository.repositories import Repositories
-from kernel.repository.repository_loads import RepositoryLoads
+from kernel.repository.polling import RepositoryLoads, RepositoryPolling
+from kernel.repository.repositories import Repositories, RepositoryListing, TrafficFiles
 from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.running_loads import LoadEnded, RunningLoads
-from kernel.repository.traffic_files import TrafficFiles
 from kernel.serving.catalog import UNLOADED, ModelState
-from kernel.serving.front_doors.server_parts import ServerPart
+from kernel.serving.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,8 +49,8 @@ if TYPE_CHECKING:
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.front_doors.server_parts import RepositoryFigures
     from kernel.serving.model import Model, SchedulerFactory
+    from kernel.serving.server_parts import RepositoryFigures
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +212,7 @@ class Lifecycle(ServerPart):
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
-        """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.control.ModelLoads`."""
+        """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.ModelLoads`."""
         if not self._settings.explicit:
             return
 
@@ -235,7 +240,7 @@ class Lifecycle(ServerPart):
         except UnusableParameters as error:
             raise poll_failed(name, error) from error
 
-    # ---- kernel.repository.composition.ModelLoader -------------------------------------------
+    # ---- kernel.repository.ensembles.ModelLoader -------------------------------------------
 
     def identifiers_of(self, name: str) -> list[str]:
         return sorted(self._identifiers.get(name, ()))

@@ -1,4 +1,9 @@
-"""The model repositories of a server: folders of this machine, and folders in clouds."""
+"""The model repositories of a server: folders of this machine, and folders in clouds.
+
+Lists the repositories, and puts the names of the models into the catalog.
+
+Reads the traffic rules beside the configurations of models, where the models are listed. They load nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import InternalError, ServingError
-from kernel.files.file_threads import in_file_thread
+from kernel.file_threads import in_file_thread
 from kernel.repository.background import BackgroundTasks
 from kernel.repository.clouds.address import is_address
-from kernel.repository.layout import find_models, known_names
+from kernel.repository.layout import RepositoryContents, find_models, known_names
 from kernel.repository.local import list_names, list_repository, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from kernel.repository.clouds.address import CloudAddress
     from kernel.repository.clouds.copies import Copy
     from kernel.repository.clouds.reader import CloudReader
     from kernel.repository.clouds.repository import CloudRepository
-    from kernel.repository.layout import Entry, ModelFolder, RepositoryContents
+    from kernel.repository.layout import Entry, ModelFolder, TrafficFile
     from kernel.repository.settings import LifecycleSettings
+    from kernel.serving.catalog import Catalog
 
 
 #: Triton's names of the folder for copies, one for each cloud. Here one folder is for all.
@@ -235,3 +241,97 @@ class _Clouds:
         with contextlib.suppress(TimeoutError):  # their file system hangs: the next server removes them
             async with asyncio.timeout(_CLOSE_S):
                 await in_file_thread(self._copies.close)
+
+
+class RepositoryListing:
+    """The repositories of a server. All methods raise `InternalError` if a repository cannot be read."""
+
+    def __init__(self, catalog: Catalog, repositories: Repositories) -> None:
+        self._catalog = catalog
+        self._repositories = repositories
+
+    async def update_names(self) -> tuple[str, ...]:
+        """Read the names of the models into the catalog, and return them."""
+        known, duplicates = await self._repositories.names()
+        self._catalog.set_known(known, duplicates)
+        return tuple(known.values())
+
+    async def scan(self, names: Sequence[str] = ("*",)) -> RepositoryContents:
+        """List all files, and put the names of the models into the catalog; with `names` the files of these models.
+
+        Then other folders are not read, because a repository may have many files.
+        """
+        if "*" not in names:
+            others = await self.update_names()
+            parts = [await self.scan_for(name) for name in names]
+            return RepositoryContents(
+                models={key: folder for part in parts for key, folder in part.models.items()},
+                duplicates={key: paths for part in parts for key, paths in part.duplicates.items()},
+                others=others,
+                traffic={name: file for part in parts for name, file in part.traffic.items()},
+            )
+        found = await self._repositories.scan()
+        self._set_known(found)
+        return found
+
+    async def poll(self) -> tuple[RepositoryContents, ServingError | None]:
+        """List all files as `Repositories.poll` does, and put the names of the models into the catalog."""
+        found, error = await self._repositories.poll()
+        self._set_known(found)
+        return found, error
+
+    def _set_known(self, found: RepositoryContents) -> None:
+        known = {identifier: folder.name for identifier, folder in found.models.items()}
+        self._catalog.set_known(known, found.duplicates)
+
+    async def scan_for(self, name: str) -> RepositoryContents:
+        """List the files of the models called `name`."""
+        return await self._repositories.scan(name)
+
+
+class FileRules(Protocol):
+    """What uses the rules. Implemented by `kernel.traffic.control.Traffic`."""
+
+    def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
+        """Use the content of a model's file; None: it has none. `error` is why it could not be read."""
+
+    def kept_versions(self, name: str) -> set[int]:
+        """Return the versions that the rule of a model names."""
+
+
+class TrafficFiles:
+    """The files that were read. Each is read again when it has changed."""
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
+        """`read` returns the content of a file that was listed. It blocks, and raises `ServingError`."""
+        self._read = read
+        self._known: dict[str, TrafficFile] = {}
+        #: Set by the composition root, before the first listing; None where nothing uses the rules.
+        self.rules: FileRules | None = None
+
+    def versions(self, name: str, chosen: list[int], found: Collection[int]) -> list[int]:
+        """Return the versions to load, ascending: those that the policy has `chosen`, and those that the rule names.
+
+        `found` are the versions that there are.
+        """
+        kept = set() if self.rules is None else self.rules.kept_versions(name) & set(found)
+        return sorted({*chosen, *kept}) if kept else chosen
+
+    async def read(self, found: RepositoryContents, names: Collection[str] | None = None) -> None:
+        """Read what is new in a listing, which is of the models `names`, or of all."""
+        if self.rules is None:
+            return
+        for name, file in found.traffic.items():
+            if self._known.get(name) == file:
+                continue
+            try:
+                text = await in_file_thread(self._read, file.path)
+            except ServingError as error:  # it is tried again with the next listing
+                self._known.pop(name, None)
+                self.rules.set_file(name, None, error)
+            else:
+                self._known[name] = file
+                self.rules.set_file(name, text)
+        for name in [name for name in self._known if name not in found.traffic and (names is None or name in names)]:
+            del self._known[name]
+            self.rules.set_file(name, None)

@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.config.model_parameters import model_parameters, preloaded_modules
 from kernel.errors import BadConfig
-from kernel.files.regular_files import read_regular
+from kernel.regular_files import read_regular
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig

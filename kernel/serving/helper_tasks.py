@@ -95,7 +95,7 @@ class MessageTask:
 
 
 class Helpers(Protocol):
-    """Runs tasks. Implemented by `backends.supervision.helper_pool`."""
+    """Runs tasks. Implemented by `backends.helper.pool`."""
 
     def add(self, task: HelperTask) -> None:
         """Run `task` as soon as a helper is free. `done` or `failed` ends it, later or before this returns."""

@@ -20,17 +20,14 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
-from kernel.health.readiness import all_healthy, with_steps
 from kernel.loop.cancellations import Cancellations
-from kernel.observe.repeats.internal_errors import unexpected_error
-from kernel.serving.calls.calls import Calls
-from kernel.serving.calls.nested_loads import NestedLoads
+from kernel.observe.internal_errors import unexpected_error
+from kernel.serving.calls import Calls, NestedLoads
 from kernel.serving.catalog import parse_version
-from kernel.serving.front_doors.model_figures import figures_of, instance_figures
-from kernel.serving.front_doors.route import ModelRoute, Wait, WithSecond, route_to
+from kernel.serving.health import all_healthy, with_steps
 from kernel.serving.helper_tasks import NoHelpers
-from kernel.serving.routes.rules import RouteRules
-from kernel.serving.routes.waiting import WaitingRequests
+from kernel.serving.model_figures import figures_of, instance_figures
+from kernel.serving.route import ModelRoute, RouteRules, Wait, WaitingRequests, WithSecond, route_to
 from kernel.serving.validation import validate
 from kernel.version import __version__
 
@@ -39,21 +36,20 @@ if TYPE_CHECKING:
 
     from kernel.loop.clock import Clock
     from kernel.memory.client_regions import RegionRegistry
-    from kernel.memory.input_placement import InputPlacer
-    from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.observe.recent.recent import Recent
-    from kernel.observe.reporting.gpu_figures import GpuFigureReader
+    from kernel.memory.input_placement import InputPlacer, ReceiveBuffer
+    from kernel.observe.gpu_figures import GpuFigureReader
+    from kernel.observe.recent import Recent
+    from kernel.records.tracer import Tracer
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
-    from kernel.serving.front_doors.route import RouteRule, SecondReceiver
-    from kernel.serving.front_doors.server_parts import ServerPart
-    from kernel.serving.front_doors.traffic_control import TrafficControl
     from kernel.serving.helper_tasks import FrontDoorHelpers
+    from kernel.serving.interface import TrafficControl
     from kernel.serving.model import Model
+    from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
+    from kernel.serving.route import RouteRule, SecondReceiver
+    from kernel.serving.server_parts import ServerPart
     from kernel.settings import LogSettings, TraceSettings
-    from kernel.tracing.tracer import Tracer
     from shm.arena import Block
 
 _Figures = TypeVar("_Figures")
@@ -101,7 +97,7 @@ class RepositoryControl(Protocol):
 
 
 class RequestRecorder(Protocol):
-    """Records requests. Implemented by `kernel.recording.recorder`."""
+    """Records requests. Implemented by `kernel.records.recorder`."""
 
     def begin(self, request: Request, model: Model) -> None:
         """Record a checked request if it is its turn. It has its trace already."""

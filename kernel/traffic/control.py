@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.front_doors.traffic_control import RolloutFigures, RoutedCount, TargetShare
-from kernel.traffic.buckets import BUCKETS
-from kernel.traffic.rollouts.control import Rollouts
-from kernel.traffic.route import REASONS, TrafficRoute
+from kernel.serving.interface import RolloutFigures, RoutedCount, TargetShare
+from kernel.traffic.rollouts import Rollouts
+from kernel.traffic.route import BUCKETS, REASONS, TrafficRoute
 from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Clock
-    from kernel.serving.routes.rules import RouteRules
-    from kernel.traffic.rollouts.control import ModelLoads
+    from kernel.serving.route import RouteRules
+    from kernel.traffic.rollouts import ModelLoads
     from kernel.traffic.route import Routed
 
 logger = logging.getLogger(__name__)
@@ -98,7 +97,7 @@ class Traffic:
         #: None: a restart forgets what clients have set.
         self.keeper: TrafficKeeper | None = None
 
-    # ---- kernel.repository.traffic_files.FileRules ------------------------------------------------
+    # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
     def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
         """Use the content of the model's file; None if there is none. `error` is why it could not be read.
@@ -133,7 +132,7 @@ class Traffic:
             return
         self._use(name, traffic, settings, "file")
 
-    # ---- kernel.serving.front_doors.traffic_control.TrafficControl -----------------------------------------
+    # ---- kernel.serving.interface.TrafficControl -----------------------------------------
 
     def report(self, name: str) -> dict[str, Any]:
         traffic = self._of(name)
@@ -203,7 +202,7 @@ class Traffic:
             if traffic.route is not None
         }
 
-    # ---- kernel.traffic.rollouts.control.RuleSetter ----------------------------------------------------
+    # ---- kernel.traffic.rollouts.RuleSetter ----------------------------------------------------
 
     def rule_of(self, name: str) -> TrafficSettings:
         """Return the rule that a model has. Raises `ModelNotFound`."""

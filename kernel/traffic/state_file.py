@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InvalidArgument
-from kernel.files.regular_files import read_regular
-from kernel.serving.front_doors.server_parts import ServerPart
+from kernel.regular_files import read_regular
+from kernel.serving.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
-from kernel.observe.repeats.internal_errors import unexpected_error
+from kernel.observe.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
-from kernel.serving.front_doors.server_parts import DoorFigures
-from protocols.access.exposure import open_port
-from protocols.access.restricted import Category
+from kernel.serving.server_parts import DoorFigures
+from protocols.access import Category, open_port
 from protocols.frontend import FrontDoor
 from protocols.http import web
-from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
+from protocols.http.access_log import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
-from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
+from protocols.http.bodies import BodyTooSlow, TooManyChunks
 from protocols.http.call import peer_of
 from protocols.http.listener import HttpListener
 from protocols.http.request_rules import make_request_rules
@@ -25,24 +24,22 @@ from protocols.http.responses import JSON, SERVER_HEADER, retry_headers
 from protocols.http.routes import request_path
 from protocols.listening import is_local
 from protocols.openai.api_keys import ApiKeys
-from protocols.openai.calls import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
+from protocols.openai.call import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
-from protocols.openai.generation import GenerationIntake
-from protocols.openai.responses.silence import SilenceWatch
+from protocols.openai.generation import GenerationIntake, SilenceWatch
 from protocols.openai.routes import find_route
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.exposure import OpenPort
-    from protocols.access.keys import KeyReader
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader, OpenPort
     from protocols.forwarding import ForwardedHeaders
     from protocols.frontend import DoorParts
     from protocols.openai.generation import ChoiceCall
     from protocols.openai.routes import OpenAiRoute
-    from protocols.tls.certificates import Certificates
+    from protocols.tls import Certificates
 
 _DEFAULTS = OpenAiOptions()
 
@@ -108,7 +105,7 @@ class OpenAiServer(FrontDoor):
         )
         self._certificates: Certificates | None = None
         if http.tls is not None:
-            from protocols.tls.certificates import Certificates  # few servers have any
+            from protocols.tls import Certificates  # few servers have any
 
             self._certificates = Certificates("OpenAI", http.tls, ["http/1.1"])
         self._listener = HttpListener(

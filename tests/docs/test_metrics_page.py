@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_pbtxt
-from kernel.observe.cache_figures import CacheFigures
+from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, buckets_of
-from kernel.observe.reporting.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.options import MetricsOptions
 from kernel.repository.gpus import PinnedPool
-from kernel.serving.front_doors.server_parts import DoorFigures, ServerPart
-from protocols.http.metrics import families
-from protocols.http.metrics.cache_families import render_cache
-from protocols.http.metrics.families import render_models
-from protocols.http.metrics.gpu_families import render_gpus
+from kernel.serving.interface import CacheFigures
+from kernel.serving.server_parts import DoorFigures, ServerPart
+from protocols.http.metrics import model_families
 from protocols.http.metrics.memory_families import render_memory
-from protocols.http.metrics.readiness import render_readiness
-from protocols.http.metrics.server_families import ServerMetrics
+from protocols.http.metrics.model_families import render_models, render_readiness
+from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus
 from protocols.testing import FrontDoorLab
 from tests.docs.documents import code_blocks, code_spans, document, section, table
 
@@ -69,8 +66,8 @@ def test_the_tables_have_every_family_and_no_other() -> None:
 
 
 def test_a_family_that_is_added_by_the_recipe_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = type(families.OURS[0])("nv_added", "Added by a test", lambda model: 1)
-    monkeypatch.setattr(families, "OURS", (*families.OURS, added))
+    added = type(model_families.OURS[0])("nv_added", "Added by a test", lambda model: 1)
+    monkeypatch.setattr(model_families, "OURS", (*model_families.OURS, added))
     assert "# HELP nv_added Added by a test" in render_models([], MetricsConfig(), 0)
 
 

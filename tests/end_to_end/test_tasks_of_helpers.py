@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from backends.supervision.helper_pool import HelperPool
+from backends.helper.pool import HelperPool
 from bench.models import PYTHON_MODELS, write_python_model
 from kernel.embedding import EmbeddedServer
 

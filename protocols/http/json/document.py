@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.http.json.syntax import JsonSyntaxError, check_syntax
+from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 
 #: Stands for a member that a document does not have; `None` is JSON's null.
 ABSENT = msgspec.UNSET

@@ -6,22 +6,18 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
-from protocols.access.restricted import Category
+from kernel.serving.interface import CacheFigures
+from protocols.access import Category
 from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.listener import HttpListener
-from protocols.http.metrics.cache_families import render_cache
-from protocols.http.metrics.custom_families import render_custom
-from protocols.http.metrics.families import render_models
-from protocols.http.metrics.gpu_families import render_gpus
+from protocols.http.metrics.formats import OPENMETRICS, prefers_openmetrics, to_openmetrics
 from protocols.http.metrics.memory_families import WorkerMemoryReader, render_memory
-from protocols.http.metrics.openmetrics import OPENMETRICS, prefers_openmetrics, to_openmetrics
-from protocols.http.metrics.readiness import render_readiness
-from protocols.http.metrics.server_families import ServerMetrics
+from protocols.http.metrics.model_families import render_custom, render_models, render_readiness
+from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import request_path
@@ -31,8 +27,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.keys import KeyReader
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader
     from protocols.frontend import DoorParts
 
 logger = logging.getLogger(__name__)

@@ -8,11 +8,10 @@ import os
 import socket
 from typing import TYPE_CHECKING, TypeVar
 
+from backends.helper.process import Helper
+from backends.launch.launcher import Pending, not_shown
+from backends.launch.output import OutputLimits, WorkerOutput
 from backends.supervision.handle import WorkerHandle
-from backends.supervision.helper_process import Helper
-from backends.supervision.launcher import Pending, not_shown
-from backends.supervision.output.limits import OutputLimits
-from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
@@ -31,7 +30,7 @@ from shm.tensor import Span, Tensor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
-    from backends.supervision.launcher import Announce
+    from backends.launch.launcher import Announce
 
 
 SomeBench = TypeVar("SomeBench", bound="Bench")

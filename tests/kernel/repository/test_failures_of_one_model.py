@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.repository import composition
+from kernel.repository import ensembles
 from kernel.repository.loading import VersionLoader
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.source import ModelSource
@@ -153,7 +153,7 @@ def test_any_exception_while_ensembles_are_looked_for_is_of_one_model(
     def failing(text: bytes | None, source: str) -> object:
         raise Unexpected("of a library")
 
-    monkeypatch.setattr(composition, "from_pbtxt", failing)
+    monkeypatch.setattr(ensembles, "from_pbtxt", failing)
 
     async def scenario(lab: RepositoryLab) -> None:
         assert await lab.lifecycle.start() == []

@@ -19,6 +19,7 @@ from kernel.loop.clock import LoopClock
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.options import HttpOptions
+from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.events import Cancelled, Submitted
 from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
@@ -26,7 +27,6 @@ from kernel.serving.model import Model
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
-from kernel.tracing.tracer import Tracer
 from protocols.http.server import HttpServer
 from protocols.testing import DirectHelpers
 from shm.tensor import Tensor

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kernel.observe.cache_figures import CacheFigures
 from kernel.observe.metric_rules import MetricKind
 from kernel.options import BadOption, MetricsOptions
-from kernel.serving.front_doors.server_parts import (
+from kernel.serving.interface import CacheFigures
+from kernel.serving.server_parts import (
     DoorFigures,
     RecordFigures,
     RepositoryFigures,
