@@ -24,9 +24,9 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
+from kernel.errors import BadOption
 from kernel.file_threads import in_file_thread
 from kernel.observe.limited_log import LimitedLog
-from kernel.options import BadOption
 from kernel.regular_files import read_regular
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.errors import BadOption
 from kernel.file_threads import in_file_thread
 from kernel.observe.limited_log import LimitedLog
-from kernel.options import BadOption
 from kernel.regular_files import read_regular
 from protocols.openai.errors import ApiError
 
