@@ -92,6 +92,9 @@ ROOMS = {
 ROOMS |= {room: _FOR_WORKERS | _WORKER_SIDE for room in _WORKER_SIDE if room not in ROOMS}
 ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
 
+#: What the kernel's side of helpers may import, which stands in one room with the helper's own side.
+_FOR_HELPERS = {"backends/launch", "backends/supervision", "kernel/repository", "kernel/server_parts"}
+
 #: Modules that no worker imports, and what they may import beside what their room may.
 INNER_ROOMS = {
     **{
