@@ -1,8 +1,7 @@
-"""Where HTTP meets the log: lines for each request, whether the fast path or aiohttp responds.
+"""Where HTTP meets the log: Triton's line for a request that has come (--log-verbose=1), the access log (--log-access).
 
-The access log is in use with --log-access only, Triton's line for a request that has come with --log-verbose=1.
-
-The lines of the log for requests that the fast path serves. Only in use with --log-access or --log-verbose=1.
+First the lines themselves, then who writes them: aiohttp's logger and handler, and `ConnectionAccessLog` for requests
+that the fast path serves.
 """
 
 from __future__ import annotations

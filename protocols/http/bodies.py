@@ -1,8 +1,8 @@
-"""Reading request bodies that aiohttp receives: within a limit of bytes, and a limit of time.
+"""Large bodies through aiohttp: requests are read within limits of bytes and time, responses are sent in pieces.
 
-A request body that aiohttp receives in parts: small ones in ordinary memory, others in memory of their model.
-
-Sends large bodies through aiohttp in pieces: aiohttp would copy them as a whole, and keep what is not read.
+`read_body` and `read_body_into` read a request. `BodyCollector` is where its parts go: small bodies to ordinary memory,
+others to memory that is counted. `send` and `write` send a response piece by piece: aiohttp would copy it as a whole,
+and keep what is not read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Responses of aiohttp with Triton's content types: JSON, empty ones, errors.
+"""Responses with Triton's content types: those of aiohttp (JSON, empty ones, errors), and `HttpResponse`.
 
-The HTTP response of an inference request, before it becomes bytes or an object of aiohttp. Pure.
+`HttpResponse` is the response to an inference request before the fast path makes bytes of it, or aiohttp's object.
 """
 
 from __future__ import annotations

@@ -1,28 +1,20 @@
-"""What a dialect is: how the requests of clients become inputs of a model. Pure.
+"""How models are spoken to: the requests of clients become inputs of a model, its outputs become text. Pure.
 
-What the responses of models have in them: the same outputs in all dialects. Pure.
+A model that generates has a `Dialect`, which `dialect_of` finds by what the model declares and not by the name of its
+backend. All dialects read the same outputs (`read_piece`). They are
 
-Our dialect, for Python models: the input `openai_request` is the whole request as JSON, after the checks. Pure.
+- `WholeRequest`, ours for Python models: the input `openai_request` is the whole request as JSON, after the checks. The
+  model responds with `text_output`, any number of times if it is decoupled, or with `openai_response`: chunks and
+  bodies that it has made itself. Beside text it may have the outputs `finish_reason`, `num_input_tokens` and
+  `num_output_tokens`.
+- `VllmDialect`, of NVIDIA's backend for vLLM: the prompt, and one JSON object with the parameters of sampling under the
+  names of vLLM's `SamplingParams`. The backend has the same inputs for all its models.
+- `InputEach`, of TensorRT-LLM's backend: an input for each field, in its newer API behind the prefix
+  `sampling_param_`. A field whose input the model does not declare is refused. Only what the client has given is sent:
+  the backend changes its way of sampling where `top_p` is there.
 
-The model responds with `text_output`, any number of times if it is decoupled, or with `openai_response`: chunks and
-bodies that it has made itself. Beside text it may have the outputs `finish_reason`, `num_input_tokens` and
-`num_output_tokens`.
-
-The dialect of NVIDIA's backend for vLLM: the prompt, and one JSON object with the parameters of sampling. Pure.
-
-Names are those of vLLM's `SamplingParams`. The backend has the same inputs for all its models.
-
-The dialect of TensorRT-LLM's backend: an input for each field. Pure.
-
-Its newer API has the same inputs behind the prefix `sampling_param_`. A field whose input the model does not declare is
-refused. Only what the client has given is sent: the backend changes its way of sampling where `top_p` is there.
-
-Which dialect a model has: what it declares says so, and not the name of its backend. Pure.
-
-How models that make vectors of texts are spoken to. Pure.
-
-Ours: the input `openai_request` with one input of the client, and the output `embedding`. vLLM's: one JSON object, and
-the vector as JSON in the text.
+A model that makes vectors of texts has an `EmbeddingDialect`. Ours has the input `openai_request` with one input of the
+client, and the output `embedding`; vLLM's has one JSON object, and the vector as JSON in the text.
 """
 
 from __future__ import annotations
@@ -78,6 +70,23 @@ class Dialect(Protocol):
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         """Return the inputs of a request with these checked fields. Raises `ApiError`."""
+
+
+def dialect_of(spec: ModelSpec) -> Dialect | None:
+    """Return how a model is spoken to; None for a model that this front door cannot serve."""
+    return whole_request(spec) or vllm_dialect(spec) or input_each(spec)
+
+
+def required_dialect(spec: ModelSpec) -> Dialect:
+    """As `dialect_of`. Raises `ApiError` for a model without one."""
+    found = dialect_of(spec)
+    if found is None:
+        raise ApiError(
+            f"model '{spec.name}' does not generate text: its inputs and outputs are none of those that OpenAI's API "
+            "needs (docs/openai.md)",
+            param="model",
+        )
+    return found
 
 
 def input_shape(spec: TensorSpec, count: int = 1) -> list[int]:
@@ -339,23 +348,6 @@ def input_each(spec: ModelSpec) -> InputEach | None:
 
 def _without_prefix(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     return {name.removeprefix(PREFIX): tensor for name, tensor in inputs.items()}
-
-
-def dialect_of(spec: ModelSpec) -> Dialect | None:
-    """Return how a model is spoken to; None for a model that this front door cannot serve."""
-    return whole_request(spec) or vllm_dialect(spec) or input_each(spec)
-
-
-def required_dialect(spec: ModelSpec) -> Dialect:
-    """As `dialect_of`. Raises `ApiError` for a model without one."""
-    found = dialect_of(spec)
-    if found is None:
-        raise ApiError(
-            f"model '{spec.name}' does not generate text: its inputs and outputs are none of those that OpenAI's API "
-            "needs (docs/openai.md)",
-            param="model",
-        )
-    return found
 
 
 EMBEDDING_OUTPUT = "embedding"

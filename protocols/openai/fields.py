@@ -1,8 +1,8 @@
 """The one table of request fields: which are honoured, which are refused, which are known to be without effect. Pure.
 
-Ranges and texts are Triton's (`schemas/openai.py` of its front end). docs/openai.md has the same table.
-
-Kinds of values of request fields: functions that return a value, or raise `Mismatch` with pydantic's text. Pure.
+First the kinds of values: functions that return a value, or raise `Mismatch` with pydantic's text. Then the tables,
+with the ranges and texts of Triton (`schemas/openai.py` of its front end), which docs/openai.md has, too; then the
+checks.
 """
 
 from __future__ import annotations

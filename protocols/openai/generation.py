@@ -1,6 +1,7 @@
 """The requests to a model that one request of a client becomes, and their responses in the order in which they come.
 
-One timer for all streams of a server: clients and proxies give up connections on which nothing comes for long.
+`SilenceWatch` is one timer for all streams of a server: clients and proxies give up connections on which nothing comes
+for long.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The paths of the OpenAI front door. Model names may contain slashes (`org/model`).
+"""The paths of the OpenAI front door, and the handlers that list, load and unload models or say whether it is ready.
 
-Models and health over OpenAI's API: lists, loads and unloads.
+Model names may contain slashes (`org/model`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The row of one model version on the page, from its counters and those of the last seconds. Pure.
+"""What the page shows: a row for each model version, more of the one that a viewer has chosen, the server. Pure.
 
-What the page shows of the one model version that its viewer has chosen. Pure.
-
-Figures of the whole server on the page. Pure.
+All of it comes from counters, and from those of the last seconds (`Window`).
 """
 
 from __future__ import annotations

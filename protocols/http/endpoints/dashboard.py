@@ -1,8 +1,6 @@
-"""GET / (of browsers) and /dashboard: a page that shows the server while it runs.
+"""GET / (of browsers) and /dashboard: a page that shows the server while it runs, its events, and its files.
 
-Its modules are imported when it is first opened.
-
-The files of the page, which are part of the package. They load nothing from other hosts.
+Its modules are imported when it is first opened. The files are part of the package, and load nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -27,6 +25,36 @@ PAGE_PATHS = ("/", "/dashboard")
 EVENTS_PATH = "/dashboard/events"
 
 FILE_PREFIX = "/dashboard/files/"
+
+
+_FOLDER = Path(__file__).parent.parent / "dashboard" / "static"
+
+#: The page, and what it loads, with their types.
+PAGE = "index.html"
+
+FILES = {
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "main.js": "text/javascript",
+    "page.js": "text/javascript",
+    "stream.js": "text/javascript",
+    "models.js": "text/javascript",
+    "detail.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "example.js": "text/javascript",
+    "tensors.js": "text/javascript",
+    "pictures.js": "text/javascript",
+    "samples.js": "text/javascript",
+    "settings.js": "text/javascript",
+}
+
+#: Nothing but files of this server, no scripts and styles within the page, no frame around it, no form that leaves it,
+#: and no text that becomes HTML.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
 
 
 class Dashboard:
@@ -55,13 +83,11 @@ def asks_for_page(path: str, http: web.BaseRequest) -> bool:
 
 async def page(call: HttpCall) -> web.Response:
     """Return the page."""
-
     return await _file(call, PAGE, "text/html")
 
 
 async def file(call: HttpCall) -> web.Response:
     """Return a file that the page loads."""
-
     name = call.names["file"]
     if name not in FILES:
         return web.Response(status=404, text="Not Found", headers=SERVER_HEADER)
@@ -69,7 +95,6 @@ async def file(call: HttpCall) -> web.Response:
 
 
 async def _file(call: HttpCall, name: str, content_type: str) -> web.Response:
-
     body = await asyncio.to_thread(content_of, name)
     headers = {
         **SERVER_HEADER,
@@ -91,36 +116,6 @@ async def events(call: HttpCall) -> web.StreamResponse:
     if dashboard.streams is None:
         dashboard.streams = EventStreams(call.kernel, dashboard.sampler)
     return await send_events(call, dashboard.streams, peer_of(call.http))
-
-
-_FOLDER = Path(__file__).parent / "static"
-
-#: The page, and what it loads, with their types.
-PAGE = "index.html"
-
-FILES = {
-    "style.css": "text/css",
-    "icon.svg": "image/svg+xml",
-    "main.js": "text/javascript",
-    "page.js": "text/javascript",
-    "stream.js": "text/javascript",
-    "models.js": "text/javascript",
-    "detail.js": "text/javascript",
-    "charts.js": "text/javascript",
-    "example.js": "text/javascript",
-    "tensors.js": "text/javascript",
-    "pictures.js": "text/javascript",
-    "samples.js": "text/javascript",
-    "settings.js": "text/javascript",
-}
-
-#: Nothing but files of this server, no scripts and styles within the page, no frame around it, no form that leaves it,
-#: and no text that becomes HTML.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
-    "trusted-types 'none'"
-)
 
 
 @functools.cache

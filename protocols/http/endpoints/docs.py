@@ -1,8 +1,7 @@
-"""GET /docs: the OpenAPI document of the server as a page of Swagger UI.
+"""GET /docs and /v2/openapi.json: the OpenAPI document of the server, and Swagger UI, which shows it as a page.
 
 The files of Swagger UI come with the server, in `protocols/http/swagger`. The page loads nothing from other hosts.
-
-GET /v2/openapi.json: keeps the last document, and makes a new one when models have changed.
+`OpenApi` keeps the last document, and makes a new one when models have changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Metadata of the server and its models, configurations, statistics.
-
-Health of the server and of models.
-"""
+"""Metadata of the server and its models, configurations, statistics, and whether server and models are ready."""
 
 from __future__ import annotations
 

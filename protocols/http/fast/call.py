@@ -1,6 +1,6 @@
 """An inference request of the fast path: its response becomes bytes, without a task or a request of aiohttp.
 
-The body of an inference request that comes in parts, and where they are received.
+Behind `FastCall` is its body where that comes in parts: the memory for it, and the protocol that receives into it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Which requests are plain enough for the fast path, found from the bytes of their head alone. Pure.
+"""Which requests are plain enough for the fast path, found from the bytes of their head alone; heads are remembered.
 
 The fast path takes only unambiguous heads. If it is not certain where a message ends, aiohttp gets the connection
 before any byte of the body is read, so that two parsers can never disagree about a message.
 
-Request heads that were seen before: what they say, and what the server makes of them as long as no model changes.
-
-Whatever depends on the head alone is found out here, once: the model, the header of a restricted API, what says that
-a web page sends it, the headers that are forwarded to the model, those of CORS, the coding of the response.
+Behind the parser are the heads that were seen before. What depends on the head alone is found out once, and holds as
+long as no model changes: the model, the header of a restricted API, what says that a web page sends it, the headers
+that are forwarded to the model, those of CORS, the coding of the response.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A request is a JSON header, behind which the tensors lie that are sent as binary
 the header leaves tensors in JSON as raw text, to be decoded by datatype. Order of the checks and texts are
 Triton's (http_server.cc, ParseJsonTritonIO).
 
-Checks how many parts the JSON header of a large request has, before objects are made of them. Pure.
-
-Raw requests: the whole body is the model's only input, whose shape follows from its size. Pure.
+`decode_infer` reads any request, `decode_typed` one in which nothing is unusual. Behind their parts are `check_parts`,
+which counts the parts of a large header before objects are made of them, and `decode_raw` for a body that is the
+model's only input as a whole.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One inference request over HTTP, from its body to its response: the same on the fast path and in aiohttp.
 
-All decisions are here: how the body is decoded, which errors are plain text, how the response is encoded. The fast
-path and the endpoint for aiohttp only receive the body and send the response.
-
-Has a helper encode a response that is too large for the event loop.
+All decisions are here: how the body is decoded, which errors are plain text, how the response is encoded, and which
+response is so large that a helper encodes it (`ResponseTask`). The fast path and the endpoint for aiohttp only receive
+the body and send the response.
 """
 
 from __future__ import annotations

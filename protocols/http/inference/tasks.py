@@ -1,8 +1,6 @@
-"""Large inference bodies over HTTP, decoded and encoded in a helper: the functions that run there, and their arguments.
+"""Large bodies of /infer and /generate, decoded and encoded in a helper: the functions that run there. Pure.
 
-Pure. `protocols/large_requests.py` and `protocols/http/inference/infer_call.py` start them.
-
-Large bodies of /generate, decoded and encoded in a helper: the functions that run there. Pure.
+`protocols/large_requests.py` and `protocols/http/inference/infer_call.py` start them. Their arguments are here, too.
 """
 
 from __future__ import annotations

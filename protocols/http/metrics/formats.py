@@ -1,14 +1,12 @@
-"""Prometheus' text format, version 0.0.4: names, labels and values as they are written. Pure.
+"""The two formats of the metrics page: Prometheus' text format, version 0.0.4, and OpenMetrics made from it. Pure.
 
 Text from operators and models (names, metric tags, labels, help) is escaped: it cannot add a line or a label, nor
 control a terminal that shows the page.
 
-The metrics page in OpenMetrics, for scrapers that prefer it: Prometheus does. Pure.
-
-The samples have the same names, labels and values as in Prometheus' text format, so that a dashboard finds them in
-either. What differs is their description: a counter of OpenMetrics must have a name that ends in `_total`, which those
-of Triton have not, so that these are of `unknown` type. Histograms can have exemplars: examples of traced requests.
-(https://prometheus.io/docs/specs/om/open_metrics_spec/)
+OpenMetrics is for scrapers that prefer it, as Prometheus does. The samples have the same names, labels and values in
+both, so that a dashboard finds them in either. What differs is their description: a counter of OpenMetrics must have a
+name that ends in `_total`, which those of Triton have not, so that these are of `unknown` type. Histograms can have
+exemplars: examples of traced requests. (https://prometheus.io/docs/specs/om/open_metrics_spec/)
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The metrics of model versions: Triton's names, help texts and labels, and those that only this server has.
+"""The metrics of model versions: Triton's names, help texts and labels, this server's own, and those of models.
 
 Values are read from `ModelStatistics` at each scrape and written as text at once, which takes 0.35 µs a line. A
 registry of collectors that is filled at each scrape takes 4.8 µs a line.
 
-The metric that says which model versions can execute, also for models that never loaded: others have no series.
-
-The metrics that models define themselves, as lines of the page. Pure.
-
-Help texts and label values come from models, and may come from their clients: they are escaped.
+First the tables of families, then `render_models`, which writes them. `render_readiness` says which versions can
+execute, also for models that never loaded: others have no series. `render_custom` writes the metrics that models
+define themselves; their help texts and label values may come from clients, and are escaped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How busy this machine is, read from /proc: the figures behind nv_cpu_*.
-
-Processor time and memory of worker processes, as the system has them.
-"""
+"""What /proc says of the machine (the figures behind nv_cpu_*), and of worker processes: processor time and memory."""
 
 from __future__ import annotations
 

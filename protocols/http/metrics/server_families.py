@@ -1,12 +1,12 @@
-"""Metrics of the server, not of a model: how busy the machine is, connections, lost lines of the log.
+"""Metrics of the server and not of one model: its load, its GPUs, its response cache, and the memory of its workers.
 
-They are in a registry of aioprometheus, written by its formatter. Further families can be added to that registry.
+`ServerMetrics` (load, connections, lost lines of the log, traffic rules) has a registry of aioprometheus, written by
+its formatter; further families can be added to that registry. The others are functions that return lines:
 
-The metrics of GPUs: Triton's names, help texts and labels (core/src/metrics.cc). Only for servers that have GPUs.
-
-The metrics of the response cache, by model and for the server: Triton's names, help texts and labels, and ours.
-
-They are on the page of a server with a cache only, and a model has series only if it uses the cache (Triton).
+- GPUs: Triton's names, help texts and labels (core/src/metrics.cc), only for servers that have GPUs.
+- The response cache, by model and for the server: Triton's names and ours. They are on the page of a server with a
+  cache only, and a model has series only if it uses the cache (Triton).
+- The memory of model instances: what backends report, and what the system knows of worker processes.
 """
 
 from __future__ import annotations
