@@ -14,9 +14,8 @@ from kernel.repository.gpus import PinnedPool
 from kernel.server_parts import DoorFigures, ServerPart
 from kernel.serving.interface import CacheFigures
 from protocols.http.metrics import model_families
-from protocols.http.metrics.memory_families import render_memory
 from protocols.http.metrics.model_families import render_models, render_readiness
-from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus
+from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus, render_memory
 from protocols.testing import FrontDoorLab
 from tests.docs.documents import code_blocks, code_spans, document, section, table
 

@@ -11,6 +11,7 @@ exemplars: examples of traced requests. (https://prometheus.io/docs/specs/om/ope
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING
@@ -62,7 +63,29 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
-#: Its media type, as a value of `Content-Type`.
+def head(name: str, help: str, kind: str) -> list[str]:
+    """Return the lines before the series of a family; its `kind` is `counter`, `gauge`, `histogram` or `summary`."""
+    return [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+
+
+def histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:
+    """Return the lines of one series, of which the last ones are the buckets. `labels` may be empty."""
+    counts = histogram.cumulative()
+    total = number(histogram.sum) if histogram.scale == 1 else histogram.sum / histogram.scale
+    braced, before = (f"{{{labels}}}", f"{labels},") if labels else ("", "")
+    buckets = [
+        f"{name}_bucket{{{before}{bound}}} {count}"
+        for bound, count in zip(_bound_labels(histogram.bounds), counts, strict=True)
+    ]
+    return [f"{name}_count{braced} {counts[-1]}", f"{name}_sum{braced} {total}", *buckets]
+
+
+@functools.lru_cache(maxsize=128)
+def _bound_labels(bounds: tuple[float, ...]) -> list[str]:
+    return [f'le="{number(bound)}"' for bound in (*bounds, math.inf)]
+
+
+#: OpenMetrics' media type, as a value of `Content-Type`.
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _MEDIA_TYPE = "application/openmetrics-text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.http.metrics.memory_families import private_byte_size
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from kernel.serving.model_figures import ModelFigures
 
 _STAT = Path("/proc/stat")
 
@@ -82,6 +83,8 @@ def _bytes(text: str) -> int:
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
 
 class ProcessUse(msgspec.Struct, frozen=True):
     """What one process uses."""
@@ -132,3 +135,41 @@ def cpu_seconds(stat: str) -> float:
     """Return utime and stime of /proc/PID/stat; the name of the process, in parentheses, may contain anything."""
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+class WorkerMemoryReader:
+    """What memory worker processes use, as it was when `refresh` was called last.
+
+    The system is asked in a thread, at most once per interval: with many workers it takes milliseconds.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ns = interval_ms * 1_000_000
+        self._read_ns = 0
+        #: Process id → bytes that are neither of files nor shared memory.
+        self.byte_sizes: dict[int, int] = {}
+
+    async def refresh(self, models: Iterable[ModelFigures], now_ns: int) -> None:
+        """Ask the system, unless the interval has not passed and no worker is new."""
+        pids = {pid for model in models for pid in model.statistics.memory.pids.values()}
+        if now_ns - self._read_ns < self._interval_ns and pids <= self.byte_sizes.keys():
+            return
+        self._read_ns = now_ns
+        self.byte_sizes = await asyncio.to_thread(_private_byte_sizes, pids)
+
+
+def _private_byte_sizes(pids: Iterable[int]) -> dict[int, int]:
+    """Return the bytes of anonymous memory of each process; 0 for one that has ended."""
+    found = {}
+    for pid in pids:
+        try:
+            found[pid] = private_byte_size(Path(f"/proc/{pid}/statm").read_text())
+        except OSError:
+            found[pid] = 0
+    return found
+
+
+def private_byte_size(statm: str) -> int:
+    """Return what /proc/PID/statm says, which counts in pages: size resident shared ..."""
+    _, resident, shared = statm.split()[:3]
+    return max(int(resident) - int(shared), 0) * _PAGE

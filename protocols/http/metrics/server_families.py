@@ -18,8 +18,8 @@ from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
 from kernel.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
-from protocols.http.metrics.formats import number
-from protocols.http.metrics.model_families import Summary, Value, labelled, render_summary, render_values
+from protocols.http.metrics.formats import head, label_text, number
+from protocols.http.metrics.model_families import Summary, Value, labelled, labels_of, render_summary, render_values
 from protocols.http.metrics.proc import HostLoad
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def render_gpus(reader: GpuFigureReader | None) -> list[str]:
     figures = () if reader is None else reader.figures
     pinned = (0, 0) if reader is None or not figures else (reader.pinned.byte_size, reader.pinned.used_byte_size)
     for family in FAMILIES if figures else ():
-        lines += _head(family.name, family.help, family.kind)
+        lines += head(family.name, family.help, family.kind)
         for gpu in figures:
             value = family.value(gpu)
             if value is not None:
@@ -205,12 +205,8 @@ def render_gpus(reader: GpuFigureReader | None) -> list[str]:
         ("nv_pinned_memory_pool_total_bytes", "total", pinned[0]),
         ("nv_pinned_memory_pool_used_bytes", "used", pinned[1]),
     ):
-        lines += [*_head(name, f"Pinned memory pool {what} memory size, in bytes", "gauge"), f"{name} {byte_size}"]
+        lines += [*head(name, f"Pinned memory pool {what} memory size, in bytes", "gauge"), f"{name} {byte_size}"]
     return lines
-
-
-def _head(name: str, help_text: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
 
 COUNTERS = (
@@ -319,8 +315,31 @@ def render_cache(
     for figure in FIGURES:
         if figures.byte_size or not figure.local:
             value = number(figure.value(figures))
-            lines += (f"# HELP {figure.name} {figure.help}", f"# TYPE {figure.name} {figure.kind}")
-            lines.append(f"{figure.name} {value}")
+            lines += (*head(figure.name, figure.help, figure.kind), f"{figure.name} {value}")
     for summary in SUMMARIES if config.summary_latencies else ():
         render_summary(lines, summary, series, config.quantiles, now_ns)
     return lines
+
+
+_REPORTED, _MEASURED = "naiad_model_instance_memory_bytes", "naiad_worker_memory_bytes"
+
+
+def render_memory(models: Iterable[ModelFigures], byte_sizes: dict[int, int]) -> list[str]:
+    """Return the lines of both families, with `byte_sizes` by process id."""
+    reported = head(_REPORTED, "Bytes of memory that a model instance uses, as its backend reports it", "gauge")
+    measured = head(
+        _MEASURED, "Bytes of memory that the process of a model instance uses, without files and shared memory", "gauge"
+    )
+    for model in models:
+        memory = model.statistics.memory
+        if not memory.pids and not memory.by_instance:
+            continue
+        labels = labels_of(model)
+        for instance, uses in sorted(memory.by_instance.items()):
+            for use in uses:
+                text = label_text({**labels, "instance": instance, "kind": use.type, "device": str(use.id)})
+                reported.append(f"{_REPORTED}{{{text}}} {use.byte_size}")
+        for instance, pid in sorted(memory.pids.items()):
+            if byte_size := byte_sizes.get(pid, 0):
+                measured.append(f"{_MEASURED}{{{label_text({**labels, 'instance': instance})}}} {byte_size}")
+    return [*reported, *measured]
