@@ -30,8 +30,8 @@ def peer_of(http: web.BaseRequest) -> object:
     return None if http.transport is None else http.transport.get_extra_info("peername")
 
 
-class CallSettings(msgspec.Struct, frozen=True):
-    """What all calls of a server share."""
+class DoorSettings(msgspec.Struct, frozen=True):
+    """What all requests of a server share."""
 
     inference: HttpInference
     generation: GenerateIntake
@@ -44,39 +44,31 @@ class HttpCall:
     """One request for a handler, which returns the response. `names` are parts of the path, such as the model."""
 
     __slots__ = (
-        "dashboard",
+        "door",
         "error_headers",
-        "generation",
         "http",
-        "inference",
         "kernel",
         "max_input_size",
         "names",
-        "openapi",
         "plain_errors",
         "response_headers",
-        "rules",
     )
 
     def __init__(
         self,
         http: web.BaseRequest,
         names: dict[str, str],
-        settings: CallSettings,
+        door: DoorSettings,
         *,
         plain_errors: bool,
         response_headers: dict[str, str],
     ) -> None:
         self.http = http
         self.names = names
-        self.inference = settings.inference
-        self.generation = settings.generation
-        self.kernel = settings.inference.kernel
+        self.door = door
+        self.kernel = door.inference.kernel
         #: Bytes that JSON, raw input and inflated bodies may have.
-        self.max_input_size = settings.inference.max_input_size
-        self.rules = settings.rules
-        self.openapi = settings.openapi
-        self.dashboard = settings.dashboard
+        self.max_input_size = door.inference.max_input_size
         #: Whether an error that is raised from now on is sent as `text/plain`.
         self.plain_errors = plain_errors
         #: Headers that an error takes with it.

@@ -89,8 +89,7 @@ CATCH_ALL = {
     "protocols/http/inference/infer_call.py HttpInferCall.send": "called by the kernel, which it must not hurt",
     "protocols/intake.py _Decoding.prepared": "called by a task's end, which it must not hurt",
     "protocols/intake.py take": "the connection handler of inference",
-    "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",
-    "protocols/openai/server.py OpenAiServer._respond_by_route": "the same of OpenAI's API",
+    "protocols/http/door.py HttpDoor._respond": "the connection handler of HTTP: a bug is logged, a 500",
 }
 
 _TASK_GROUPS = {"asyncio.TaskGroup()", "anyio.create_task_group()"}

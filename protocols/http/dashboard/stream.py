@@ -166,7 +166,7 @@ async def send_events(call: HttpCall, streams: EventStreams, peer: object) -> we
         feed.chosen[chosen] = feed.chosen.get(chosen, 0) + 1
     try:
         viewer = find_viewer(
-            call.rules,
+            call.door.rules,
             call.http.headers.get,
             peer,
             explicit_control=kernel.settings.explicit_control,

@@ -112,7 +112,7 @@ async def events(call: HttpCall) -> web.StreamResponse:
     """Send what happens, until the client goes away. Raises `Unavailable` if too many do so already."""
     from protocols.http.dashboard.stream import EventStreams, send_events  # most servers have no viewer
 
-    dashboard = call.dashboard
+    dashboard = call.door.dashboard
     if dashboard.streams is None:
         dashboard.streams = EventStreams(call.kernel, dashboard.sampler)
     return await send_events(call, dashboard.streams, peer_of(call.http))

@@ -106,7 +106,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
     name, version = call.names["model"], call.names["version"]
     head = GenerateHead(call.kernel.route(name, version), name, version, call.http.raw_headers)
-    generated = GenerateCall(call.generation, head, lambda: call.peer)
+    generated = GenerateCall(call.door.generation, head, lambda: call.peer)
     if call.kernel.takes_times:
         generated.begin_ns = monotonic_ns()
     try:
@@ -150,7 +150,7 @@ async def _submit(call: HttpCall, generated: GenerateCall) -> None:
 async def _encode(call: HttpCall, response: Response) -> _Encoded:
     """Encode a response. Raises `ServingError`."""
     cost_us = response_cost_us(response, _ALL_JSON, IDENTITY)
-    if call.inference.takes(cost_us):
+    if call.door.inference.takes(cost_us):
         with contextlib.suppress(NeedsCare):
             return _Encoded(200, encode_generate(response, plain_only=cost_us > 0))
     arguments, sources = encode_arguments(response, _ALL_JSON, IDENTITY)

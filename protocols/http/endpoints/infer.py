@@ -62,13 +62,13 @@ async def infer(call: HttpCall) -> web.StreamResponse:
             body_byte_size=collector.byte_size,
             header_length=0 if body is None else header_length(announced, len(body)),
             encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
-            forwarded=call.rules.forwarded(http.raw_headers),
+            forwarded=call.door.rules.forwarded(http.raw_headers),
             headers=http.raw_headers,
             explain=http.headers.get(EXPLAIN_HEADER, "").encode(errors="replace") in EXPLAINS,
         )
         waiter = _FutureWaiter(Peer(http.transport))
         received_ns = monotonic_ns() if begin_ns else 0
-        infer_call = AiohttpInferCall(call.inference, head, waiter, begin_ns=begin_ns, received_ns=received_ns)
+        infer_call = AiohttpInferCall(call.door.inference, head, waiter, begin_ns=begin_ns, received_ns=received_ns)
         if body is not None:
             infer_call.start(body)
         else:
