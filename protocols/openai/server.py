@@ -98,11 +98,11 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
     async def start(self) -> None:
         await super().start()
         if self._keys is not None:
-            self._keys.start()
+            self._keys.watch.start()
 
     async def stop(self, grace_s: float) -> None:
         if self._keys is not None:
-            self._keys.stop()
+            self._keys.watch.stop()
         await super().stop(grace_s)
 
     def _created_s(self, name: str) -> int:
