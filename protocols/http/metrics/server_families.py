@@ -34,6 +34,64 @@ if TYPE_CHECKING:
 _Figures = TypeVar("_Figures")
 
 
+def _figures(kernel: KernelInterface, kind: type[_Figures]) -> _Figures:
+    """Return the figures of this kind; if the server has no such part, of one that has done nothing."""
+    return next(iter(kernel.part_figures(kind)), kind())
+
+
+#: Families with one value for the whole server; a value that is None is not known.
+_OF_SERVER: tuple[tuple[type[Counter | Gauge], str, str, Callable[[KernelInterface], float | None]], ...] = (
+    (
+        Counter,
+        "naiad_server_memory_refusals_total",
+        "Number of requests that were refused because there was no memory for them",
+        lambda kernel: kernel.memory_refusals.count,
+    ),
+    (
+        Counter,
+        "naiad_server_log_lines_lost_total",
+        "Number of log lines that were dropped because nobody read the log, or could not be written",
+        lambda kernel: kernel.lost_log_lines(),
+    ),
+    (
+        Counter,
+        "naiad_server_background_failures_total",
+        "Number of times that work in the background, such as a poll of the repositories, has ended by a bug",
+        lambda kernel: _figures(kernel, RepositoryFigures).background_failures,
+    ),
+    (
+        Gauge,
+        "naiad_repository_last_poll_timestamp_seconds",
+        "When the model repositories were last polled without a failure, in seconds since the epoch",
+        lambda kernel: _figures(kernel, RepositoryFigures).polled_s,
+    ),
+    (
+        Counter,
+        "naiad_traces_total",
+        "Number of traces that were written or exported",
+        lambda kernel: _figures(kernel, TraceFigures).written,
+    ),
+    (
+        Counter,
+        "naiad_traces_lost_total",
+        "Number of traces that were lost because they could not be written or exported, or too many waited",
+        lambda kernel: _figures(kernel, TraceFigures).lost,
+    ),
+    (
+        Counter,
+        "naiad_records_total",
+        "Number of records of the flight recorder that were written",
+        lambda kernel: _figures(kernel, RecordFigures).written,
+    ),
+    (
+        Counter,
+        "naiad_records_lost_total",
+        "Number of records of the flight recorder that were lost because they could not be written, or too many waited",
+        lambda kernel: _figures(kernel, RecordFigures).lost,
+    ),
+)
+
+
 class ServerMetrics:
     """Reads the present values at each scrape."""
 
@@ -50,43 +108,7 @@ class ServerMetrics:
             "naiad_server_certificate_expiry_timestamp_seconds",
             "When the TLS certificate of a protocol expires, in seconds since the epoch",
         )
-        self._memory_refusals = Counter(
-            "naiad_server_memory_refusals_total",
-            "Number of requests that were refused because there was no memory for them",
-            registry=self.registry,
-        )
-        self._lost_log_lines = Counter(
-            "naiad_server_log_lines_lost_total",
-            "Number of log lines that were dropped because nobody read the log, or could not be written",
-            registry=self.registry,
-        )
-        self._background_failures = Counter(
-            "naiad_server_background_failures_total",
-            "Number of times that work in the background, such as a poll of the repositories, has ended by a bug",
-            registry=self.registry,
-        )
-        self._last_poll = self._gauge(
-            "naiad_repository_last_poll_timestamp_seconds",
-            "When the model repositories were last polled without a failure, in seconds since the epoch",
-        )
-        self._traces = Counter(
-            "naiad_traces_total", "Number of traces that were written or exported", registry=self.registry
-        )
-        self._lost_traces = Counter(
-            "naiad_traces_lost_total",
-            "Number of traces that were lost because they could not be written or exported, or too many waited",
-            registry=self.registry,
-        )
-
-        self._records = Counter(
-            "naiad_records_total", "Number of records of the flight recorder that were written", registry=self.registry
-        )
-        self._lost_records = Counter(
-            "naiad_records_lost_total",
-            "Number of records of the flight recorder that were lost because they could not be written, or too many "
-            "waited",
-            registry=self.registry,
-        )
+        self._whole = [(kind(name, help, registry=self.registry), value) for kind, name, help, value in _OF_SERVER]
         self._add_traffic()
 
     def _add_traffic(self) -> None:
@@ -120,28 +142,15 @@ class ServerMetrics:
             self._connections.set({"protocol": door.protocol}, door.connections)
             if door.certificate_expiry_s is not None:
                 self._expiry.set({"protocol": door.protocol}, door.certificate_expiry_s)
-        self._memory_refusals.set({}, self._kernel.memory_refusals.count)
-        self._lost_log_lines.set({}, self._kernel.lost_log_lines())
-        repository = self._figures(RepositoryFigures)
-        self._background_failures.set({}, repository.background_failures)
-        if repository.polled_s is not None:
-            self._last_poll.set({}, repository.polled_s)
+        for family, value in self._whole:
+            if (found := value(self._kernel)) is not None:
+                family.set({}, found)
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
-        traces, records = self._figures(TraceFigures), self._figures(RecordFigures)
-        self._traces.set({}, traces.written)
-        self._lost_traces.set({}, traces.lost)
-        self._records.set({}, records.written)
-        self._lost_records.set({}, records.lost)
         text: bytes
-        # `openmetrics` makes that format of the whole page: in that of aioprometheus, Triton's counters would get names
-        # that end in `_total`.
+        # `to_openmetrics` makes that format of the whole page: aioprometheus would add `_total` to counters' names.
         text, _ = render(self.registry, [])
         return text.decode()
-
-    def _figures(self, kind: type[_Figures]) -> _Figures:
-        """Return the figures of this kind; those of a part that has done nothing if the server has no such part."""
-        return next(iter(self._kernel.part_figures(kind)), kind())
 
     def _set_traffic(self, traffic: TrafficControl) -> None:
         # Versions that have ended, or have no share any more, have no series.
@@ -191,7 +200,7 @@ FAMILIES = (
 
 
 def render_gpus(reader: GpuFigureReader | None) -> list[str]:
-    """Return the lines of all families; of a server without a GPU those of pinned memory, which it has none of."""
+    """Return the lines of all families; of a server without a GPU only pinned memory, which it has none of."""
     lines: list[str] = []
     figures = () if reader is None else reader.figures
     pinned = (0, 0) if reader is None or not figures else (reader.pinned.byte_size, reader.pinned.used_byte_size)
