@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The numbers that tritonserver's log has for methods: those of its HTTP library.
+#: The numbers that tritonserver's log has for methods: its HTTP library's.
 _METHODS = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4, "OPTIONS": 8, "TRACE": 9, "CONNECT": 10, "PATCH": 11}
 
 _OTHER_METHOD = 16

@@ -70,7 +70,7 @@ class CorsPolicy:
     def preflight_headers(self, origin: str, methods: Iterable[str], requested: str | None) -> dict[str, str]:
         """Return the headers for a browser that asks before it sends a request.
 
-        `methods` are those of the path, `requested` is what `Access-Control-Request-Headers` says.
+        `methods` are what the path has, `requested` is what `Access-Control-Request-Headers` says.
         """
         headers = self.response_headers(origin)
         if "Access-Control-Allow-Origin" not in headers:

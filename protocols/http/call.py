@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import ServingError
+from kernel.errors import InvalidArgument, ServingError
 from protocols.access import peer_identity
 from protocols.http import web
 
@@ -28,6 +28,17 @@ REQUEST_ID = web.RequestKey("request_id", str)
 def peer_of(http: web.BaseRequest) -> object:
     """Return the client's address as the transport gives it, None if the client has disconnected."""
     return None if http.transport is None else http.transport.get_extra_info("peername")
+
+
+def identity_of(http: web.BaseRequest) -> str:
+    """Return who the client is, for the queue of helpers; empty if it is not known, or has disconnected.
+
+    Asks the system with some calls: for large requests only.
+    """
+    try:
+        return peer_identity(http.transport)
+    except ServingError:
+        return ""
 
 
 class DoorSettings(msgspec.Struct, frozen=True):
@@ -78,11 +89,11 @@ class HttpCall:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for the queue of helpers; empty if it is not known, or has disconnected.
+        return identity_of(self.http)
 
-        Asks the system with some calls: for large requests only.
-        """
-        try:
-            return peer_identity(self.http.transport)
-        except ServingError:
-            return ""
+    def json_too_large(self, byte_size: int) -> ServingError:
+        """Return the error for JSON of more than `max_input_size` bytes."""
+        return InvalidArgument(
+            f"request JSON size of {byte_size} bytes exceeds the maximum allowed input size of "
+            f"{self.max_input_size} bytes. Use --http-max-input-size to increase the limit."
+        )

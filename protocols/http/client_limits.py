@@ -120,7 +120,7 @@ class ChunkOverhead:
 
 
 def abort_gone(transports: Iterable[asyncio.Transport]) -> None:
-    """Abort those of `transports` whose client has gone, or sends no more: a connection that is read ends then, too.
+    """Abort each transport whose client has gone, or sends no more: a connection that is read ends then, too.
 
     One system call for all of them, which takes less than 1 µs for each.
     """

@@ -57,7 +57,7 @@ class HttpListener:
     ) -> None:
         """`service` is what the title calls it. The listener owns `sock` from `start` on.
 
-        With `tls` connections are encrypted, also those of the fast path.
+        With `tls` connections are encrypted, also on the fast path.
         """
         self._sock = sock
         self._handler = handler

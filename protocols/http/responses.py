@@ -1,4 +1,4 @@
-"""Responses with Triton's content types: those of aiohttp (JSON, empty ones, errors), and `HttpResponse`.
+"""Responses with Triton's content types: aiohttp's (JSON, empty ones, errors), and `HttpResponse`.
 
 `HttpResponse` is the response to an inference request before the fast path makes bytes of it, or aiohttp's object.
 """

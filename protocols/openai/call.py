@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocols.http import web
-from protocols.http.bodies import BodyCollector, read_body_into
+from protocols.http.bodies import read_body_into
 from protocols.http.responses import JSON, SERVER_HEADER
 from protocols.openai.errors import ApiError
 
@@ -77,18 +77,11 @@ class OpenAiCall:
             raise ApiError(f"The API key '{self.key.name}' is not for model '{model}'", 403, param="model",
                            code="model_not_allowed")  # fmt: skip
 
-    async def read_body(self) -> BodyCollector:
-        """Return the body, which the caller releases. Raises `ServingError`."""
-        http, limit = self.http, self.door.max_input_size
-        if http.headers.get("Content-Encoding", "identity") != "identity":
+    async def read_body(self, add: Callable[[bytes], None]) -> None:
+        """Call `add` with each part of the body. Raises `ServingError`."""
+        if self.http.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError("Unsupported content-encoding, only 'identity' is supported.")
-        collector = BodyCollector(self.door.kernel.memory_for_helper, http.content_length)
-        try:
-            await read_body_into(http, limit, self._too_large, collector.add)
-        except BaseException:
-            collector.release()
-            raise
-        return collector
+        await read_body_into(self.http, self.door.max_input_size, self._too_large, add)
 
     def _too_large(self, byte_size: int) -> ServingError:
         return ApiError(

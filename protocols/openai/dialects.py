@@ -28,11 +28,11 @@ from kernel.config.model_parameters import OPENAI_FIELDS, declared_fields
 from kernel.config.spec import TensorSpec  # noqa: TC001 - msgspec reads it
 from kernel.errors import InternalError
 from protocols.openai.errors import ApiError
-from shm.datatypes import DATATYPES
+from shm.datatypes import DATATYPES, encode_strings
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kernel.config.spec import ModelSpec
     from kernel.serving.response import Response
@@ -96,14 +96,12 @@ def input_shape(spec: TensorSpec, count: int = 1) -> list[int]:
 
 def texts_tensor(spec: TensorSpec, texts: Sequence[str | bytes]) -> Tensor:
     """Return an input of BYTES with these elements."""
-    elements = [text.encode() if isinstance(text, str) else text for text in texts]
-    data = b"".join(len(each).to_bytes(4, "little") + each for each in elements)
-    return Tensor(spec.name, "BYTES", input_shape(spec, len(elements)), data)
+    return Tensor(spec.name, "BYTES", input_shape(spec, len(texts)), encode_strings(texts))
 
 
-def switch_tensor(spec: TensorSpec, *, on: bool) -> Tensor:
-    """Return an input of BOOL."""
-    return Tensor(spec.name, "BOOL", input_shape(spec), bytes([on]))
+def switch_tensors(specs: Mapping[str, TensorSpec], names: Iterable[str], *, on: bool = True) -> list[Tensor]:
+    """Return the inputs of BOOL with these names, of which the model may have some."""
+    return [Tensor(specs[name].name, "BOOL", input_shape(specs[name]), bytes([on])) for name in names if name in specs]
 
 
 TEXT_OUTPUT, READY_OUTPUT = "text_output", "openai_response"
@@ -245,16 +243,12 @@ class VllmDialect(msgspec.Struct, frozen=True):
         parameters = {name: fields[name] for name in _SAMPLING if name in fields}
         if _STRUCTURED in fields:  # the backend decodes it by itself
             parameters[_STRUCTURED] = _encoder.encode(fields[_STRUCTURED]).decode()
-        tensors = [
+        return [
             texts_tensor(specs[TEXT_INPUT], [fields["prompt"]]),
             texts_tensor(specs[PARAMETERS_INPUT], [_encoder.encode(parameters)]),
+            *switch_tensors(specs, ["stream"], on=fields.get("stream", False)),
+            *switch_tensors(specs, ["exclude_input_in_output", *_SWITCHES]),  # the server repeats the prompt for `echo`
         ]
-        if "stream" in specs:
-            tensors.append(switch_tensor(specs["stream"], on=fields.get("stream", False)))
-        if "exclude_input_in_output" in specs:  # the server repeats the prompt for `echo`
-            tensors.append(switch_tensor(specs["exclude_input_in_output"], on=True))
-        tensors += [switch_tensor(specs[name], on=True) for name in _SWITCHES if name in specs]
-        return tensors
 
 
 def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
@@ -312,13 +306,8 @@ class InputEach(msgspec.Struct, frozen=True):
         ]
         if _STOP in specs and "stop" in fields:
             tensors.append(texts_tensor(specs[_STOP], fields["stop"]))
-        for name in _STREAM:
-            if name in specs:
-                tensors.append(switch_tensor(specs[name], on=fields.get("stream", False)))
-        for name in _EXCLUDE:  # the server repeats the prompt for `echo`
-            if name in specs:
-                tensors.append(switch_tensor(specs[name], on=True))
-        return tensors + [switch_tensor(specs[name], on=True) for name in _SWITCHES if name in specs]
+        tensors += switch_tensors(specs, _STREAM, on=fields.get("stream", False))
+        return tensors + switch_tensors(specs, (*_EXCLUDE, *_SWITCHES))  # the server repeats the prompt for `echo`
 
 
 def _number(spec: TensorSpec, value: float, field: str) -> Tensor:
@@ -353,8 +342,6 @@ def _without_prefix(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
 EMBEDDING_OUTPUT = "embedding"
 
 EMBEDDING_INPUT = "embedding_request"
-
-_RETURN_TOKENS = "return_num_input_tokens"
 
 _vector_decoder = msgspec.json.Decoder(list[float])
 
@@ -411,10 +398,8 @@ class VllmEmbeddings(msgspec.Struct, frozen=True):
         asked = {"input": fields["input"]}
         if "dimensions" in fields:
             asked["pooling_params"] = {"dimensions": [fields["dimensions"]]}
-        tensors = [texts_tensor(self.specs[EMBEDDING_INPUT], [_encoder.encode(asked)])]
-        if _RETURN_TOKENS in self.specs:
-            tensors.append(switch_tensor(self.specs[_RETURN_TOKENS], on=True))
-        return tensors
+        inputs = switch_tensors(self.specs, ["return_num_input_tokens"])
+        return [texts_tensor(self.specs[EMBEDDING_INPUT], [_encoder.encode(asked)]), *inputs]
 
     def vector(self, response: Response) -> bytes:
         for output in response.outputs or ():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import struct
 import uuid
 from time import monotonic_ns
@@ -17,9 +18,9 @@ import msgspec
 
 from kernel.errors import InternalError, ServingError
 from kernel.observe.internal_errors import unexpected_error
-from protocols.access import peer_identity
 from protocols.http import web
-from protocols.http.call import REQUEST_ID
+from protocols.http.bodies import BodyCollector
+from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import SERVER_HEADER
 from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
 from protocols.openai.errors import error_event
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 #: How many responses become chunks before other clients are served.
 _TAKEN_AT_ONCE = 256
 
-#: A comment, which clients ignore: something has to come, so that nobody takes the connection for dead.
+#: A comment, which clients ignore: something has to come, so that the connection is not taken for dead.
 _COMMENT = b": waiting for the model\n\n"
 
 _EVENT_STREAM = {
@@ -141,7 +142,7 @@ async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody 
 
 
 async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
-    """Send chunks as they come: all that wait in one write. The status is that of the first response."""
+    """Send chunks as they come: all that wait in one write. The first response decides the status."""
     silence, generation = call.door.silence, progress.generation
     response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)
     silence.add(generation)
@@ -274,27 +275,19 @@ async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoic
     door = call.door
     call.http[REQUEST_ID] = call.request_id
     begin_ns = monotonic_ns() if door.kernel.takes_times else 0
-    body = await call.read_body()
-    try:
-        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, _peer(call))
-    finally:
-        body.release()
+    with BodyCollector(door.kernel.memory_for_helper, call.http.content_length) as body:
+        await call.read_body(body.add)
+        peer = identity_of(call.http)
+        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, peer)
     plan, route = prepared.plan, prepared.route
-    head = GenerationHead(route, plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call), call.key)
+    find_peer = functools.partial(identity_of, call.http)
+    head = GenerationHead(route, plan.model, call.request_id, call.http.raw_headers, find_peer, call.key)
     generation = Generation(door.intake, head, begin_ns)
     try:
         await _submit(generation, prepared.inputs)
         yield SubmittedChoices(plan, route.spec, generation)
     finally:
         generation.close()
-
-
-def _peer(call: OpenAiCall) -> str:
-    """Return who the client is; empty if it has disconnected."""
-    try:
-        return peer_identity(call.http.transport)
-    except ServingError:
-        return ""
 
 
 async def _submit(generation: Generation, waiting: list[list[Tensor]]) -> None:

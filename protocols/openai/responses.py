@@ -6,11 +6,12 @@ them is how bodies and chunks are written; what is the same in all chunks of a s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.errors import InternalError
+from protocols.http.json.document import UNDECODABLE, member_texts
 from protocols.openai.choices import Choices
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from protocols.openai.plans import GenerationPlan
 
 _encode = msgspec.json.Encoder().encode
-
-_ready_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,30 +33,46 @@ class Identity(msgspec.Struct, frozen=True):
     model: str
 
 
-class Receiver(Protocol):
-    """Takes what comes of each choice, by its number."""
+class Receiver:
+    """Takes what comes of each choice, by its number: here of a model that makes its responses itself."""
 
     def add(self, number: int, piece: Piece) -> None:
         """Take a response. Raises `InternalError` if it is not what the dialect has."""
+        raise NotImplementedError
 
     def end(self, number: int) -> None:
         """The model sends no more of this choice."""
 
     def is_stopped(self, number: int) -> bool:
         """Whether the model need not go on with this choice: a stop word has come."""
+        return False
 
     def is_finished(self, number: int) -> bool:
         """Whether the text of the choice is complete, so that a later failure changes nothing."""
+        return False
 
 
-class TextEvents:
-    """The events of a stream, of a model that sends text. A `Receiver`."""
+class _TextReceiver(Receiver):
+    """Takes the text of each choice."""
+
+    def __init__(self, plan: GenerationPlan) -> None:
+        self._plan = plan
+        self._choices = Choices(plan)
+
+    def is_stopped(self, number: int) -> bool:
+        return self._choices.all[number].stopped
+
+    def is_finished(self, number: int) -> bool:
+        return bool(self._choices.all[number].finish_reason)
+
+
+class TextEvents(_TextReceiver):
+    """The events of a stream, of a model that sends text."""
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._writer = ChunkWriter(plan, identity)
-        self._choices = Choices(plan)
-        #: The choices whose first chunk was made; those of completions have none of their own.
+        #: The choices whose first chunk was made; for completions there is none.
         self._begun = [not plan.api.is_chat] * plan.choices
         self._parts: list[bytes] = []
 
@@ -85,12 +100,6 @@ class TextEvents:
             self._parts.append(self._writer.text(number, text))
         self._parts.append(self._writer.finish(number, choice.finish_reason))
 
-    def is_stopped(self, number: int) -> bool:
-        return self._choices.all[number].stopped
-
-    def is_finished(self, number: int) -> bool:
-        return bool(self._choices.all[number].finish_reason)
-
     def end_stream(self) -> None:
         """All choices have ended."""
         if self._plan.include_usage:
@@ -98,8 +107,8 @@ class TextEvents:
         self._parts.append(DONE)
 
 
-class ReadyEvents:
-    """The events of a stream, of a model that makes its chunks itself. A `Receiver`."""
+class ReadyEvents(Receiver):
+    """The events of a stream, of a model that makes its chunks itself."""
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         self._writer = ChunkWriter(plan, identity)
@@ -113,27 +122,17 @@ class ReadyEvents:
     def add(self, number: int, piece: Piece) -> None:
         self._parts.append(self._writer.ready(piece.text))
 
-    def end(self, number: int) -> None:
-        """See `Receiver`: the model has made its last chunk itself."""
-
-    def is_stopped(self, number: int) -> bool:
-        return False
-
-    def is_finished(self, number: int) -> bool:
-        return False
-
     def end_stream(self) -> None:
         """The model sends no more."""
         self._parts.append(DONE)
 
 
-class TextBody:
-    """The body of a response that is not a stream, of a model that sends text. A `Receiver`."""
+class TextBody(_TextReceiver):
+    """The body of a response that is not a stream, of a model that sends text."""
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
-        self._plan = plan
+        super().__init__(plan)
         self._identity = identity
-        self._choices = Choices(plan)
         self._texts: list[list[str]] = [[] for _ in range(plan.choices)]
         #: How many bytes the texts take.
         self.byte_size = 0
@@ -149,12 +148,6 @@ class TextBody:
     def end(self, number: int) -> None:
         self._append(number, self._choices.all[number].end())
 
-    def is_stopped(self, number: int) -> bool:
-        return self._choices.all[number].stopped
-
-    def is_finished(self, number: int) -> bool:
-        return bool(self._choices.all[number].finish_reason)
-
     def body(self) -> bytes:
         """Return the body: all choices have ended."""
         texts = [
@@ -163,8 +156,8 @@ class TextBody:
         return whole_body(self._plan, self._identity, texts, self._choices.usage())
 
 
-class ReadyBody:
-    """The body of a response that is not a stream, of a model that makes it itself. A `Receiver`."""
+class ReadyBody(Receiver):
+    """The body of a response that is not a stream, of a model that makes it itself."""
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         self._plan = plan
@@ -182,15 +175,6 @@ class ReadyBody:
             )
         kind = "chat.completion" if self._plan.api.is_chat else "text_completion"
         self._body = with_identity(piece.text, self._identity, kind)
-
-    def end(self, number: int) -> None:
-        """See `Receiver`: the model has made the body."""
-
-    def is_stopped(self, number: int) -> bool:
-        return False
-
-    def is_finished(self, number: int) -> bool:
-        return False
 
     def body(self) -> bytes:
         """Return the body. Raises `InternalError` if the model has sent none."""
@@ -269,8 +253,8 @@ def with_identity(text: bytes, identity: Identity, kind: str) -> bytes:
     JSON has no line ends outside of its texts after that, so that it is one line of an event.
     """
     try:
-        members = _ready_decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        members = member_texts(text)
+    except UNDECODABLE as error:
         raise InternalError(f"the model's output 'openai_response' is not a JSON object: {error}") from None
     if "choices" not in members:
         raise InternalError("the model's output 'openai_response' is a JSON object without 'choices'")

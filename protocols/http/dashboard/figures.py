@@ -1,6 +1,6 @@
 """What the page shows: a row for each model version, more of the one that a viewer has chosen, the server. Pure.
 
-All of it comes from counters, and from those of the last seconds (`Window`).
+All of it comes from counters, and from what they have counted in the last seconds (`Window`).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class InstanceRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A slow or failed request. Times are in milliseconds, those of stages since its reception."""
+    """A slow or failed request. Times are in milliseconds; stages count from its reception."""
 
     number: int
     version: int
@@ -208,7 +208,7 @@ def model_detail(
     window: Window,
     loads: Mapping[int, tuple[float | None, int]],
 ) -> ModelDetail:
-    """Return the detail of a loaded version with its instances; `loads` are those of `ProcessLoads.found`."""
+    """Return the detail of a loaded version with its instances; `loads` is `ProcessLoads.found`."""
     spec, statistics = model.spec, model.statistics
     return ModelDetail(
         spec.name,
@@ -343,7 +343,7 @@ class ServerFigures:
 
 
 def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | None, byte_size: int) -> ServerRow:
-    """Return the figures now; `cpu` and `byte_size` are those of this process."""
+    """Return the figures now; `cpu` and `byte_size` are what this process uses."""
     regions = kernel.regions.all()
     repository = next(iter(kernel.part_figures(RepositoryFigures)), RepositoryFigures())
     return ServerRow(

@@ -52,7 +52,7 @@ class EventStreams:
     def __init__(self, kernel: KernelInterface, sampler: HistorySampler) -> None:
         self._kernel = kernel
         self.sampler = sampler
-        #: None while nobody looks.
+        #: None while there is no stream.
         self.feed: Feed | None = None
         #: The client of each stream, the oldest stream first.
         self._peers: dict[asyncio.Task[None], str] = {}

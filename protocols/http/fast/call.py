@@ -71,7 +71,7 @@ class FastCall(HttpInferCall):
             response.release()
 
 
-#: Where bytes are received that nobody reads, of all connections.
+#: Where bytes are received that are not read, of all connections.
 _SCRATCH = memoryview(bytearray(256 << 10))
 
 

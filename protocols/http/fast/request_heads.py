@@ -5,7 +5,7 @@ before any byte of the body is read, so that two parsers can never disagree abou
 
 Behind the parser are the heads that were seen before. What depends on the head alone is found out once, and holds as
 long as no model changes: the model, the header of a restricted API, what says that a web page sends it, the headers
-that are forwarded to the model, those of CORS, the coding of the response.
+that are forwarded to the model, CORS, the coding of the response.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from protocols.http.json.document import (
     as_bool,
     as_string,
     as_unsigned,
+    element_texts,
     made_valid,
     member,
     parse_leniently,
@@ -421,8 +422,6 @@ class _Parts(msgspec.Struct):
 
 _parts_decoder = msgspec.json.Decoder(_Parts)
 
-_elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-
 
 def check_parts(header: Buffer) -> None:
     """Raise `InvalidArgument` for too many inputs, outputs, parameters or dimensions.
@@ -452,7 +451,7 @@ def _check(what: str, text: msgspec.Raw) -> None:
 
 def _elements(text: msgspec.Raw) -> list[msgspec.Raw]:
     try:
-        return _elements_decoder.decode(text)
+        return element_texts(text)
     except UNDECODABLE:
         return []
 

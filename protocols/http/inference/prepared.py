@@ -19,7 +19,7 @@ from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.decoding import OutputFormat  # noqa: TC001 - msgspec reads it
 from protocols.http.inference.response_templates import JsonResponseTemplate, ResponseTemplate
 from protocols.http.json.document import UNDECODABLE
-from protocols.http.json.skeleton import STRING, Hole, JsonSkeleton, make_skeleton, tensor_reader
+from protocols.http.json.skeleton import STRING, Hole, JsonSkeleton, find_value, make_skeleton, tensor_reader
 from shm.arena import INLINE_LIMIT
 from shm.datatypes import element_count
 from shm.tensor import Tensor
@@ -103,7 +103,7 @@ class PreparedBodies:
     ) -> tuple[Request, PreparedBody | PreparedJsonBody] | None:
         """Return the request in `body` and what it was made from, or None if it has to be parsed.
 
-        `generation` is that of the catalog. The request needs no checks but of its shared memory.
+        `generation` is the catalog's. The request needs no checks but of its shared memory.
         """
         cache = self._cache
         if generation != cache.generation:
@@ -197,11 +197,6 @@ _MAX_ALIKE = 4
 _PREPARED_AT_ONCE = 64
 
 _PREPARED_OF = 16
-
-#: The name of a member, up to its value.
-_DATA_NAME = re.compile(DATA + rb"[ \t\n\r]*+:[ \t\n\r]*+")
-
-_ID_NAME = re.compile(rb'"id"[ \t\n\r]*+:[ \t\n\r]*+')
 
 #: Stands for every id in front, between its quotes.
 _LEADING_ID = b"\\u0000id"
@@ -378,24 +373,16 @@ def _holes(text: bytes, first_data: int, find_id: bool, request: Request) -> lis
         value = bytes(given.data)
         count = element_count(tensor.shape) if tensor.shape else 0  # as in `check_shape`
         reader = tensor_reader(tensor.datatype, count, value) if count else None
-        start = _find_value(_DATA_NAME, value, text, position)
+        start = find_value(text, DATA, value, position)
         if reader is None or start < 0:
             return None
         position = start + len(value)
         holes.append(Hole(start, position, reader))
     id = bytes(document.id)
-    if find_id and id and (start := _find_value(_ID_NAME, id, text, first_data)) >= 0:
+    if find_id and id and (start := find_value(text, b'"id"', id, first_data)) >= 0:
         holes.append(Hole(start, start + len(id), STRING))
         holes.sort(key=lambda hole: hole.start)
     return holes
-
-
-def _find_value(name: re.Pattern[bytes], value: bytes, text: bytes, position: int) -> int:
-    """Return where in `text` from `position` on the member `name` has `value`; -1 if nowhere."""
-    for found in name.finditer(text, position):
-        if value and text.startswith(value, found.end()):
-            return found.end()
-    return -1
 
 
 def _is_cut_right(marked: bytes, marks: list[bytes], id_place: int, has_leading_id: bool) -> bool:

@@ -42,7 +42,7 @@ class ResponseTemplate:
         #: When the response was written: its head holds the time.
         self._written_s = -1.0
         self._model = ("", "")
-        #: The JSON of its parameters; ensembles add those of the sequence to every response. Compared as JSON, because
+        #: The JSON of its parameters; ensembles add the sequence's to every response. Compared as JSON, because
         #: 1 equals True in Python.
         self._parameters = b""
         #: Name, datatype, shape and byte size of each output; -1 for one in the client's region.

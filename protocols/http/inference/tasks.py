@@ -214,7 +214,7 @@ def read_output_format(message: bytes) -> OutputFormat:
 
 
 def encode_arguments(response: Response, output_format: OutputFormat, encoding: str) -> tuple[bytes, list[Tensor]]:
-    """Return the arguments of `encode_infer_task` and its sources, whose leases are those of the response."""
+    """Return the arguments of `encode_infer_task` and its sources, whose leases are the response's."""
     outputs = response.outputs or []
     given = [output.response_bytes() is not None for output in outputs]
     arguments = EncodeArguments(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from protocols.http.json.syntax import JsonSyntaxError, check_syntax
+from protocols.http.json.syntax import BYTE_ORDER_MARK, JsonSyntaxError, check_syntax
 from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 
 #: Stands for a member that a document does not have; `None` is JSON's null.
@@ -40,6 +40,10 @@ SPECIAL_MARK = "\0number "
 
 _decoder = msgspec.json.Decoder()
 
+#: Return the members of an object, or the elements of an array, each as its text. Raise what is in `UNDECODABLE`.
+member_texts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+element_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
 #: With a group, so that `split` returns the strings, too.
 _STRING = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 
@@ -59,8 +63,6 @@ _FEW_NUMBERS = 8
 #: Strings, up to the next bracket, or a bracket.
 _STRINGS_OR_BRACKET = re.compile(rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)++|[\[\]{}]', re.DOTALL)
 _OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TooDeep(InvalidArgument):
@@ -142,7 +144,7 @@ def made_valid(text: bytes) -> bytes:
     except UnicodeDecodeError as error:
         raise JsonSyntaxError("Invalid encoding in string.", error.start) from None
     valid = bytearray()
-    position = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+    position = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
     for found in _STRING_OR_SPECIAL_BYTES.finditer(text, position):  # `sub` would keep all pieces until its end
         special = found.group()
         if special[:1] != b'"':

@@ -22,7 +22,7 @@ _PLAIN_ELEMENTS = re.compile(
     rb"[ \t\n\r]*+,){1,256}+"
 )
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LITERALS = {0x74: b"true", 0x66: b"false", 0x6E: b"null"}
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _DOT, _ZERO = b'"\\:,-.0'
@@ -56,7 +56,7 @@ class _Scanner:
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+        self._at = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
         self._open = bytearray()
 
     def document(self) -> int:

@@ -5,7 +5,7 @@ control a terminal that shows the page.
 
 OpenMetrics is for scrapers that prefer it, as Prometheus does. The samples have the same names, labels and values in
 both, so that a dashboard finds them in either. What differs is their description: a counter of OpenMetrics must have a
-name that ends in `_total`, which those of Triton have not, so that these are of `unknown` type. Histograms can have
+name that ends in `_total`, which Triton's have not, so that these are of `unknown` type. Histograms can have
 exemplars: examples of traced requests. (https://prometheus.io/docs/specs/om/open_metrics_spec/)
 """
 

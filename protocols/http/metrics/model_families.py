@@ -1,4 +1,4 @@
-"""The metrics of model versions: Triton's names, help texts and labels, this server's own, and those of models.
+"""The metrics of model versions: Triton's names, help texts and labels, this server's own, and the models'.
 
 Values are read from `ModelStatistics` at each scrape and written as text at once, which takes 0.35 µs a line. A
 registry of collectors that is filled at each scrape takes 4.8 µs a line.

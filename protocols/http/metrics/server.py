@@ -79,7 +79,7 @@ class MetricsServer(FrontDoor):
 
     @property
     def administration(self) -> None:
-        """Nobody can."""
+        """None: the server cannot be administered over this port."""
 
     async def start(self) -> None:
         await self._listener.start()

@@ -76,7 +76,7 @@ class Operation(msgspec.Struct, frozen=True):
     body: Part | None = None
     body_required: bool = True
     parameters: tuple[Part, ...] = ()
-    #: As that of `protocols.http.routes.Endpoint`.
+    #: As in `protocols.http.routes.Endpoint`.
     administers: bool = False
 
     def render(self, restrictions: Restrictions) -> Part:
