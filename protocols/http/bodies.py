@@ -145,6 +145,9 @@ def _control_too_large(byte_size: int) -> ServingError:
     )
 
 
+# ---- where the parts of a request go ---------------------------------------------------------
+
+
 #: A body of unknown length gets blocks that are as large as all before together, within these bounds.
 _LEAST_BLOCK, _MOST_BLOCK = 256 << 10, 16 << 20
 
@@ -227,6 +230,9 @@ class BodyCollector:
         blocks, self._blocks = self._blocks, []
         for block in blocks:
             block.release()
+
+
+# ---- responses -------------------------------------------------------------------------------
 
 
 #: Larger bodies are sent in pieces of this size.

@@ -166,6 +166,9 @@ def only_count(output: Tensor) -> int:
     return int.from_bytes(octets, "little", signed=not output.datatype.startswith("U"))
 
 
+# ---- our dialect, for Python models ----------------------------------------------------------
+
+
 REQUEST_INPUT = "openai_request"
 
 #: Fields about how text is sampled: every model of this dialect gets them.
@@ -209,6 +212,9 @@ def whole_request(spec: ModelSpec) -> WholeRequest | None:
     declared = declared_fields(spec.parameters.get(OPENAI_FIELDS, ""), spec.name)
     honoured = SAMPLING_FIELDS | (declared if ready is not None else declared - _ONLY_READY)
     return WholeRequest(spec.name, ready is not None, honoured, spec.inputs[REQUEST_INPUT])
+
+
+# ---- vLLM's backend --------------------------------------------------------------------------
 
 
 PARAMETERS_INPUT = "sampling_parameters"
@@ -258,6 +264,9 @@ def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
     if set(spec.required_inputs) - {TEXT_INPUT, PARAMETERS_INPUT}:
         return None
     return VllmDialect(spec.name, spec.inputs)
+
+
+# ---- TensorRT-LLM's backend ------------------------------------------------------------------
 
 
 #: The prefix of the newer API.
@@ -337,6 +346,9 @@ def input_each(spec: ModelSpec) -> InputEach | None:
 
 def _without_prefix(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     return {name.removeprefix(PREFIX): tensor for name, tensor in inputs.items()}
+
+
+# ---- vectors ---------------------------------------------------------------------------------
 
 
 EMBEDDING_OUTPUT = "embedding"

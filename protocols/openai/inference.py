@@ -174,6 +174,9 @@ async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEven
         silence.remove(generation)
 
 
+# ---- vectors ---------------------------------------------------------------------------------
+
+
 _encode = msgspec.json.Encoder().encode
 
 #: How many numbers become text before other clients are served: less than a millisecond.
@@ -252,6 +255,9 @@ class _Vectors:
             usage = {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
         tail = _encode({"model": model, "usage": usage})
         return b'{"object":"list","data":[%b],%b' % (b",".join(data), tail[1:])
+
+
+# ---- from a body to requests of the model ----------------------------------------------------
 
 
 #: How many requests are submitted before other clients are served.

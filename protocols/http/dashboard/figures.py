@@ -134,6 +134,9 @@ def _oldest_ms(model: ModelFigures, now_ns: int) -> int:
     return max(now_ns - model.oldest_ns, 0) // 1_000_000 if model.oldest_ns else 0
 
 
+# ---- the chosen version ----------------------------------------------------------------------
+
+
 _MAX_TEXT = 512
 
 
@@ -260,8 +263,8 @@ def _shown(request: RecentRequest, now_ns: int) -> ShownRequest:
         request.version,
         request.request_id,
         max(now_ns - request.ended_ns, 0) // 1_000_000,
-        _ms_of(request.total_ns),
-        [(name, _ms_of(begin), _ms_of(end)) for name, begin, end in request.stages],
+        _ms_from_ns(request.total_ns),
+        [(name, _ms_from_ns(begin), _ms_from_ns(end)) for name, begin, end in request.stages],
         request.rows,
         request.batch_rows,
         request.batch_requests,
@@ -273,8 +276,11 @@ def _shown(request: RecentRequest, now_ns: int) -> ShownRequest:
     )
 
 
-def _ms_of(ns: int) -> float:
+def _ms_from_ns(ns: int) -> float:
     return round(ns / 1e6, 4)
+
+
+# ---- the server ------------------------------------------------------------------------------
 
 
 #: The most bytes of what is wrong with the repositories.

@@ -199,6 +199,9 @@ def _infer_fields(
     return InferFields(names["model"], names["version"], header_length, encoding)
 
 
+# ---- heads that were seen before -------------------------------------------------------------
+
+
 #: How many heads are kept, and how long they may be.
 _MAX_HEADS = 256
 

@@ -411,6 +411,9 @@ def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
     return output, binary
 
 
+# ---- how many parts a header has -------------------------------------------------------------
+
+
 class _Parts(msgspec.Struct):
     """What may have many parts in a header, and in each of its inputs and outputs. Empty where it is missing."""
 
@@ -454,6 +457,9 @@ def _elements(text: msgspec.Raw) -> list[msgspec.Raw]:
         return element_texts(text)
     except UNDECODABLE:
         return []
+
+
+# ---- raw requests ----------------------------------------------------------------------------
 
 
 #: Raw requests cannot have an id.

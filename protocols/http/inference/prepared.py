@@ -177,6 +177,9 @@ def _template(head: InferRequestHead, in_binary: bool) -> ResponseTemplate | Jso
     return ResponseTemplate() if in_binary else JsonResponseTemplate()
 
 
+# ---- data in JSON ----------------------------------------------------------------------------
+
+
 #: The name of a member with data, up to which bodies are looked up.
 DATA = b'"data"'
 

@@ -384,6 +384,9 @@ def render_summary(
         ]
 
 
+# ---- which versions can execute, and what models define themselves ---------------------------
+
+
 def render_readiness(wanted: Iterable[IndexItem]) -> list[str]:
     """Return the lines of the family. `wanted` is `Catalog.wanted()`.
 

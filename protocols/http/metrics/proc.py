@@ -81,6 +81,9 @@ def _bytes(text: str) -> int:
     return int(text.split()[0]) * 1024
 
 
+# ---- processes -------------------------------------------------------------------------------
+
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -177,6 +177,9 @@ class ServerMetrics:
         return Gauge(name, help_text, registry=self.registry)
 
 
+# ---- GPUs ------------------------------------------------------------------------------------
+
+
 class GpuFamily(msgspec.Struct, frozen=True):
     """A family with one value for each GPU that has it."""
 
@@ -186,7 +189,7 @@ class GpuFamily(msgspec.Struct, frozen=True):
     kind: str = "gauge"
 
 
-FAMILIES = (
+GPU_FAMILIES = (
     GpuFamily("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
     GpuFamily("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda gpu: gpu.total_byte_size),
     GpuFamily("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda gpu: gpu.used_byte_size),
@@ -204,7 +207,7 @@ def render_gpus(reader: GpuFigureReader | None) -> list[str]:
     lines: list[str] = []
     figures = () if reader is None else reader.figures
     pinned = (0, 0) if reader is None or not figures else (reader.pinned.byte_size, reader.pinned.used_byte_size)
-    for family in FAMILIES if figures else ():
+    for family in GPU_FAMILIES if figures else ():
         lines += head(family.name, family.help, family.kind)
         for gpu in figures:
             value = family.value(gpu)
@@ -218,7 +221,10 @@ def render_gpus(reader: GpuFigureReader | None) -> list[str]:
     return lines
 
 
-COUNTERS = (
+# ---- the response cache ----------------------------------------------------------------------
+
+
+CACHE_COUNTERS = (
     Value(
         "nv_cache_num_hits_per_model",
         "Number of cache hits per model",
@@ -241,7 +247,7 @@ COUNTERS = (
     ),
 )
 
-SUMMARIES = (
+CACHE_SUMMARIES = (
     Summary(
         "nv_cache_hit_summary_per_model",
         "Summary of cache hit counts/durations per model, in microseconds.",
@@ -255,7 +261,7 @@ SUMMARIES = (
 )
 
 
-class Figure(msgspec.Struct, frozen=True):
+class CacheFamily(msgspec.Struct, frozen=True):
     """A family with one value for the whole cache."""
 
     name: str
@@ -266,45 +272,45 @@ class Figure(msgspec.Struct, frozen=True):
     local: bool = False
 
 
-FIGURES = (
-    Figure(
+CACHE_FIGURES = (
+    CacheFamily(
         "nv_cache_util",
         "Cache utilization [0.0 - 1.0]",
         lambda figures: figures.used_byte_size / figures.byte_size,
         local=True,
     ),
-    Figure(
+    CacheFamily(
         "nv_cache_num_entries",
         "Number of responses stored in response cache",
         lambda figures: figures.entries,
         local=True,
     ),
-    Figure("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits),
-    Figure("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses),
-    Figure("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups),
-    Figure(
+    CacheFamily("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits),
+    CacheFamily("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses),
+    CacheFamily("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups),
+    CacheFamily(
         "nv_cache_num_evictions",
         "Number of cache evictions in response cache",
         lambda figures: figures.evictions,
         local=True,
     ),
-    Figure(
+    CacheFamily(
         "nv_cache_lookup_duration",
         "Total cache lookup duration (hit and miss), in microseconds",
         lambda figures: figures.lookup_ns // 1000,
     ),
-    Figure(
+    CacheFamily(
         "nv_cache_insertion_duration",
         "Total cache insertion duration, in microseconds",
         lambda figures: figures.insertion_ns // 1000,
     ),
-    Figure(
+    CacheFamily(
         "naiad_cache_failures_total",
         "Number of calls of the response cache that failed or took too long",
         lambda figures: figures.failures,
         kind="counter",
     ),
-    Figure(
+    CacheFamily(
         "naiad_cache_not_stored_total",
         "Number of responses that were not stored in the response cache, because they are too large or it has no room",
         lambda figures: figures.not_stored,
@@ -319,15 +325,18 @@ def render_cache(
     """Return the lines of all families."""
     series = labelled(model for model in models if model.statistics.cached)
     lines: list[str] = []
-    for family in COUNTERS if config.counter_latencies else ():
+    for family in CACHE_COUNTERS if config.counter_latencies else ():
         render_values(lines, family, series)
-    for figure in FIGURES:
+    for figure in CACHE_FIGURES:
         if figures.byte_size or not figure.local:
             value = number(figure.value(figures))
             lines += (*head(figure.name, figure.help, figure.kind), f"{figure.name} {value}")
-    for summary in SUMMARIES if config.summary_latencies else ():
+    for summary in CACHE_SUMMARIES if config.summary_latencies else ():
         render_summary(lines, summary, series, config.quantiles, now_ns)
     return lines
+
+
+# ---- the memory of instances -----------------------------------------------------------------
 
 
 _REPORTED, _MEASURED = "naiad_model_instance_memory_bytes", "naiad_worker_memory_bytes"
