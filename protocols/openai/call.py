@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.http import web
 from protocols.http.bodies import read_body_into
-from protocols.http.responses import JSON, SERVER_HEADER
 from protocols.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.serving.interface import KernelInterface
+    from protocols.http import web
     from protocols.http.request_rules import RequestRules
     from protocols.openai.api_keys import ApiKey
     from protocols.openai.generation import GenerationIntake, SilenceWatch
@@ -90,10 +89,6 @@ class OpenAiCall:
             413,
             code="content_too_large",
         )
-
-    def json(self, body: bytes, status: int = 200) -> web.Response:
-        """Return a response with a body of JSON."""
-        return web.Response(status=status, body=body, content_type=JSON, headers=SERVER_HEADER)
 
 
 def request_id_of(http: web.BaseRequest) -> str:

@@ -21,7 +21,7 @@ from kernel.observe.internal_errors import unexpected_error
 from protocols.http import web
 from protocols.http.bodies import BodyCollector
 from protocols.http.call import REQUEST_ID, identity_of
-from protocols.http.responses import SERVER_HEADER
+from protocols.http.responses import SERVER_HEADER, json_text_response
 from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
 from protocols.openai.errors import error_event
 from protocols.openai.generation import Generation, GenerationHead
@@ -136,7 +136,7 @@ async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody 
                 await asyncio.sleep(0)
             budget.add(receiver.byte_size - counted)
             counted = receiver.byte_size
-        return call.json(receiver.body())
+        return json_text_response(receiver.body())
     finally:
         budget.remove(counted)
 
@@ -196,7 +196,7 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
                 budget.add(vectors.byte_size - counted)
                 counted = vectors.byte_size
                 await asyncio.sleep(0)
-            return call.json(vectors.body(found.plan.model))
+            return json_text_response(vectors.body(found.plan.model))
     finally:
         budget.remove(counted)
 

@@ -6,14 +6,13 @@ Its modules are imported when it is first opened. The files are part of the pack
 from __future__ import annotations
 
 import asyncio
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocols.http import web
 from protocols.http.call import peer_of
 from protocols.http.dashboard.sampler import HistorySampler
-from protocols.http.responses import SERVER_HEADER
+from protocols.http.responses import SERVER_HEADER, packaged_file
 
 if TYPE_CHECKING:
     from kernel.serving.interface import KernelInterface
@@ -95,7 +94,7 @@ async def file(call: HttpCall) -> web.Response:
 
 
 async def _file(call: HttpCall, name: str, content_type: str) -> web.Response:
-    body = await asyncio.to_thread(content_of, name)
+    body = await asyncio.to_thread(packaged_file, _FOLDER / name)
     headers = {
         **SERVER_HEADER,
         "Content-Security-Policy": POLICY,
@@ -116,9 +115,3 @@ async def events(call: HttpCall) -> web.StreamResponse:
     if dashboard.streams is None:
         dashboard.streams = EventStreams(call.kernel, dashboard.sampler)
     return await send_events(call, dashboard.streams, peer_of(call.http))
-
-
-@functools.cache
-def content_of(name: str) -> bytes:
-    """Return a file, which is `PAGE` or one of `FILES`. Blocks."""
-    return (_FOLDER / name).read_bytes()

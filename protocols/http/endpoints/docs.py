@@ -7,7 +7,6 @@ The files of Swagger UI come with the server, in `protocols/http/swagger`. The p
 from __future__ import annotations
 
 import asyncio
-import functools
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import msgspec
 
 from protocols.http import web
 from protocols.http.inference.compression import GZIP, choose_encoding
-from protocols.http.responses import SERVER_HEADER
+from protocols.http.responses import SERVER_HEADER, packaged_file
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -87,25 +86,21 @@ async def file(call: HttpCall) -> web.Response:
         return web.Response(body=_SCRIPT_TEXT, content_type="text/javascript", headers=headers)
     kind = FILES[name]
     if not kind.startswith("text/"):
-        return web.Response(body=await asyncio.to_thread(_stored, name), content_type=kind, headers=headers)
+        return web.Response(
+            body=await asyncio.to_thread(packaged_file, _FOLDER / name), content_type=kind, headers=headers
+        )
     headers["Vary"] = "Accept-Encoding"
     if choose_encoding(call.http.headers.get("Accept-Encoding", "")) == GZIP:
         headers["Content-Encoding"] = GZIP
-        body = await asyncio.to_thread(_stored, f"{name}.gz")
+        body = await asyncio.to_thread(packaged_file, _FOLDER / f"{name}.gz")
     else:
         body = await asyncio.to_thread(_inflated, f"{name}.gz")
     return web.Response(body=body, content_type=kind, headers=headers)
 
 
-@functools.cache
-def _stored(name: str) -> bytes:
-    """Return a file of `_FOLDER`. Blocks."""
-    return (_FOLDER / name).read_bytes()
-
-
 def _inflated(name: str) -> bytes:
     """Return the content of a gzip file of `_FOLDER`. Takes 10 ms for the largest."""
-    return zlib.decompress(_stored(name), wbits=31)
+    return zlib.decompress(packaged_file(_FOLDER / name), wbits=31)
 
 
 _encoder = msgspec.json.Encoder()
