@@ -40,7 +40,7 @@ from protocols.http.json.document import MAX_DEPTH
 from shm.arena import INLINE_LIMIT
 from shm.blocks import CACHED_BYTES
 from tests.docs.documents import document
-from tests.end_to_end.test_calls_of_a_request import MOST_CALLS
+from tests.end_to_end.call_limits import MOST_CALLS
 
 
 def size(byte_size: int) -> str:
