@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE_PATH = "/docs"
 
-_FOLDER = Path(__file__).parent.parent / "swagger"
+DOCS_FOLDER = Path(__file__).parent.parent / "swagger"
 
 #: Files of Swagger UI that the page needs, with their types. Texts are stored in gzip, as browsers get them.
 FILES = {
@@ -94,18 +94,18 @@ async def file(call: HttpCall) -> web.Response:
         headers["Content-Encoding"] = GZIP
         body = await asyncio.to_thread(_stored, f"{name}.gz")
     else:
-        body = await asyncio.to_thread(_inflated, f"{name}.gz")
+        body = await asyncio.to_thread(inflated, f"{name}.gz")
     return web.Response(body=body, content_type=kind, headers=headers)
 
 
 @functools.cache
 def _stored(name: str) -> bytes:
-    """Return a file of `_FOLDER`. Blocks."""
-    return (_FOLDER / name).read_bytes()
+    """Return a file of `DOCS_FOLDER`. Blocks."""
+    return (DOCS_FOLDER / name).read_bytes()
 
 
-def _inflated(name: str) -> bytes:
-    """Return the content of a gzip file of `_FOLDER`. Takes 10 ms for the largest."""
+def inflated(name: str) -> bytes:
+    """Return the content of a gzip file of `DOCS_FOLDER`. Takes 10 ms for the largest."""
     return zlib.decompress(_stored(name), wbits=31)
 
 
