@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGE_PATH = "/docs"
 
-_FOLDER = Path(__file__).parent.parent / "swagger"
+DOCS_FOLDER = Path(__file__).parent.parent / "swagger"
 
 #: Files of Swagger UI that the page needs, with their types. Texts are stored in gzip, as browsers get them.
 FILES = {
@@ -87,20 +87,20 @@ async def file(call: HttpCall) -> web.Response:
     kind = FILES[name]
     if not kind.startswith("text/"):
         return web.Response(
-            body=await asyncio.to_thread(packaged_file, _FOLDER / name), content_type=kind, headers=headers
+            body=await asyncio.to_thread(packaged_file, DOCS_FOLDER / name), content_type=kind, headers=headers
         )
     headers["Vary"] = "Accept-Encoding"
     if choose_encoding(call.http.headers.get("Accept-Encoding", "")) == GZIP:
         headers["Content-Encoding"] = GZIP
-        body = await asyncio.to_thread(packaged_file, _FOLDER / f"{name}.gz")
+        body = await asyncio.to_thread(packaged_file, DOCS_FOLDER / f"{name}.gz")
     else:
-        body = await asyncio.to_thread(_inflated, f"{name}.gz")
+        body = await asyncio.to_thread(inflated, f"{name}.gz")
     return web.Response(body=body, content_type=kind, headers=headers)
 
 
-def _inflated(name: str) -> bytes:
-    """Return the content of a gzip file of `_FOLDER`. Takes 10 ms for the largest."""
-    return zlib.decompress(packaged_file(_FOLDER / name), wbits=31)
+def inflated(name: str) -> bytes:
+    """Return the content of a gzip file of `DOCS_FOLDER`. Takes 10 ms for the largest."""
+    return zlib.decompress(packaged_file(DOCS_FOLDER / name), wbits=31)
 
 
 _encoder = msgspec.json.Encoder()

@@ -203,7 +203,7 @@ def _infer_fields(
 
 
 #: How many heads are kept, and how long they may be.
-_MAX_HEADS = 256
+MAX_HEADS = 256
 
 _MAX_BYTE_SIZE = 1024
 
@@ -240,10 +240,10 @@ class KnownRequestHeads:
     def __init__(self, inference: HttpInference, rules: RequestRules) -> None:
         self._inference = inference
         self._rules = rules
-        self._cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(_MAX_HEADS)
+        self._cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
         #: Heads of requests whose body is JSON as a whole, by their text without the length of the body: numbers in
         #: JSON are longer and shorter from request to request.
-        self._without_length: PreparedCache[bytes, KnownRequestHead] = PreparedCache(_MAX_HEADS)
+        self._without_length: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
 
     def find(self, text: bytes) -> KnownRequestHead:
         """Return what is known of the head `text`, up to and with its empty line."""
@@ -260,7 +260,7 @@ class KnownRequestHeads:
         if alike is not None and length is not None:
             known = self._with_length(alike, text, length[1])
             if known is not None:
-                if len(cache.entries) < _MAX_HEADS:
+                if len(cache.entries) < MAX_HEADS:
                     cache.add(text, known)
                 return known
         known = self._look_at(text, generation)

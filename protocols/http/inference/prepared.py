@@ -67,7 +67,7 @@ class InferRequestHead(msgspec.Struct, frozen=True):
 _ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]*)(?=")')
 
 #: How many prepared bodies are kept, and how long their JSON may be.
-_MAX_BODIES = 1024
+MAX_BODIES = 1024
 
 _MAX_JSON_BYTE_SIZE = 2048
 
@@ -95,7 +95,7 @@ class PreparedBodies:
 
     def __init__(self, max_input_size: int) -> None:
         """`max_input_size` is how many bytes an input in JSON may have."""
-        self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(_MAX_BODIES)
+        self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(MAX_BODIES)
         self._json = PreparedJsonBodies(max_input_size)
 
     def match(

@@ -38,7 +38,7 @@ LARGE_BYTE_SIZE = 1 << 20
 #: In a text that `made_valid` has returned, strings that begin with this stand for special numbers.
 SPECIAL_MARK = "\0number "
 
-_decoder = msgspec.json.Decoder()
+fast_decoder = msgspec.json.Decoder()
 
 #: Return the members of an object, or the elements of an array, each as its text. Raise what is in `UNDECODABLE`.
 member_texts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -80,7 +80,7 @@ def parse(text: bytes) -> Any:
     """
     if not reads_slowly(text):
         try:
-            return _decoder.decode(text)
+            return fast_decoder.decode(text)
         except UNDECODABLE:
             pass
     try:

@@ -23,10 +23,10 @@ _ONE_STRING = re.compile(_STRING, re.DOTALL)
 
 
 #: About how many bytes of text become objects at a time, and how many strings.
-_PIECE_BYTE_SIZE = 256 << 10
+PIECE_BYTE_SIZE = 256 << 10
 
 #: Strings of an array, each with the brackets and commas before it.
-_STRINGS = re.compile(rb"(?:[\s\[\],]*+" + _STRING + rb"){1,4096}+", re.DOTALL)
+STRINGS = re.compile(rb"(?:[\s\[\],]*+" + _STRING + rb"){1,4096}+", re.DOTALL)
 
 _END = re.compile(rb"[\s\[\]]*+")
 
@@ -76,7 +76,7 @@ def write_flat(datatype: str, text: memoryview, element_count: int, memory: memo
         raise NeedsCare
     begin, last, position, count = 1, len(text) - 1, 0, 0
     while begin < last:
-        end = min(begin + _PIECE_BYTE_SIZE, last)
+        end = min(begin + PIECE_BYTE_SIZE, last)
         piece = bytes(text[begin:end])
         if end < last:
             cut = piece.rfind(b",")
@@ -101,7 +101,7 @@ def _number_pieces(text: memoryview) -> Iterator[bytes]:
     _check_array(text)
     position, size = 0, len(text)
     while position < size:
-        end = min(position + _PIECE_BYTE_SIZE, size)
+        end = min(position + PIECE_BYTE_SIZE, size)
         piece = bytes(text[position:end])
         if end < size:
             cut = piece.rfind(b",")
@@ -117,7 +117,7 @@ def _string_pieces(text: memoryview) -> Iterator[bytes]:
     """Yield the elements of nested arrays of strings as flat arrays."""
     _check_array(text)
     position = 0
-    while (found := _STRINGS.match(text, position)) is not None:
+    while (found := STRINGS.match(text, position)) is not None:
         yield b"[%b]" % b",".join(_ONE_STRING.findall(found.group()))
         position = found.end()
     if _END.fullmatch(text, position) is None:

@@ -17,7 +17,7 @@ _HEX4 = re.compile(rb"[0-9A-Fa-f]{4}")
 
 #: Plain array elements, each with the comma behind it, many in one match. Without this pattern Python would read
 #: every number of a tensor that holds one NaN.
-_PLAIN_ELEMENTS = re.compile(
+PLAIN_ELEMENTS = re.compile(
     rb"(?:[ \t\n\r]*+(?:-?(?:(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,40})?|NaN|Inf(?:inity)?)|true|false|null)"
     rb"[ \t\n\r]*+,){1,256}+"
 )
@@ -86,7 +86,7 @@ class _Scanner:
 
     def _skip_plain_elements(self) -> None:
         """Read elements of an array up to the first that is not plain, or is the last one."""
-        while match := _PLAIN_ELEMENTS.match(self._text, self._at):
+        while match := PLAIN_ELEMENTS.match(self._text, self._at):
             self._at = match.end()
         self._skip_space()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from kernel.serving.model_figures import ModelFigures
 
-_STAT = Path("/proc/stat")
+STAT_FILE = Path("/proc/stat")
 
 _MEMORY = Path("/proc/meminfo")
 
@@ -44,14 +44,14 @@ class HostLoad:
     def __init__(self, interval_ms: int, now_ns: int) -> None:
         self._interval_ns = interval_ms * 1_000_000
         self._looked_ns = now_ns
-        self._before = parse_cpu_times(_STAT.read_text())
+        self._before = parse_cpu_times(STAT_FILE.read_text())
         self._utilization = 0.0
 
     def utilization(self, now_ns: int) -> float:
         """Return the busy share of all processors, from 0.0 to 1.0."""
         if now_ns - self._looked_ns >= self._interval_ns:
             self._looked_ns = now_ns
-            before, self._before = self._before, parse_cpu_times(_STAT.read_text())
+            before, self._before = self._before, parse_cpu_times(STAT_FILE.read_text())
             self._utilization = busy_share(before, self._before)
         return self._utilization
 
