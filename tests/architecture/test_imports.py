@@ -67,8 +67,8 @@ _FOR_PROTOCOLS = {
     "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/version",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
-    "protocols/access", "protocols/forwarding", "protocols/frontend", "protocols/intake", "protocols/large_requests",
-    "protocols/listening", "protocols/loop_budgets", "protocols/request_limits",
+    "protocols/access", "protocols/file_watch", "protocols/forwarding", "protocols/frontend", "protocols/intake",
+    "protocols/large_requests", "protocols/listening", "protocols/loop_budgets", "protocols/request_limits",
     "protocols/status", "protocols/tls", "protocols/written_releases",
 }  # fmt: skip
 
