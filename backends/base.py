@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from backends.metric_registry import MetricRegistry
-    from backends.worker.calls.interface import ModelCalls
+    from backends.worker.custom_metrics import MetricRegistry
     from backends.worker.devices.instance_device import InstanceDevice
+    from backends.worker.model_calls import ModelCalls
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
 

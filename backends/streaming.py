@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from backends.base import Backend
 from backends.worker.message_reader import KernelGone
 from kernel.errors import InternalError, RequestCancelled, ServingError
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from bench import against as against_commit
-from bench import compare, curve, growth, loads, machine, restart, start, store
+from bench import compare, curve, density, growth, machine, start, store
 from bench.checkout import UnknownCommit
-from bench.density import measurement as density
-from bench.density.figures import Density
-from bench.density.table import print_table as print_density
+from bench.density import Density
+from bench.density import print_table as print_density
 from bench.heavy import command as heavy
 from bench.overload import print_overload
 from bench.server import ServerFailed
@@ -196,13 +195,13 @@ def start_command() -> None:
 @cli.command("restart")
 def restart_command() -> None:
     """Time from the kill of a worker until the next one responds, forked and spawned. 20 seconds."""
-    restart.run()
+    start.measure_restarts()
 
 
 @cli.command("loads")
 def loads_command() -> None:
     """Small Python models that are loaded and unloaded, one and eight at a time: rate and CPU time. 30 seconds."""
-    loads.run()
+    start.measure_loads()
 
 
 @cli.command("tracing")

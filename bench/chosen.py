@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from bench.certificate import missing_openssl
+from bench.contenders import missing_openssl
 from bench.light import missing
 from bench.light_rows import CPP, LightRow, light_rows
 from bench.rows import Row, all_rows

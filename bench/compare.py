@@ -18,19 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bench.certificate import TlsFlags, tls_flags
 from bench.chosen import by_servers, choose
-from bench.contenders import OURS, Clients, Contender, Measurement, contenders
-from bench.kept import KEPT, Kept, KeptFigures, KeptRatio, kept_line, read_kept
+from bench.contenders import OURS, Clients, Contender, Measurement, TlsFlags, contenders, tls_flags
 from bench.light import client_versions
 from bench.light_client import LightClient
 from bench.light_rows import CPP
 from bench.machine import PERF_ANALYZER, TRITON, Machine, this_machine
-from bench.models import write_light_models, write_python_models
-from bench.onnx_models import write_onnx_models
+from bench.models import write_light_models, write_onnx_models, write_python_models
 from bench.progress import progress
 from bench.rows import Analyzer
-from bench.store import write_json
+from bench.store import KEPT, Kept, KeptFigures, KeptRatio, kept_line, read_kept, write_json
 from bench.triton import NotAvailable, onnx_backend, perf_analyzer
 
 if TYPE_CHECKING:

@@ -2,12 +2,17 @@
 
 This is the Python code that runs for every request: connection, codec, checks, scheduling, messages to and from the
 worker, statistics and the response. The responses of the worker are made here, mostly outside of the timed part.
+
+The measurement of `bench/inside.py` in its own process, for any source tree.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,38 +21,67 @@ from hpack import Encoder
 from backends.supervision.handle import WorkerHandle
 from backends.transport import wire
 from backends.transport.framing import MAX_WORKER_FRAME, FrameReader, frame
-from bench.inside_apart import PATHS
+from bench.server import environment
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
+from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
-from kernel.tracing.tracer import Tracer
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
-from protocols.grpc.open_calls import OpenCalls
+from protocols.grpc.rpc import OpenCalls
 from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.inference.call import HttpInference
+from protocols.http.inference.infer_call import HttpInference
 from schedulers.direct import direct
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+#: The paths that are measured. Commits are compared by these names, so a name that changes cannot be compared any more.
+PATHS = ("whole request in the kernel: HTTP", "whole request in the kernel: gRPC")
+
+_CODE = "import json; from bench import inside; print(json.dumps(inside.measure()))"
+
+_TIMEOUT_S = 120
+
+
+def measure_apart(tree: Path) -> dict[str, float]:
+    """Return microseconds of CPU time per request by path, measured by the `bench/inside.py` of the tree.
+
+    The result is empty if the tree has no such file, or if it fails.
+    """
+    if not (tree / "bench" / "inside.py").is_file():  # Python would take that of an installed checkout
+        return {}
+    command = [sys.executable, "-c", _CODE]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment(tree), capture_output=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {}
+    found: dict[str, float] = json.loads(done.stdout) if not done.returncode else {}
+    return found
+
 
 #: Requests that arrive together, as from as many clients. The number of such rounds, of the warm-up and measured.
 TOGETHER = 8
+
 WARM_UP, ROUNDS = 200, 1500
 
 _NAMES = ("INPUT0", "INPUT1")
+
 _TENSOR = struct.pack("<16f", *range(16))
 
 

@@ -1,7 +1,7 @@
 """Light clients: wrk for HTTP/1.1 and h2load for gRPC, one thread each, which send one prepared request for ever.
 
 perf_analyzer takes more processor time for a small request than the servers do, and hides what they differ in. These
-two, written in C, take a few microseconds. Neither looks into a response: `bench/light_check.py` does before a load.
+two, written in C, take a few microseconds. Neither looks into a response: `bench/light_client.py` does before a load.
 Both are Debian packages (`wrk`, `nghttp2-client`).
 """
 

@@ -11,33 +11,29 @@ import msgspec
 from backends.transport import wire
 from backends.transport.framing import MAX_KERNEL_FRAME, FrameReader, frame
 from bench import inside
-from kernel.cache.access import CacheAccess
-from kernel.cache.key import describe, digest
 from kernel.cache.local import LocalCache
-from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.cache.lookup import CacheAccess
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.sequence_spec import SequenceBatching
-from kernel.config.spec import DynamicBatching
-from kernel.limiting.instance_gate import GatedInstance
-from kernel.limiting.limiter import InstanceNeeds, Resource
+from kernel.config.spec import DynamicBatching, EnsembleSpec, SequenceBatching
+from kernel.observe.execution_reports import ExecutionTimes
 from kernel.observe.metrics_config import MetricsConfig
-from kernel.observe.reporting.execution_times import ExecutionTimes
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
-from kernel.serving.front_doors.model_figures import figures_of
 from kernel.serving.helper_tasks import NoHelpers
 from kernel.serving.model import Model
+from kernel.serving.model_figures import figures_of
 from kernel.serving.request import Request
-from kernel.serving.sequences.sequence_instances import SequenceInstances
+from kernel.serving.request_key import describe, digest
+from kernel.serving.sequence_model import SequenceInstances
 from kernel.serving.validation import validate
 from kernel.testing import FakeClock, Lab, RecordingSink, model_spec
-from protocols.http.metrics.families import render_models
+from protocols.http.metrics.model_families import render_models
 from schedulers.direct import direct
-from schedulers.dynamic.scheduler import dynamic
-from schedulers.ratelimit import RateLimiter
-from schedulers.sequence.scheduler import sequence
+from schedulers.dynamic import dynamic
+from schedulers.ratelimit import GatedInstance, InstanceNeeds, RateLimiter, Resource
+from schedulers.sequence import sequence
 from schedulers.testing import KernelLab, spec_of, step
 from shm.blocks import BlockAllocator
 from shm.tensor import Tensor

@@ -21,9 +21,16 @@ import msgspec
 from bench.load import Spec, run_apart
 from bench.models import PYTHON_MODELS, write_python_model
 from bench.server import ServerProcess
-from kernel.recording.passed import PassedRequest, PassedResponse, PassedTensor, TensorRules
-from kernel.recording.ring import RingPosition
-from kernel.recording.write_task import RecordArguments, encode_arguments, write_records_task
+from kernel.records.record_task import (
+    PassedRequest,
+    PassedResponse,
+    PassedTensor,
+    RecordArguments,
+    TensorRules,
+    encode_arguments,
+    write_records_task,
+)
+from kernel.records.recording_format import RingPosition
 
 _ROUNDS, _SECONDS, _CONNECTIONS = 9, 0.7, 8
 _MODEL = "add_sub"

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.load import RESPONSE_TIMEOUT_S, LoadConnection
-from bench.load_clients import BadResponse
+from bench.load import RESPONSE_TIMEOUT_S, BadResponse, LoadConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

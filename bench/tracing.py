@@ -20,9 +20,8 @@ from bench.load import Spec
 from bench.models import PYTHON_MODELS, write_python_model
 from bench.server import ServerProcess
 from bench.slices import CONFIDENCE, OpenConnections, alternate, process_cpu_ns
-from kernel.tracing.output.file_task import WriteArguments, write_traces
-from kernel.tracing.output.files import KeptPart
-from kernel.tracing.trace import UsualRequest, UsualTrace
+from kernel.records.trace import UsualRequest, UsualTrace
+from kernel.records.trace_files import KeptPart, WriteArguments, write_traces
 
 if TYPE_CHECKING:
     from bench.slices import Estimate, SliceComparison

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.traffic.evidence import BadEvents
-from kernel.traffic.verdicts import ERRORS, LATENCY, OUTPUTS, Counts, judge, together
+from kernel.traffic.verdicts import ERRORS, LATENCY, OUTPUTS, BadEvents, Counts, judge, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

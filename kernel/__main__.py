@@ -1,6 +1,6 @@
 """`python -m kernel`."""
 
-from kernel.command.main import main
+from kernel.tools.main import main
 
 if __name__ == "__main__":
     main()

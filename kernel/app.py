@@ -12,68 +12,71 @@ import functools
 import importlib
 import logging
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
+from backends.helper.pool import HelperPool
+from backends.launch.launcher import LauncherSet
+from backends.launch.output import OutputLimits
+from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
-from backends.supervision.devices.server_devices import ServerDevices
-from backends.supervision.helper_pool import HelperPool
-from backends.supervision.launcher import LauncherSet
-from backends.supervision.output.limits import OutputLimits
-from backends.supervision.processes.worker_processes import WorkerProcesses
-from backends.supervision.shared.workers import SharedWorkers
+from backends.supervision.instance_watch import limits_of
+from backends.supervision.server_devices import ServerDevices
+from backends.supervision.shared_worker import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
-from backends.supervision.watch.instance_watch import limits_of
-from backends.supervision.watch.watchdog import Watchdog
+from backends.supervision.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
-from kernel.command.terminal import Terminal
 from kernel.errors import ServingError
-from kernel.first_load import creating_server, listen, load_first_models, show_loading
-from kernel.isolation.poison import PoisonExtension
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
 from kernel.memory.client_regions import RegionRegistry
-from kernel.memory.garbage import GarbageCollection
 from kernel.memory.input_placement import InputPlacer
-from kernel.memory.trimming import give_freed_memory_back
+from kernel.memory.reclaiming import GarbageCollection, give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
-from kernel.observe.recent.recent import keep_recent
+from kernel.observe.recent import make_recent
 from kernel.options import BadOption
-from kernel.recording.start import start_recording
+from kernel.records.recording_start import make_recording
+from kernel.records.tracer import Tracer, Tracing
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
-from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import Catalog
 from kernel.serving.kernel import Kernel, KernelParts, KernelSettings, ServerIdentity
+from kernel.serving.poison import PoisonExtension
+from kernel.serving.route import RouteRules
 from kernel.settings import TraceSettings
-from kernel.sockets import CannotListen, bind
-from kernel.tracing.tracer import Tracer
-from kernel.tracing.tracing import Tracing
+from kernel.startup import CannotListen, bind, creating_server, listen, load_first_models, show_loading
+from kernel.texts import SERVER_PATHS
+from kernel.tools.terminal import Terminal
 from kernel.traffic.control import Traffic
 from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
-    from backends.supervision.launcher import Launcher
-    from backends.supervision.processes.zygote_start import StartedZygote
+    from backends.launch.launcher import Launcher
+    from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
-    from kernel.limiting.instance_gate import RateLimiting
+    from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.observe.metrics_config import MetricsConfig
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ListenAddress, ServerOptions
     from kernel.repository.gpus import ServerGpus
+    from kernel.serving.events import Event
+    from kernel.serving.inbox import Inbox
+    from kernel.serving.instances import InstanceSet
+    from kernel.serving.server_parts import ServerPart
     from protocols.frontend import FrontDoor
+    from schedulers.ratelimit import RateLimiting
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +107,6 @@ FRONT_DOORS = (
     DoorKind("metrics", "Metrics", attrgetter("metrics_listener"), "protocols.http.metrics.server"),
     DoorKind("openai", "OpenAI", attrgetter("openai_listener"), "protocols.openai.server"),
 )
-
-
-class ServerPart(Protocol):
-    """A part of the server. Parts are made in order: each may use those before it, and is closed before these."""
-
-    async def close(self) -> None:
-        """End what the part does, and its processes. No model is loaded any more, and no front door listens."""
 
 
 class StartFailed(Exception):
@@ -147,8 +143,10 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
-        #: In the order in which they were made.
+        #: In the order in which they start. The kernel reads their figures from this list.
         self._parts: list[ServerPart] = []
+        #: How many of them `_start_parts` has started.
+        self._started_count = 0
 
     async def run(self) -> int:
         """Serve until the owner says stop. Returns the exit code; raises `StartFailed`, `CannotListen`, `BadOption`."""
@@ -161,10 +159,14 @@ class Server:
             }
             # Now: from its start on the socket is the front door's, which may have given it to another process.
             ports = {door.name: sock.getsockname()[1] for door, sock in sockets.items()}
-            self._recent = stack.enter_context(keep_recent(self._options, self._log, owned=self._owner.owns_process))
             SERVER_PATHS.add_repositories(self._options.repository.paths)
+            self._recent = make_recent(self._options, self._log, owned=self._owner.owns_process)
             try:
+                if self._recent is not None:
+                    self._part(self._recent)
+                    await self._start_parts()  # its lines are those of the whole start
                 self._build()
+                await self._start_parts()
             except ServingError as error:
                 await self._close_parts()
                 raise StartFailed(creating_server(error)) from None
@@ -192,33 +194,42 @@ class Server:
         devices = self._part(ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms))
         regions.devices = devices.regions
         caching = self._make_caching(catalog, helpers, clock, budget)
-        parts = KernelParts(
-            helpers=helpers,
-            cache_figures=None if caching is None else caching.cache.figures,
-            gpu_figures=devices.figures,
-            lost_log_lines=self._owner.lost_log_lines,
-        )
-        self._kernel = Kernel(catalog, regions, inputs, clock, settings, Tracer(settings.trace, clock), parts)
-        self._kernel.starting = True
-        self._part(Tracing(self._kernel, pool(1 << 20, count=1, title="trace writer"), options.trace))
-        if (recording := start_recording(self._kernel, pool, options.record)) is not None:
-            self._part(recording)
+        tracer = Tracer(settings.trace, clock)
+        self._part(Tracing(tracer, pool(1 << 20, count=1, title="trace writer"), options.trace))
         new_supervisor = self._supervisor_maker(processes.launcher, helpers, devices, polling, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
             clock,
-            functools.partial(choose_scheduler, caller=self._kernel),
+            self._schedule,
             new_supervisor,
             self._lifecycle_settings(metrics, limiting, caching, devices.gpus),
+            self._owner.model_retired,
         )
-        self._lifecycle.on_retired = self._owner.model_retired
-        self._kernel.repository, self._kernel.repository_health = self._lifecycle, self._lifecycle.polling
-        traffic = self._kernel.traffic = self._lifecycle.traffic_files.rules = Traffic(
-            self._kernel, clock, self._lifecycle, namespacing=options.repository.namespacing
+        rules = RouteRules(catalog)
+        traffic = Traffic(rules, clock, self._lifecycle, namespacing=options.repository.namespacing)
+        self._lifecycle.traffic_files.rules = traffic
+        parts = KernelParts(
+            repository=self._lifecycle,
+            helpers=helpers,
+            rules=rules,
+            traffic=traffic,
+            server_parts=self._parts,
+            starting=True,
+            gpu_figures=devices.reader,
+            lost_log_lines=self._owner.lost_log_lines,
         )
+        self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        if (recording := make_recording(self._kernel, pool, options.record)) is not None:
+            self._part(recording)
         if options.state_directory is not None:
             self._restore_traffic(traffic, options.state_directory)
+
+    def _schedule(
+        self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock
+    ) -> Coroutine[int | None, Event, None]:
+        """Return the scheduler of a model that is loaded; some submit requests themselves."""
+        return choose_scheduler(spec, inbox, instances, clock, caller=self._kernel)
 
     def _restore_traffic(self, traffic: Traffic, directory: Path) -> None:
         """Keep traffic rules and rollouts in `directory`, and go on with those of an earlier server."""
@@ -230,9 +241,15 @@ class Server:
         traffic.keeper = keeper
 
     def _part(self, part: _Part) -> _Part:
-        """Close `part` at the end of the server."""
+        """Put `part` at the end of the list: it is closed at the end of the server, before those that it uses."""
         self._parts.append(part)
         return part
+
+    async def _start_parts(self) -> None:
+        """Start the parts that are new in the list. Raises `ServingError`."""
+        while self._started_count < len(self._parts):
+            self._started_count += 1
+            await self._parts[self._started_count - 1].start()
 
     async def _close_parts(self) -> None:
         while self._parts:
@@ -289,8 +306,10 @@ class Server:
         choice = parse_cache_config(self._options.cache.config, self._options.cache.local_byte_size)
         if choice is None:
             return None
-        from kernel.cache.caching import ResponseCaching  # takes memory, which other servers need not spend
-        from kernel.cache.registry import make_cache
+        from kernel.cache.caching import (
+            ResponseCaching,  # takes memory, which other servers need not spend
+            make_cache,
+        )
 
         cache = make_cache(choice, clock, budget)
         return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
@@ -299,8 +318,11 @@ class Server:
         """Return the rate limiter, if the options ask for one."""
         if (options := self._options.rate_limit).mode == "off":
             return None
-        from kernel.limiting.instance_gate import RateLimiting  # as above
-        from schedulers.ratelimit import RateLimiter, parse_limits
+        from schedulers.ratelimit import (
+            RateLimiter,
+            RateLimiting,  # as above
+            parse_limits,
+        )
 
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
 
@@ -349,6 +371,7 @@ class Server:
         stop = asyncio.Event()
         failure: Exception | None = None
         doors: list[FrontDoor] = []
+        self._part(self._lifecycle)  # it starts beside the front doors, which listen while models load
         code = 0
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._owner.wait_for_stop, stop)
@@ -365,8 +388,8 @@ class Server:
                     code = await self._stop(doors)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await asyncio.gather(*(door.stop(0) for door in doors))  # those that `_stop` has not stopped
-                    await self._lifecycle.close(at_once=bool(code))
+                    if code:
+                        await self._lifecycle.close(at_once=True)
                     await self._close_parts()
                 self._kernel.regions.close()
                 if garbage is not None:
@@ -399,7 +422,7 @@ class Server:
                 try:
                     if sockets:
                         await asyncio.to_thread(_import_front_doors, sockets)
-                        doors.extend(self._make_doors(sockets))
+                        doors.extend(map(self._part, self._make_doors(sockets)))
                     self._owner.imported()
                     if self._options.listen_while_loading:
                         await listen(doors, loading=True)
@@ -421,7 +444,7 @@ class Server:
 
     def _make_doors(self, sockets: dict[DoorKind, socket.socket]) -> list[FrontDoor]:
         """Return the front doors, while the models load, so that wrong options end the start at once."""
-        from protocols.access.keys import KeyReader
+        from protocols.access import KeyReader
         from protocols.frontend import DoorParts
 
         keys = KeyReader()
@@ -440,7 +463,7 @@ class Server:
 
     def _log_exposure(self, doors: list[FrontDoor]) -> None:
         """Log who may administer the server over the front doors, if any is open."""
-        from protocols.access.exposure import describe_exposure
+        from protocols.access import describe_exposure
 
         ports = [port for door in doors if (port := door.administration) is not None]
         if ports:

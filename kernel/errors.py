@@ -11,8 +11,7 @@ import enum
 import errno
 from typing import ClassVar
 
-from kernel.server_paths import SERVER_PATHS
-from kernel.texts import MAX_TEXT_BYTE_SIZE, limited, printable
+from kernel.texts import MAX_TEXT_BYTE_SIZE, SERVER_PATHS, limited, printable
 
 
 class ErrorCode(enum.Enum):

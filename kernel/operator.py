@@ -1,7 +1,7 @@
 """`ServerOperator`: the interface between a server and the code that started it.
 
-`kernel.command.terminal.Terminal` is for the command line, `kernel.authoring.tool_server.ToolOperator` for commands
-that need workers but no front doors, `kernel.embedding.server_thread.ServerThread` for a Python program that embeds the
+`kernel.tools.terminal.Terminal` is for the command line, `kernel.tools.tool_server.ToolOperator` for commands
+that need workers but no front doors, `kernel.embedding.server.ServerThread` for a Python program that embeds the
 server. Signals, the format of the log and the garbage collector belong to the process, so only an operator may change
 them.
 """

@@ -1,4 +1,4 @@
-"""The options of the server at start, with defaults. `kernel/command/flags/known.py` has the flag for each field."""
+"""The options of the server at start, with defaults. `kernel/flags/known.py` has the flag for each field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from kernel.cache.config import parse_cache_config
 from kernel.errors import ServingError
-from kernel.recording.settings import RecordSettings  # noqa: TC001 - msgspec reads it
+from kernel.records.record_settings import RecordSettings  # noqa: TC001 - msgspec reads it
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.clouds.address import CloudAddress  # noqa: TC001 - msgspec reads it
 from kernel.repository.execution_environment import EnvironmentSettings
@@ -318,7 +318,7 @@ def check_options(options: ServerOptions) -> None:
 def _hint_for(folder: Path) -> str:
     """Return what to do about a repository that is not a folder."""
     # Imported late: it imports protobuf, which a right command line need not.
-    from kernel.repository.hints.repositories import MODEL_ENDINGS, path_hint
+    from kernel.repository.path_hints import MODEL_ENDINGS, path_hint
 
     beside, ending = folder.absolute().parent, folder.suffix
     names_file = ending in MODEL_ENDINGS

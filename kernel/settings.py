@@ -1,7 +1,7 @@
 """Trace and log settings, which clients read and change while the server runs.
 
 Rules and texts are Triton's (trace and logging extensions), with one difference: a change with an error changes
-nothing at all. This module only stores the settings; `kernel.tracing.tracer` and `kernel.observe.logs` act on them.
+nothing at all. This module only stores the settings; `kernel.records.tracer` and `kernel.observe.logs` act on them.
 """
 
 from __future__ import annotations

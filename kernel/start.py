@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from kernel.descriptors import raise_descriptor_limit
-from kernel.machine import share_malloc_arena
+from kernel.machine import raise_descriptor_limit, share_malloc_arena
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backends.supervision.processes.zygote_start import StartedZygote
+    from backends.launch.zygote_start import StartedZygote
     from kernel.operator import ProcessOperator
     from kernel.options import ServerOptions
 
@@ -44,7 +43,7 @@ def _start_zygote(options: ServerOptions) -> StartedZygote | None:
     """Start the first zygote, if workers are forked. None if that fails: the server tries it again, and says why."""
     if options.worker_start == "spawn":
         return None
-    from backends.supervision.processes.zygote_start import StartedZygote
+    from backends.launch.zygote_start import StartedZygote
 
     try:
         return StartedZygote()

@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from kernel.config.sequence_spec import SequenceBatching
-from kernel.config.spec import DynamicBatching, ModelSpec, TensorSpec
+from kernel.config.spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
 from kernel.errors import WorkerLost
 from kernel.loop.clock import ITERATION_END
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
-from kernel.serving.instance import BatchRecord
-from kernel.serving.instances import InstanceSet
-from kernel.serving.live_requests import LiveRequests
+from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.live_sequences import LiveSequences
+from kernel.serving.model import LiveRequests
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.serving.sequences.live_sequences import LiveSequences
-from kernel.serving.sequences.sequence_instances import SequenceInstances
+from kernel.serving.sequence_model import SequenceInstances
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.serving.server_parts import ServerPart
+
 if TYPE_CHECKING:
     import socket
 
     from kernel.options import ServerOptions
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.exposure import OpenPort
-    from protocols.access.keys import KeyReader
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader, OpenPort
 
 
-class FrontDoor(Protocol):
-    """A server on one bound socket. Made with the socket and the kernel; listens from `start` on."""
+class FrontDoor(ServerPart, Protocol):
+    """A server on one bound socket, a part of the whole one. Made with the socket; listens from `start` on."""
 
     @property
     def title(self) -> str:
@@ -31,6 +32,10 @@ class FrontDoor(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections, wait at most `grace_s` seconds for running requests, and close."""
+
+    async def close(self) -> None:
+        """As `stop`, without waiting. The door may have stopped already."""
+        await self.stop(0)
 
 
 class DoorParts(msgspec.Struct, frozen=True):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.cache.digest_task import DIGEST, digest_task
-from kernel.recording.write_task import WRITE_RECORDS, write_records_task
-from kernel.tracing.output.export_task import EXPORT_TRACES, export_traces_task
-from kernel.tracing.output.file_task import WRITE_TRACES, write_traces_task
-from protocols.grpc.messages.tasks import DECODE_MESSAGE, decode_message_task
-from protocols.http.bodies.load_request import DECODE_LOAD, decode_load_task
-from protocols.http.generate.tasks import (
+from kernel.records.record_task import WRITE_RECORDS, write_records_task
+from kernel.records.trace_export import EXPORT_TRACES, export_traces_task
+from kernel.records.trace_files import WRITE_TRACES, write_traces_task
+from kernel.serving.request_key import DIGEST, digest_task
+from protocols.grpc.large_request import DECODE_MESSAGE, decode_message_task
+from protocols.http.inference.tasks import (
     DECODE_GENERATE,
+    DECODE_INFER,
     ENCODE_GENERATE,
+    ENCODE_INFER,
     decode_generate_task,
+    decode_infer_task,
     encode_generate_task,
+    encode_infer_task,
 )
-from protocols.http.inference.tasks import DECODE_INFER, ENCODE_INFER, decode_infer_task, encode_infer_task
-from protocols.openai.requests.preparing import FIND_MODEL, PREPARE, find_model_task, prepare_task
+from protocols.http.load_request import DECODE_LOAD, decode_load_task
+from protocols.openai.preparing import FIND_MODEL, PREPARE, find_model_task, prepare_task
 
 if TYPE_CHECKING:
     from kernel.serving.helper_tasks import TaskFunction

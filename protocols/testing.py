@@ -15,16 +15,16 @@ from kernel.errors import RequestCancelled as CancelledError
 from kernel.errors import ServingError
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
+from kernel.records.tracer import Tracer
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, IndexItem, ModelState
 from kernel.serving.events import Cancelled, Submitted
-from kernel.serving.instance import BatchRecord
-from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.instances import BatchRecord
+from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock
-from kernel.tracing.tracer import Tracer
 from protocols.helper_tasks import TASKS
 from shm.tensor import Tensor
 
@@ -127,7 +127,7 @@ class DirectHelpers:
         #: The names of the tasks that were started.
         self.started: list[str] = []
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self.started.append(task.name)
         steps = TASKS[task.name](task.arguments, [memoryview(source.raw()) for source in task.sources])
         try:
@@ -152,13 +152,13 @@ class LateHelpers(DirectHelpers):
         super().__init__()
         self._waiting: list[HelperTask] = []
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self._waiting.append(task)
 
     def run_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         for task in waiting:
-            super().start(task)
+            super().add(task)
 
 
 class FrontDoorLab:
@@ -171,6 +171,8 @@ class FrontDoorLab:
         self.catalog = Catalog()
         self.regions = RegionRegistry(owned=regions_are_owned)
         settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
+        self.repository = RecordingRepository(self.catalog)
+        self.helpers = DirectHelpers()
         self.kernel = Kernel(
             self.catalog,
             self.regions,
@@ -178,11 +180,8 @@ class FrontDoorLab:
             self.clock,
             settings,
             Tracer(settings.trace, self.clock),
+            KernelParts(self.repository, self.helpers),
         )
-        self.repository = RecordingRepository(self.catalog)
-        self.kernel.repository = self.repository
-        self.helpers = DirectHelpers()
-        self.kernel.helpers = self.helpers
 
     def add_model(self, spec: ModelSpec, respond: Callable[[Request], None], *, version: int = 1) -> InProcessInstance:
         """Add a version that is ready; returns the instance that executes its requests."""

@@ -5,6 +5,8 @@ one ended in virtual time, or the present if it has waited for nothing. A reques
 request with the lowest tag is served next, and its tag is the present. So between two clients that both have requests
 queued, the rows served, each divided by the weight, never differ by more than one request of each. A client that was
 idle gets no extra share later. A cancelled request does not count for its client.
+
+How many requests each client of a model may have queued or in flight (`naiad.quota`). Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernel.config.fair_queuing import FairQueuing
-    from kernel.serving.request import Request
+    from kernel.serving.request import Request, RequestOwner
+    from kernel.serving.response import Response
     from schedulers.queue import Waiting
 
 #: The most clients without a queued request whose last service is remembered.
@@ -190,3 +193,53 @@ def _candidate(heap: list[tuple[float, int, _Client]], index: int) -> _Candidate
 def _cost(request: Request, client: _Client) -> float:
     """Return how much virtual time a request takes of its client."""
     return (request.batch_size or 1) / client.weight
+
+
+class ClientQuotas:
+    """Counts the requests of each client, from their admission to their final response. Others are not remembered."""
+
+    def __init__(self, fair: FairQueuing) -> None:
+        self._fair = fair
+        #: Client → how many admitted requests have no final response yet; no client has 0.
+        self.counts: dict[str, int] = {}
+
+    def admit(self, request: Request) -> int:
+        """Count `request` and return 0; or return the quota that its client has used up."""
+        client = client_of(request, self._fair)
+        quota, count = self._fair.quota(client), self.counts.get(client, 0)
+        if quota and count >= quota:
+            return quota
+        self.counts[client] = count + 1
+        assert request.owner is not None, "a submitted request has an owner"
+        request.owner = _CountedOwner(self, client, request.owner)
+        return 0
+
+    def ended(self, client: str) -> None:
+        """A request of `client` got its final response."""
+        count = self.counts[client] - 1
+        if count:
+            self.counts[client] = count
+        else:
+            del self.counts[client]
+
+
+class _CountedOwner:
+    """The owner of an admitted request: passes on each notification, and counts the end."""
+
+    __slots__ = ("_client", "_owner", "_quotas")
+
+    def __init__(self, quotas: ClientQuotas, client: str, owner: RequestOwner) -> None:
+        self._quotas = quotas
+        self._client = client
+        self._owner = owner
+
+    def responded(self, request: Request, response: Response) -> None:
+        if response.final:
+            self._quotas.ended(self._client)
+        self._owner.responded(request, response)
+
+    def consumed(self, request: Request, count: int) -> None:
+        self._owner.consumed(request, count)
+
+    def cancelled(self, request: Request) -> None:
+        self._owner.cancelled(request)

@@ -37,7 +37,7 @@ class Waiting(msgspec.Struct, gc=False):
     """A request in the queue."""
 
     request: Request
-    #: Requests with different keys cannot share a batch (`schedulers/shapes.py`).
+    #: Requests with different keys cannot share a batch (`schedulers/dynamic_batcher.py`).
     key: Hashable
     #: When the queue policy rejects or delays the request, or None.
     expires_ns: int | None

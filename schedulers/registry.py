@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from kernel.errors import InternalError
 from kernel.extensions import SCHEDULERS, extension
 from schedulers.direct import direct
-from schedulers.dynamic.scheduler import dynamic
+from schedulers.dynamic import dynamic
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
     from kernel.serving.model import SchedulerFactory
-    from schedulers.ensemble.driver import ModelCaller
+    from schedulers.ensemble.scheduler import ModelCaller
 
 
 def choose_scheduler(
@@ -50,7 +50,7 @@ def scheduler_for(spec: ModelSpec) -> SchedulerFactory:
     if spec.scheduler:
         return _installed_scheduler(spec.scheduler)
     if spec.sequence_batching is not None:
-        from schedulers.sequence.scheduler import sequence  # as above
+        from schedulers.sequence import sequence  # as above
 
         return sequence
     if spec.dynamic_batching is not None or spec.fair is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from kernel.config.ensemble_spec import EnsembleSpec, EnsembleStep
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.spec import ModelSpec, TensorSpec
+from kernel.config.spec import EnsembleSpec, EnsembleStep, ModelSpec, TensorSpec
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
+from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
@@ -21,7 +21,6 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink
-from kernel.tracing.tracer import Tracer
 from schedulers.registry import choose_scheduler
 from shm.tensor import Tensor
 

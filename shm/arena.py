@@ -1,7 +1,7 @@
 """Arenas: shared memory in which exactly one process allocates blocks. Other processes read blocks, or fill them.
 
 An arena is a memfd. It has no name that another process could open, and the system frees it when its last process
-ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed (`shm/memfd.py`).
+ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed (`shm/region.py`).
 Writing is not sealed: the pages of freed blocks are returned by punching holes, and a hole counts as a write. So a
 process that only reads gets a read-only descriptor (`read_only_fd`).
 """
@@ -12,18 +12,16 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from shm.blocks import MIN_BLOCK, BlockAllocator
+from shm.blocks import MIN_BLOCK, BlockAllocator, ReturnedPages
 from shm.lease import BlockLease, LeasedBlock
-from shm.memfd import sealed_memfd
-from shm.region import FileHandle, Region, RegionKind
-from shm.returned_pages import ReturnedPages
+from shm.region import FileHandle, Region, RegionKind, sealed_memfd
 from shm.tensor import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
 
 #: Tensors of at most this many bytes travel inside messages: cheaper than a block
 #: (docs/decisions/where-tensors-live.md).

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shm.datatypes import DATATYPES
-from shm.strings import decode_strings, encode_strings
+from shm.datatypes import DATATYPES, decode_strings, encode_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

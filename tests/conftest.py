@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 from kernel.serving.instances import InstanceSet
 from tests.slow_callbacks import pytest_runtest_call, pytest_runtest_teardown, watch
 from tests.time_limit import pytest_timeout_set_timer
@@ -101,7 +101,7 @@ def check_requests_and_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.fixture(autouse=True)
 def repeated_errors_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log all errors of a test, however many equal ones earlier tests have caused in the same process."""
-    monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 1_000_000)
+    monkeypatch.setattr("kernel.observe.limited_log.FIRST_LINES", 1_000_000)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def log_two_lines(
 ) -> Iterator[Callable[[str], LimitedLog]]:
     """Return a function that lets a `LimitedLog`, given by module and name, log two lines of each subject."""
     made: list[LimitedLog] = []
-    monkeypatch.setattr("kernel.observe.repeats.repeat_limit.FIRST_LINES", 2)
+    monkeypatch.setattr("kernel.observe.limited_log.FIRST_LINES", 2)
 
     def replace(path: str) -> LimitedLog:
         module, _, name = path.rpartition(".")

@@ -22,7 +22,7 @@ def report(text: str) -> None:
 def main() -> None:
     """Measure, then run the command line of the server."""
     slow_callbacks.watch(report)  # before the protocols of the server are defined
-    from kernel.command.main import main as run
+    from kernel.tools.main import main as run
 
     run()
 

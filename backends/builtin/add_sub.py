@@ -10,10 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from backends.base import CustomBackend, CustomInstance, CustomModel
-from backends.builtin.delays import Delays
-from backends.gather import batch_sizes, gather
+from backends.batch_tensors import batch_sizes, gather, scatter
+from backends.builtin.identity import Delays
 from backends.reshape import tensor_specs
-from backends.scatter import scatter
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:

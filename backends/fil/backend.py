@@ -1,4 +1,7 @@
-"""The FIL backend: completes configurations from files of trees, and loads and executes such models on the CPU."""
+"""The FIL backend: completes configurations from files of trees, and loads and executes such models on the CPU.
+
+Completes the configuration of a model from its file. Triton's FIL backend completes nothing. Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from backends.base import Backend
-from backends.fil.autofill import autofill, is_complete
+from backends.batch_tensors import batch_sizes, gather
 from backends.fil.engines import chosen_engine, explainer_of
 from backends.fil.forest import open_forest
-from backends.fil.outputs import OUTPUT, SHAP_OUTPUT, check_input, client_shape, configured_rule, shap_width
+from backends.fil.outputs import (
+    INPUT,
+    OUTPUT,
+    SHAP_OUTPUT,
+    OutputRule,
+    check_input,
+    client_shape,
+    configured_rule,
+    shap_width,
+)
 from backends.fil.settings import fil_settings, ignored_parameters
-from backends.gather import batch_sizes, gather
 from backends.reshape import tensor_specs
 from backends.worker.request import OutputValue
 from kernel.errors import InvalidArgument
@@ -22,8 +33,7 @@ if TYPE_CHECKING:
 
     from backends.base import Config, Host, ModelArguments, Timings
     from backends.fil.engines import Engine, LightgbmEngine, XgboostEngine
-    from backends.fil.forest import Forest
-    from backends.fil.outputs import OutputRule
+    from backends.fil.forest import Forest, ForestSignature
     from backends.fil.settings import FilSettings
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
@@ -143,3 +153,26 @@ class ForestModel:
             return np.zeros((0, self._shap_width), np.float32)
         assert self._explainer is not None
         return np.ascontiguousarray(self._explainer.contributions(rows), np.float32)
+
+
+#: The rows of a batch that costs about as much as a few requests.
+MAX_BATCH_SIZE = 4096
+
+
+def is_complete(config: Config) -> bool:
+    """Return whether the configuration has inputs and outputs. Then nothing is filled in, not even max_batch_size."""
+    return bool(config.get("input")) and bool(config.get("output"))
+
+
+def autofill(config: Config, signature: ForestSignature, settings: FilSettings) -> Config:
+    """Return a new configuration with missing batching, inputs and outputs filled in."""
+    filled = dict(config)
+    filled["max_batch_size"] = size = int(config.get("max_batch_size", 0)) or MAX_BATCH_SIZE
+    if size > 1 and not config.keys() & {"sequence_batching", "dynamic_batching"}:
+        filled["dynamic_batching"] = {}
+    if not config.get("input"):
+        filled["input"] = [{"name": INPUT, "data_type": "TYPE_FP32", "dims": [signature.feature_count]}]
+    if not config.get("output"):
+        width = OutputRule(signature, settings).width
+        filled["output"] = [{"name": OUTPUT, "data_type": "TYPE_FP32", "dims": [width]}]
+    return filled

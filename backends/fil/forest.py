@@ -1,18 +1,25 @@
-"""A model as Treelite has read it: what it says of itself, and its scores, which are those of Triton's CPU path."""
+"""A model as Treelite has read it: what it says of itself, and its scores, which are those of Triton's CPU path.
+
+Finds the file of a model in its version folder, and tells its format from its name or its first bytes.
+
+Checks that a Treelite checkpoint is whole. Pure.
+
+Treelite trusts the lengths in a checkpoint: from a damaged one it reads for hours, or past the end. The layout is that
+of Treelite's model specification, serialization version 4: numbers, and arrays with their length in front.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import struct
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from backends.fil.checkpoint import check_checkpoint
 from backends.fil.library import load_failure, treelite_library
-from backends.fil.model_file import find_model_file
-from kernel.errors import InvalidArgument, Unsupported
-from kernel.tree_files import TREE_HEAD_BYTE_SIZE, tree_file_type
+from kernel.errors import InvalidArgument, Unavailable, Unsupported
+from kernel.tree_files import TREE_FILE_NAMES, TREE_HEAD_BYTE_SIZE, tree_file_type
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +27,119 @@ if TYPE_CHECKING:
     from backends.base import ModelArguments
     from backends.fil.settings import FilSettings
     from shm.arrays import Array
+
+#: Struct formats of numbers by their letter; `T` is the type of thresholds, `L` that of leaf values.
+_HEADER_ARRAYS = ("i", "i", "i", "i")  # num_class, leaf_vector_shape, target_id, class_id
+
+_TREE_ARRAYS = "biiiBLTbBLQQIQQQBdBdB"
+
+_SIZES = {"b": 1, "B": 1, "i": 4, "I": 4, "Q": 8, "d": 8, "f": 4}
+
+_FLOATS = {2: "f", 3: "d"}
+
+
+class _CheckpointReader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def number(self, kind: str) -> int:
+        size = _SIZES[kind]
+        if self.left < size:
+            raise InvalidArgument("the checkpoint ends too early")
+        (value,) = struct.unpack_from(f"<{kind}", self._data, self._at)
+        self._at += size
+        return int(value)
+
+    def array(self, kind: str) -> None:
+        byte_size = self.number("Q") * _SIZES[kind]
+        if self.left < byte_size:
+            raise InvalidArgument("the checkpoint ends too early, or a length in it is wrong")
+        self._at += byte_size
+
+    def optional_fields(self) -> None:
+        if self.number("i"):
+            raise InvalidArgument("the checkpoint has fields of a later version")
+
+
+def check_checkpoint(data: bytes) -> None:
+    """Raise `InvalidArgument` if `data` is not a whole checkpoint. Versions before 4 are left to Treelite."""
+    reader = _CheckpointReader(data)
+    major = reader.number("i")
+    reader.number("i")
+    reader.number("i")
+    if major != 4:
+        return
+    threshold, leaf = reader.number("B"), reader.number("B")
+    if threshold not in _FLOATS or leaf not in _FLOATS:
+        raise InvalidArgument("the checkpoint has an unknown type of numbers")
+    tree_count = reader.number("Q")
+    for kind in "iBBi":  # num_feature, task_type, average_tree_output, num_target
+        reader.number(kind)
+    for kind in _HEADER_ARRAYS:
+        reader.array(kind)
+    reader.array("B")  # postprocessor
+    reader.number("i")  # sigmoid_alpha, of which only the size counts
+    reader.number("i")  # ratio_c
+    reader.array("d")  # base_scores
+    reader.array("B")  # attributes
+    reader.optional_fields()
+    kinds = [{"T": _FLOATS[threshold], "L": _FLOATS[leaf]}.get(kind, kind) for kind in _TREE_ARRAYS]
+    for _ in range(tree_count):  # each has at least its numbers, so that a wrong count ends soon
+        reader.number("i")  # num_nodes
+        reader.number("B")  # has_categorical_split
+        for kind in kinds:
+            reader.array(kind)
+        reader.optional_fields()
+        reader.optional_fields()
+    if reader.left:
+        raise InvalidArgument(f"the checkpoint has {reader.left} bytes too many")
+
+
+#: Names that are looked for if the configuration names neither file nor type: Triton's, MLServer's and KServe's.
+_CANDIDATES = ("xgboost.json", "xgboost.ubj", "xgboost.model", "model.txt", "checkpoint.tl",
+               "model.json", "model.ubj", "model.bst", "model.lgb")  # fmt: skip
+
+
+def find_model_file(arguments: ModelArguments, settings: FilSettings) -> tuple[Path, str]:
+    """Return the path of the model's file and its type, a key of `TREE_FILE_NAMES`. Raises `ServingError`."""
+    folder = arguments.version_dir
+    named = str(arguments.config.get("default_model_filename") or "")
+    if named or settings.model_type:
+        path = folder / (named or TREE_FILE_NAMES[settings.model_type])
+        if not path.is_file():
+            raise Unavailable(f"unable to find '{path}' for model '{arguments.model_name}'")
+    else:
+        present = [folder / name for name in _CANDIDATES if (folder / name).is_file()]
+        if not present:
+            raise Unavailable(
+                f"unable to find a file for model '{arguments.model_name}' in '{folder}': expected one of "
+                f"{', '.join(_CANDIDATES)}, or default_model_filename in the configuration"
+            )
+        path = present[0]
+    return path, settings.model_type or _type_of(path, arguments.model_name)
+
+
+def _type_of(path: Path, model: str) -> str:
+    """Return the type of a file by its content. Raises `InvalidArgument`."""
+    try:
+        with path.open("rb") as file:
+            found = tree_file_type(file.read(TREE_HEAD_BYTE_SIZE))
+    except OSError as error:
+        raise Unavailable(f"'{path}' of model '{model}' cannot be read: {error.strerror}") from error
+    if not found and path.name == TREE_FILE_NAMES["xgboost"]:
+        return "xgboost"  # files of very old versions begin with a number
+    if not found:
+        raise InvalidArgument(
+            f"'{path}' of model '{model}' is no file of XGBoost (JSON, UBJSON), LightGBM (text) or Treelite "
+            f"(checkpoint); if it is one, name its type in the parameter model_type ({', '.join(TREE_FILE_NAMES)})"
+        )
+    return found
+
 
 #: Treelite's numbers of tasks.
 _BINARY, _MULTICLASS = 0, 2

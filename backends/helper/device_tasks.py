@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.observe.reporting.device_messages import FIND_GPUS, READ_FIGURES, FoundGpu, FoundGpus, ReadFigures
-from kernel.observe.reporting.gpu_figures import GpuFigures
+from kernel.observe.gpu_figures import FIND_GPUS, READ_FIGURES, FoundGpu, FoundGpus, GpuFigures, ReadFigures
 from kernel.serving.helper_tasks import TaskResult
 from kernel.texts import install_command
 from shm.cuda import CudaError, CudaUnavailable, cuda

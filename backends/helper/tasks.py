@@ -2,6 +2,13 @@
 
 A task function is a generator (`kernel.serving.helper_tasks`). While it waits for memory, the helper handles other
 messages.
+
+Gives a helper low priority, so that models, the kernel and clients of this machine run first.
+
+Reads and writes spans of client regions, in a helper, because the kernel never accesses client memory.
+
+Uses pread and pwrite: a region that its owner has shortened causes an error, not a signal. Memory of CUDA devices is
+copied.
 """
 
 from __future__ import annotations
@@ -10,8 +17,11 @@ import ctypes
 import gc
 import importlib
 import logging
+import os
 import resource
-from typing import TYPE_CHECKING
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 from backends.transport import wire
 from kernel.errors import ErrorCode, NoMemory, ServingError
@@ -25,6 +35,34 @@ if TYPE_CHECKING:
     from backends.worker.output_memory import OutputMemory
     from kernel.serving.helper_tasks import TaskFunction, TaskResult, TaskSteps
     from shm.tensor import Buffer, Span
+
+#: Added to the nice value of the server.
+NICENESS = 10
+
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+#: The system changes an autogroup at most once in 0.1 s for users without privileges, and says EAGAIN otherwise.
+_ATTEMPTS, _PAUSE_S = 3, 0.11
+
+
+def lower_priority(autogroup: Path = _AUTOGROUP) -> None:
+    """Lower the priority of this process and of its session.
+
+    Where Linux groups processes by sessions, the nice value counts only among the processes of a session. Each helper
+    has a session of its own, so its group needs the value too (sched(7), "The autogroup feature").
+    """
+    niceness = os.nice(NICENESS)
+    for attempt in range(_ATTEMPTS):
+        try:
+            autogroup.write_text(str(niceness))
+        except BlockingIOError:
+            if attempt < _ATTEMPTS - 1:
+                time.sleep(_PAUSE_S)
+        except OSError:
+            return  # there are no such groups, or they are not ours to change
+        else:
+            return
+
 
 logger = logging.getLogger(__name__)
 
@@ -152,3 +190,57 @@ def _failed(number: int, error: ServingError) -> wire.TaskFailed:
     return wire.TaskFailed(
         number, error.code.value, error.message, error.before_queueing, no_memory=isinstance(error, NoMemory)
     )
+
+
+class CopyableRegion(Protocol):
+    """A region whose bytes can be copied without mapping: `AttachedRegion` and `DeviceRegion`."""
+
+    def view(self, offset: int, byte_size: int) -> memoryview:
+        """See `WorkerRegion.view`."""
+
+    def read_into(self, offset: int, memory: memoryview) -> None:
+        """Fill `memory` with the bytes at `offset`. Raises `ServingError`."""
+
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """Write `data` at `offset`. Raises `ServingError`."""
+
+
+class RegionIo:
+    """Reads and writes on behalf of the kernel, one task after the other."""
+
+    def __init__(self, regions: AttachedRegions, memory: OutputMemory, send: Callable[[wire.ToKernel], None]) -> None:
+        """`read` puts the bytes into `memory`, from which the kernel takes them."""
+        self._regions = regions
+        self._memory = memory
+        self._send = send
+
+    def read(self, message: wire.ReadSpan) -> None:
+        """Read a span and send `SpanRead`."""
+        span = message.span
+        try:
+            place, view = self._memory.take(span.byte_size)
+        except ServingError as error:
+            self._send(wire.SpanRead(message.task, error_text=error.message))
+            return
+        try:
+            self._region(span).read_into(span.offset, view)
+        except ServingError as error:
+            self._memory.drop(place)
+            self._send(wire.SpanRead(message.task, error_text=error.message))
+            return
+        self._send(wire.SpanRead(message.task, Tensor("", "UINT8", [span.byte_size], None, place)))
+
+    def write(self, message: wire.WriteSpan) -> None:
+        """Write a span and send `SpanWritten`."""
+        source, target = message.source, message.target
+        try:
+            data = self._region(source).view(source.offset, source.byte_size)
+            self._region(target).write_from(target.offset, data)
+        except ServingError as error:
+            self._send(wire.SpanWritten(message.task, error.message))
+            return
+        self._send(wire.SpanWritten(message.task))
+
+    def _region(self, span: Span) -> CopyableRegion:
+        # Helpers share memory with the kernel: no region of theirs was transferred.
+        return cast("CopyableRegion", self._regions.get(span.lease.region_number))

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.base import Backend
-from backends.onnxruntime.autofill import autofill, default_max_batch_size, is_complete
 from backends.onnxruntime.binding import BoundSession
-from backends.onnxruntime.check import check_agreement
+from backends.onnxruntime.configuration import autofill, check_agreement, default_max_batch_size, is_complete
 from backends.onnxruntime.model import LoadedModel
 from backends.onnxruntime.options import graph_run_options, model_path, run_options
 from backends.onnxruntime.providers import graph_obstacle, ignored_settings, wanted_graphs
 from backends.onnxruntime.session import gpu_obstacle, open_session
 from backends.onnxruntime.signature import left_out_text, signature_of
-from backends.worker.sequences.sequence_config import state_outputs
+from backends.worker.sequence_config import state_outputs
 from kernel.errors import InternalError, ServingError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
     from backends.base import Config, Host, ModelArguments, PreparedBatch, Timings
-    from backends.onnxruntime.gpu.graphs import OnnxGraphs
+    from backends.onnxruntime.graphs import OnnxGraphs
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.devices.graph_specs import GraphSpec
     from backends.worker.devices.instance_device import InstanceDevice
@@ -113,8 +112,7 @@ class OnnxRuntimeBackend(Backend):
     def _load_on(self, device: InstanceDevice, arguments: ModelArguments) -> ort.InferenceSession:
         """Load the model onto the instance's GPU, and return its session. Raises `ServingError`."""
         # Instances on the CPU do without these modules, and their workers without the memory for them.
-        from backends.onnxruntime.gpu.device_binding import DeviceSession
-        from backends.onnxruntime.gpu.device_model import DeviceModel
+        from backends.onnxruntime.device_model import DeviceModel, DeviceSession
 
         capability = device.cuda.properties(device.device_id).capability
         session, specs = self._open_on(device, arguments, capability)
@@ -159,7 +157,7 @@ class OnnxRuntimeBackend(Backend):
         arguments: ModelArguments,
         specs: Sequence[GraphSpec],
     ) -> OnnxGraphs:
-        from backends.onnxruntime.gpu.graphs import OnnxGraphs  # as `_load_on`
+        from backends.onnxruntime.graphs import OnnxGraphs  # as `_load_on`
         from backends.worker.devices.graph_specs import has_ignored_lower_bounds
 
         def warn(text: str) -> None:

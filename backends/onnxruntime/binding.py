@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime as ort
 
-from backends.onnxruntime.errors import ORT_ERRORS, onnx_error
 from backends.onnxruntime.providers import CPU_PROVIDER
+from backends.onnxruntime.session import ORT_ERRORS, onnx_error
 from kernel.errors import InvalidArgument
 from shm.datatypes import element_count
 

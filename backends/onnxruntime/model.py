@@ -10,11 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from backends.base import PreparedBatch
-from backends.batch_input import batch_input_arrays, batch_inputs_of
-from backends.gather import batch_sizes, gather
+from backends.batch_tensors import (
+    batch_input_arrays,
+    batch_inputs_of,
+    batch_sizes,
+    execute_alone,
+    gather,
+    requested_outputs,
+    scatter,
+)
 from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
-from backends.scatter import execute_alone, requested_outputs, scatter
-from backends.worker.sequences.sequence_config import all_inputs, all_outputs
+from backends.worker.sequence_config import all_inputs, all_outputs
 from kernel.errors import ServingError
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 
     from backends.base import Config, Timings
     from backends.onnxruntime.binding import BoundSession
-    from backends.onnxruntime.gpu.device_binding import DeviceSession
+    from backends.onnxruntime.device_model import DeviceSession
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from backends.onnxruntime.errors import ORT_ERRORS
+from backends.onnxruntime.session import ORT_ERRORS
 from backends.worker.request import OutputValue
 from shm.arena import INLINE_LIMIT
 from shm.arrays import NUMPY_TYPES

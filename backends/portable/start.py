@@ -57,11 +57,13 @@ def _import_worker(root: str) -> Callable[[], None]:
     else:
         stand_in = None
     try:
-        from backends import model_names
-        from backends.python import backend  # noqa: F401 - imported now, before a model can have modules with our names
+        from backends.python import (
+            backend,  # noqa: F401 - imported now, before a model can have modules with our names
+            model_modules,
+        )
         from backends.worker.process import main as worker_main
 
-        model_names.own_interpreter = True
+        model_modules.own_interpreter = True
     except ImportError as error:
         raise _CannotRun("the code of workers cannot be imported: %s" % error)
     finally:

@@ -1,4 +1,9 @@
-"""The Python backend: executes a model's `TritonPythonModel` unchanged, by Triton's rules for return values."""
+"""The Python backend: executes a model's `TritonPythonModel` unchanged, by Triton's rules for return values.
+
+`is_ready` of a model: whether it is healthy, as it says itself (Triton since 2026-03).
+
+Python-based backends: a folder of --backend-directory whose `model.py` runs models that have none themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +13,26 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from backends.base import Backend
 from backends.python import triton_python_backend_utils
 from backends.python.calls import ExecutedRequests, executed
-from backends.python.dropped import DroppedRequests
-from backends.python.event_loop import EventLoop
+from backends.python.event_loop import EventLoop, Paced
 from backends.python.failures import describe, model_code, model_failure, without_tracebacks, wrong_return
-from backends.python.health import check_health
 from backends.python.instance import PythonInstance, forget_instance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
 from backends.python.model_modules import ModelModules
-from backends.python.pacing import Paced
 from backends.python.requests import InferenceRequest
-from backends.python.responses import InferenceResponse
+from backends.python.responses import DroppedRequests, InferenceResponse
 from backends.worker.message_reader import KernelGone
 from kernel.errors import BadConfig, InternalError, ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+    from pathlib import Path
+    from typing import ClassVar
 
     from backends.base import Config, Host, ModelArguments, Timings
     from backends.worker.request import WorkerRequest
@@ -396,3 +402,57 @@ def _initialize_arguments(arguments: ModelArguments) -> dict[str, str]:
         "model_version": str(arguments.version),
         "model_name": arguments.model_name,
     }
+
+
+def check_health(model: Any, instance_name: str, loop: Callable[[], EventLoop], done: Callable[[str], None]) -> None:
+    """Call the model's `is_ready`, and `done` with the reason why it is not ready, or with an empty text.
+
+    An `async def is_ready` runs on `loop()`; then `done` is called from there.
+    """
+    try:
+        returned = model.is_ready()
+    except BaseException as error:
+        done(_failed(instance_name, error))
+        return
+    if isinstance(returned, types.CoroutineType):
+        loop().start_task(_await(returned, instance_name, done))
+    else:
+        done(_problem(instance_name, returned))
+
+
+async def _await(coroutine: Coroutine[Any, Any, object], instance_name: str, done: Callable[[str], None]) -> None:
+    try:
+        problem = _problem(instance_name, await coroutine)
+    except BaseException as error:  # also a task of the model that was cancelled
+        problem = _failed(instance_name, error)
+    done(problem)
+
+
+def _problem(instance_name: str, returned: object) -> str:
+    if not isinstance(returned, bool):
+        return f"Model '{instance_name}' is not ready: is_ready() must return a boolean value, found {type(returned)}."
+    return "" if returned else f"Model '{instance_name}' is not ready (user-defined check failed)."
+
+
+def _failed(instance_name: str, error: BaseException) -> str:
+    return f"Model '{instance_name}' is not ready: is_ready() failed: {describe(error)}"
+
+
+class PythonBasedBackend(PythonBackend):
+    """Runs a model with the `TritonPythonModel` of its backend. `python_based` makes a subclass for each file."""
+
+    #: The backend's `model.py`.
+    file: ClassVar[Path]
+    #: Its modules would be those of each model of a process.
+    shares_worker = False
+
+    def _import_model_class(self, arguments: ModelArguments) -> type[Any]:
+        folder = str(self.file.parent)
+        if folder not in sys.path:  # the backend's own modules
+            sys.path.append(folder)
+        return super()._import_model_class(msgspec.structs.replace(arguments, code_file=self.file))
+
+
+def python_based(file: Path) -> type[PythonBasedBackend]:
+    """Return the backend class for a `model.py` in the backend directory."""
+    return type("PythonBasedBackend", (PythonBasedBackend,), {"file": file, "__module__": __name__})

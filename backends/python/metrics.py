@@ -19,7 +19,7 @@ from kernel.observe import metric_rules
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.metric_registry import ModelSeries
+    from backends.worker.custom_metrics import ModelSeries
 
 _FAMILY_DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "

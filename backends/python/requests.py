@@ -1,27 +1,24 @@
-"""`pb_utils.InferenceRequest`: a request that a model receives, or one that it creates for another model."""
+"""`pb_utils.InferenceRequest`: a request that a model receives, or one that it creates for another model.
+
+What a model gives to `InferenceRequest` beside tensors: flags, the memory that it prefers, a trace.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import threading
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from backends.python.calls import execute, execute_async
 from backends.python.conversions import as_int64, as_text, as_texts, as_uint32, as_uint64
 from backends.python.failures import NO_CAST, TritonModelException, check_parameters, incompatible_arguments, is_truth
-from backends.python.request_arguments import (
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    InferenceTrace,
-    MemoryType,
-    PreferredMemory,
-    is_list_of,
-)
 from backends.python.responses import ResponseSender
 from backends.python.tensors import Tensor
-from backends.worker.calls.interface import CallRequest
+from backends.worker.model_calls import CallRequest
 from kernel.errors import InvalidArgument
-from kernel.tracing.trace_context import context_as_json
+from kernel.records.trace_context import context_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -31,6 +28,76 @@ if TYPE_CHECKING:
     from backends.python.responses import InferenceResponse
     from backends.worker.request import WorkerRequest
     from kernel.errors import ServingError
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
+
+TRITONSERVER_REQUEST_RELEASE_ALL: Final = 1
+
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: Final = 2
+
+
+class MemoryType(enum.IntEnum):
+    """Where tensors are."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+    __str__ = enum.Enum.__str__  # as Triton's enumerations show themselves
+
+
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+
+
+class PreferredMemory:
+    """The memory that a model prefers for the outputs of a request that it creates."""
+
+    __slots__ = ("_device_id", "_memory_type")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        device_id = as_int64(preferred_device_id)
+        if device_id is None or not isinstance(preferred_memory_type, MemoryType):
+            signature = (
+                "PreferredMemory(preferred_memory_type: triton::backend::python::PreferredMemory::MemoryType, "
+                "preferred_device_id: int = 0)"
+            )
+            raise incompatible_arguments("__init__", signature, preferred_memory_type, preferred_device_id)
+        self._memory_type = preferred_memory_type
+        self._device_id = device_id
+
+    @property
+    def device_id(self) -> int | None:
+        """The GPU; None for memory of the host."""
+        return self._device_id if self._memory_type is MemoryType.TRITONSERVER_MEMORY_GPU else None
+
+
+class InferenceTrace:
+    """The trace of a request."""
+
+    __slots__ = ("_context", "request_number")
+
+    def __init__(self, context: str | None = None) -> None:
+        self._context = context
+        #: The number of the request that has the trace; 0 for a trace that the model has made.
+        self.request_number = 0
+
+    def get_context(self) -> str | None:
+        """Return the OpenTelemetry context as JSON, or None if the request has none."""
+        return self._context
+
+
+def is_list_of(kinds: tuple[type, ...], values: object) -> bool:
+    """Return whether `values` is a list or tuple of nothing but instances of `kinds`."""
+    if not isinstance(values, (list, tuple)):
+        return False
+    for value in values:  # noqa: SIM110 - `all` with a generator takes four times as long, and calls are many
+        if not isinstance(value, kinds):
+            return False
+    return True
+
 
 #: `types.NoneType`, which Python 3.9 does not have: workers may run on it.
 NoneType = type(None)
@@ -42,6 +109,7 @@ _sender_lock = threading.RLock()
 #: The default of arguments that must be given, although others with a default stand before them. Any: the type checker
 #: of a model's author shows the type of the argument.
 _REQUIRED: Any = None
+
 _SIGNATURE = (
     "InferenceRequest(request_id: str = '', correlation_id: object = 0, "
     "inputs: List[triton::backend::python::PbTensor], "
@@ -52,6 +120,7 @@ _SIGNATURE = (
 
 #: The defaults of arguments for which Triton refuses None.
 _ANY_MEMORY = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+
 _NO_TRACE = InferenceTrace()
 
 

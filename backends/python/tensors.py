@@ -2,6 +2,8 @@
 
 A tensor does not copy its array, with three exceptions: arrays that are not in C order, inputs inside a message (which
 is read-only), and inputs in a client's memory if the model needs writable inputs.
+
+The `pb_utils` functions for datatypes: Triton's names and numbers, NumPy's types, and serialized BYTES.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.python import datatypes, dlpack
+from backends.python import dlpack
 from backends.python.conversions import as_text
 from backends.python.failures import TritonModelException, incompatible_arguments
 from backends.worker.request import OutputValue, in_memory_of_client
-from shm.arrays import to_array, to_new_array
+from shm.arrays import NUMPY_TYPES, to_array, to_new_array
+from shm.datatypes import DATATYPES, decode_strings, encode_strings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
@@ -22,6 +25,76 @@ if TYPE_CHECKING:
     from shm.arrays import Array
     from shm.tensor import RequestedOutput
     from shm.tensor import Tensor as ReceivedTensor
+
+#: Protocol name → number of TRITONSERVER_DataType. Our table has the same order.
+NUMBERS: dict[str, int] = {name: number for number, name in enumerate(DATATYPES, start=1)}
+
+#: Configuration name → NumPy type. As in Triton, BF16 is missing and TYPE_BOOL is Python's bool.
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    row.config_name: bool if row.name == "BOOL" else NUMPY_TYPES[row.name].type
+    for row in DATATYPES.values()
+    if row.numpy
+}
+
+_TYPE_OF_NUMBER: dict[int, type[Any]] = {NUMBERS[name]: dtype.type for name, dtype in NUMPY_TYPES.items()}
+
+_NUMBER_OF_TYPE: dict[np.dtype[Any], int] = {dtype: NUMBERS[name] for name, dtype in NUMPY_TYPES.items()}
+
+#: NumPy type → protocol name. Byte strings of fixed length (dtype S) are missing.
+NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+
+
+def name_of(array: Array) -> str | None:
+    """Return the protocol name of the array's datatype, or None for a type that Triton does not accept.
+
+    Triton accepts neither `str` arrays (dtype U) nor a byte order that is not the machine's.
+    """
+    if array.dtype.kind == "S":
+        return "BYTES"
+    return NAMES.get(array.dtype)
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """Return the NumPy type for a configuration name such as `TYPE_FP32`. Raises `KeyError` for other names."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> type[Any] | None:
+    """Return the NumPy type for the number of a datatype, or None."""
+    return _TYPE_OF_NUMBER.get(data_type)
+
+
+def numpy_to_triton_type(data_type: object) -> int | None:
+    """Return the number of the datatype for a NumPy type or dtype, or None for any other object."""
+    if data_type is None:  # NumPy would convert None to float64
+        return None
+    try:
+        dtype = np.dtype(data_type)  # type: ignore[call-overload]  # a model may pass any object
+    except TypeError:
+        return None
+    return NUMBERS["BYTES"] if dtype.kind == "S" else _NUMBER_OF_TYPE.get(dtype)
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
+    """Return the elements of a string array in row-major order, each after its length in 4 bytes.
+
+    Elements of an object array that are not `bytes` are converted with `str`. As in Triton, the result is an empty
+    tuple for an empty array, and None for an array of another dtype.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    elements = input_tensor.reshape(-1).tolist()
+    return encode_strings(e if isinstance(e, bytes) else str(e) for e in elements)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """Return the elements of a serialized string array, as an object array with one dimension."""
+    elements = decode_strings(encoded_tensor)
+    array: Array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    return array
 
 
 _NO_NAME = "Tensor name cannot be an empty string."
@@ -45,7 +118,7 @@ class Tensor:
         if text is None or not isinstance(array, np.ndarray):
             raise incompatible_arguments("__init__", "Tensor(arg0: str, arg1: numpy.ndarray)", name, array)
         # Most types are in the table, which saves a function call.
-        datatype = datatypes.NAMES.get(array.dtype) or datatypes.name_of(array)
+        datatype = NAMES.get(array.dtype) or name_of(array)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
         if not text:
@@ -84,7 +157,7 @@ class Tensor:
                     raise TritonModelException(_NO_NAME)
                 return found
         array, bfloat = dlpack.from_capsule(source)
-        datatype = "BF16" if bfloat else datatypes.name_of(array)
+        datatype = "BF16" if bfloat else name_of(array)
         if datatype is None:
             raise TritonModelException("DLDataType is not supported by Python backend.")
         if not name:
@@ -115,7 +188,7 @@ class Tensor:
 
     def triton_dtype(self) -> int:
         """Return the number of the datatype, for `triton_to_numpy_type`."""
-        return datatypes.NUMBERS[self._datatype]
+        return NUMBERS[self._datatype]
 
     def shape(self) -> list[int]:
         """Return the dimensions; the first one is that of the batch if the model batches."""

@@ -9,38 +9,39 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from backends.python.datatypes import (
-    TRITON_STRING_TO_NUMPY,
-    deserialize_bytes_tensor,
-    numpy_to_triton_type,
-    serialize_byte_tensor,
-    triton_string_to_numpy,
-    triton_to_numpy_type,
-)
+from backends.python.calls import is_model_ready, load_model, unload_model
 from backends.python.failures import TritonModelException
 from backends.python.instance import get_model_dir
 from backends.python.logger import Logger
 from backends.python.metrics import Metric, MetricFamily, TritonMetricKind
 from backends.python.model_config import ModelConfig
-from backends.python.request_arguments import (
+from backends.python.requests import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     TRITONSERVER_REQUEST_RELEASE_ALL,
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
     InferenceTrace,
     PreferredMemory,
+    get_input_tensor_by_name,
 )
-from backends.python.requests import InferenceRequest, get_input_tensor_by_name
 from backends.python.responses import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
     ResponseSender,
     TritonError,
 )
-from backends.python.server_calls import is_model_ready, load_model, unload_model
-from backends.python.tensors import Tensor
+from backends.python.tensors import (
+    TRITON_STRING_TO_NUMPY,
+    Tensor,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

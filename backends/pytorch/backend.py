@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from backends.base import Backend
 from backends.pytorch.conversion import TensorConversion
-from backends.pytorch.exported import CompiledRunner, ExportedRunner
 from backends.pytorch.library import TORCH_ERRORS, apply_settings, guard_of, load_torch
 from backends.pytorch.model import TorchModel
-from backends.pytorch.model_file import FileFormat, find_model_file, read_format
+from backends.pytorch.model_file import (
+    CompiledRunner,
+    ExportedRunner,
+    FileFormat,
+    TorchScriptRunner,
+    find_model_file,
+    read_format,
+)
 from backends.pytorch.naming import places
 from backends.pytorch.settings import ignored_parameters, limited_cpus, torch_settings
-from backends.pytorch.torchscript import TorchScriptRunner
 from kernel.errors import InternalError, Unsupported
 
 if TYPE_CHECKING:
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.base import Config, Host, ModelArguments, Timings
-    from backends.pytorch.runner import Runner
+    from backends.pytorch.model_file import Runner
     from backends.worker.request import WorkerRequest
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.batch_input import batch_input_arrays
-from backends.gather import gather
-from backends.pytorch.datatypes import TORCH_TYPES
+from backends.batch_tensors import batch_input_arrays, gather
+from backends.pytorch.conversion import TORCH_TYPES
 from backends.pytorch.model import TorchModel
 from backends.worker.devices.tensors import DeviceArray
-from backends.worker.sequences.sequence_config import state_outputs
+from backends.worker.sequence_config import state_outputs
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
     from backends.base import Config
     from backends.pytorch.conversion import TensorConversion
+    from backends.pytorch.model_file import Runner
     from backends.pytorch.naming import Places
-    from backends.pytorch.runner import Runner
     from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.batch_input import batch_input_arrays, batch_inputs_of
-from backends.gather import batch_sizes, gather
+from backends.batch_tensors import (
+    batch_input_arrays,
+    batch_inputs_of,
+    batch_sizes,
+    execute_alone,
+    gather,
+    requested_outputs,
+    scatter,
+)
 from backends.pytorch.library import TORCH_ERRORS
 from backends.pytorch.naming import check_result
-from backends.scatter import execute_alone, requested_outputs, scatter
-from backends.worker.sequences.sequence_config import all_inputs, all_outputs
+from backends.worker.sequence_config import all_inputs, all_outputs
 from kernel.errors import InternalError, InvalidArgument, ServingError
 
 if TYPE_CHECKING:
@@ -22,8 +28,8 @@ if TYPE_CHECKING:
 
     from backends.base import Config, Timings
     from backends.pytorch.conversion import TensorConversion
+    from backends.pytorch.model_file import Runner
     from backends.pytorch.naming import Places
-    from backends.pytorch.runner import Runner
     from backends.worker.request import WorkerRequest
 
 

@@ -1,6 +1,6 @@
 """The kernel's view of a worker that has loaded a model: sends batches, receives responses.
 
-Implements `kernel.serving.instance.Instance`. A handle lives as long as its worker process. A restarted worker has a
+Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
 new handle, so a late message is never a response to a newer request.
 """
 
@@ -13,29 +13,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.supervision.calls.caller import CallerCalls
-from backends.supervision.isolation import take_suspects
-from backends.supervision.launcher import ended_by_bus_error
+from backends.launch.launcher import ended_by_bus_error
+from backends.supervision.batch_stages import Stage, batch_stages, take_suspects, work_marks
+from backends.supervision.calls import CallerCalls
+from backends.supervision.health_check import WorkerHealthCheck
 from backends.supervision.remote_memory import RemoteMemory
-from backends.supervision.reported.reported_metrics import ReportedMetrics
-from backends.supervision.reported.reported_statistics import ReportedStatistics
-from backends.supervision.reported.request_traces import (
+from backends.supervision.reported import (
     OF_TIMES,
+    ReportedMetrics,
+    ReportedStatistics,
     add_traced_tensors,
     end_traces,
     trace_context,
     trace_execution,
 )
-from backends.supervision.responses.credit import StreamCredit
-from backends.supervision.responses.worker_response import worker_response
-from backends.supervision.watch.batch_stages import Stage, batch_stages, work_marks
-from backends.supervision.watch.health_check import WorkerHealthCheck
+from backends.supervision.responses import Loss, LostRequest, StreamCredit, worker_response
 from backends.supervision.worker_memory import WorkerMemory
 from backends.transport import wire
-from kernel.errors import RequestCancelled, ServingError, WorkerLost, file_error
+from kernel.errors import ServingError, file_error
 from kernel.loop.iteration_end import IterationEnd
-from kernel.observe.reporting.execution_times import ExecutionTimes
-from kernel.serving.instance import BatchRecord
+from kernel.observe.execution_reports import ExecutionTimes
+from kernel.serving.instances import BatchRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -43,11 +41,11 @@ if TYPE_CHECKING:
     from backends.supervision.session import WorkerSession
     from kernel.loop.busy_poll import LoopPoller
     from kernel.serving.batch import Batch
-    from kernel.serving.calls.calls import Calls
+    from kernel.serving.calls import Calls
     from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.model import Model
     from kernel.serving.request import Request
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
     from shm.tensor import RequestedOutput, Tensor
 
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
@@ -118,7 +116,7 @@ class WorkerHandle:
         if isinstance(self._memory, WorkerMemory):
             self._memory.steady_byte_size = byte_size
 
-    # ---- kernel.serving.instance.Instance ----------------------------------------------------
+    # ---- kernel.serving.instances.Instance ----------------------------------------------------
 
     def execute(self, batch: Batch) -> None:
         number = batch.first_request_number = self._next_number
@@ -234,7 +232,7 @@ class WorkerHandle:
             self._send(wire.EndSequence(slot))
 
     def work_marks(self) -> list[Hashable]:
-        """Return what the worker has begun and not finished, see `backends.supervision.watch.batch_stages`."""
+        """Return what the worker has begun and not finished, see `backends.supervision.batch_stages`."""
         return work_marks(
             self.record,
             self._requests,
@@ -524,7 +522,7 @@ class WorkerHandle:
     def lost(self, cause: str, error: ServingError | None = None) -> None:
         """The worker is gone: the scheduler gets the requests back that it had not begun.
 
-        The others fail with `error`, or with the cause and how far it was."""
+        The others fail with `error`, or with the cause and how far it was, those of a large batch some at a time."""
         self._end()
         # Before any request fails: its sink may submit another one, which must not come here.
         self._model.instances.forget(self)
@@ -550,16 +548,10 @@ class WorkerHandle:
             end_traces(batch)
         requests, self._requests = self._requests, {}
         self.record.batches.clear()
-        for number, request in requests.items():
-            request.in_use = False
-            if request.finished:  # the server abandoned it at its exit
-                request.release_leases()
-            else:
-                stage = stages.get(number, Stage.IN_MODEL)
-                if request.cancelled and stage is Stage.UNTOUCHED:
-                    request.fail(RequestCancelled())
-                else:
-                    request.fail(error or WorkerLost(self.name, cause, stage.value))
+        loss = Loss(self.name, cause, error)
+        self._model.give_up(
+            *(LostRequest(each, loss, stages.get(number, Stage.IN_MODEL)) for number, each in requests.items())
+        )
         self._model.instances.lost(self, returned)
         self._check_drained()
 

@@ -15,7 +15,7 @@ import msgspec
 
 from backends.transport import wire
 from kernel.errors import InternalError, ServingError
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 from shm.arena import INLINE_LIMIT
 from shm.lease import RegionNumber
 from shm.region import CudaIpcHandle, new_region_number

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from backends.supervision.launcher import KILL_WAIT_S, not_shown
-from backends.supervision.watch.working import done_while_working
+from backends.launch.launcher import KILL_WAIT_S, not_shown
+from backends.launch.working import done_while_working
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.texts import shortened
@@ -19,9 +19,10 @@ from kernel.errors import ErrorCode, InternalError, Unavailable, file_error, wor
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-    from backends.supervision.launcher import Launched, Launcher, Pending
+    from backends.launch.launcher import Announce, Launched, Launcher, Pending
     from backends.transport.outbox import Progress
 
 logger = logging.getLogger(__name__)
@@ -210,6 +211,11 @@ class WorkerSession:
     def send_with_fd(self, message: wire.ToWorker, fd: int) -> None:
         assert self._channel is not None
         self._channel.send_with_fd(message, fd)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        """See `Launched`."""
+        assert self._launched is not None, "the worker was never started"
+        return await self._launched.connect(announce)
 
     def take_fd(self) -> int:
         assert self._channel is not None

@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from backends.supervision.backoff import Backoff
-from backends.supervision.calls.model_control import ModelControl, while_loading
+from backends.launch.launcher import Backoff, not_shown
+from backends.launch.working import demanded_ns
 from backends.supervision.handle import WorkerHandle
-from backends.supervision.launcher import not_shown
-from backends.supervision.processor_demand import demanded_ns
-from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
-from backends.supervision.watch.instance_watch import (
+from backends.supervision.instance_watch import (
     MESSAGE_LIMIT_NS,
     ExecutionLimits,
     InstanceWatch,
+    ReaderWaits,
     Sight,
     WatchStep,
     busy_text,
 )
-from backends.supervision.watch.reader_waits import ReaderWaits
+from backends.supervision.model_control import ModelControl, while_loading
+from backends.supervision.session import HELLO_TIMEOUT_S, WorkerSession
 from backends.transport import wire
 from kernel.errors import (
     ExecutionTimeout,
@@ -38,7 +37,7 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from kernel.serving.instances import Condition
 from shm.arena import pinned_window
@@ -46,17 +45,17 @@ from shm.arena import pinned_window
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from backends.supervision.launcher import Launcher, Pending
-    from backends.supervision.shared.workers import SharedWorkers
-    from backends.supervision.watch.instance_watch import Finding
-    from backends.supervision.watch.watchdog import Watchdog
+    from backends.launch.launcher import Launcher, Pending
+    from backends.supervision.instance_watch import Finding
+    from backends.supervision.shared_worker import SharedWorkers
+    from backends.supervision.watchdog import Watchdog
     from kernel.loop.busy_poll import LoopPoller
     from kernel.repository.gpus import PinnedPool
     from kernel.repository.placement import InstancePlan
     from kernel.serving.helper_tasks import RegionAccess
     from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
 
 logger = logging.getLogger(__name__)
 _unread = LimitedLog(logger, logging.WARNING)

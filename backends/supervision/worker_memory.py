@@ -16,8 +16,7 @@ from kernel.errors import ServingError, Unavailable, file_error
 from kernel.loop.iteration_end import IterationEnd
 from shm.cuda import HANDLE_BYTE_SIZE
 from shm.lease import LeasedBlock
-from shm.memfd import check_sealed, read_only_fd
-from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
+from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind, check_sealed, read_only_fd
 from shm.tensor import Span
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from backends.supervision.session import WorkerSession
     from kernel.serving.request import Request
     from kernel.serving.response import Response
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
     from shm.lease import Lease
     from shm.tensor import Buffer, Tensor
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.base import Backend
-from backends.tensorrt.autofill import autofill
-from backends.tensorrt.check import check_agreement
+from backends.tensorrt.configuration import autofill, check_agreement
+from backends.tensorrt.library import find_tensorrt
 from backends.tensorrt.model import LoadedEngine
-from backends.tensorrt.plans.engine_signature import signature_of
-from backends.tensorrt.plans.library import find_tensorrt
-from backends.tensorrt.plans.plan import load_plan, plan_file
+from backends.tensorrt.plan import load_plan, plan_file
 from backends.tensorrt.settings import check_kind, engine_settings, runs_on_gpu
+from backends.tensorrt.signature import signature_of
 from kernel.errors import InternalError, ServingError, Unavailable
 from shm.cuda import CudaError, CudaUnavailable, cuda
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import Config, Host, ModelArguments, Timings
-    from backends.tensorrt.plans.library import TensorRt
-    from backends.tensorrt.plans.plan import Plan
+    from backends.tensorrt.library import TensorRt
+    from backends.tensorrt.plan import Plan
     from backends.tensorrt.signature import EngineSignature
     from backends.worker.request import WorkerRequest
 

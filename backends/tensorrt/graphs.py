@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.tensorrt.context import EngineContext
-from backends.tensorrt.graph_keys import graph_key
-from backends.tensorrt.output_memory import OutputBlocks
+from backends.tensorrt.context import EngineContext, OutputBlocks
+from backends.tensorrt.profiles import graph_key
 from backends.worker.devices.graph_specs import GraphKey, best_graph, key_of_captured, outputs_of_batch
 from backends.worker.devices.instance_device import DeviceBlock, end_if_lost
 from backends.worker.devices.tensors import DeviceArray
@@ -24,7 +23,7 @@ from shm.datatypes import DATATYPES, element_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backends.tensorrt.plans.library import TensorRt
+    from backends.tensorrt.library import TensorRt
     from backends.tensorrt.signature import EngineSignature, Profile
     from backends.worker.devices.graph_specs import GraphSpec
     from backends.worker.devices.instance_device import InstanceDevice

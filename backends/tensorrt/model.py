@@ -1,34 +1,45 @@
 """A loaded TensorRT model: gathers the inputs of a batch on the device, enqueues the engine, scatters the outputs.
 
 Everything is enqueued on the stream of the instance, and waited for once for each batch.
+
+The values of a shape tensor for a batch: integers that say shapes, which TensorRT reads on the host. Pure.
+
+Rules and texts are those of Triton's TensorRT backend: the scheduler puts only requests with equal values into one
+batch, and if the model batches, the first value is the number of rows of the whole batch, which requests may leave out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.batch_input import batch_input_arrays, batch_inputs_of
-from backends.gather import batch_sizes
-from backends.scatter import execute_alone, requested_outputs, scatter
-from backends.tensorrt.context import EngineContext
+import numpy as np
+
+from backends.batch_tensors import (
+    batch_input_arrays,
+    batch_inputs_of,
+    batch_sizes,
+    execute_alone,
+    requested_outputs,
+    scatter,
+)
+from backends.tensorrt.context import EngineContext, OutputBlocks
 from backends.tensorrt.graphs import CapturedGraphs
-from backends.tensorrt.output_memory import OutputBlocks
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
-from backends.tensorrt.shape_values import shape_values
 from backends.worker.devices.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.worker.devices.tensors import DeviceArray
-from backends.worker.sequences.sequence_config import all_inputs, all_outputs, state_outputs
-from kernel.errors import InternalError, ServingError
+from backends.worker.sequence_config import all_inputs, all_outputs, state_outputs
+from kernel.errors import InternalError, InvalidArgument, ServingError
+from shm.arrays import NUMPY_TYPES
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.base import ModelArguments, Timings
-    from backends.tensorrt.plans.library import TensorRt
-    from backends.tensorrt.plans.plan import Plan
+    from backends.tensorrt.library import TensorRt
+    from backends.tensorrt.plan import Plan
     from backends.tensorrt.settings import EngineSettings
-    from backends.tensorrt.signature import EngineSignature, Profile
+    from backends.tensorrt.signature import EngineSignature, EngineTensor, Profile
     from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
@@ -246,3 +257,31 @@ class LoadedEngine:
 
 def _anywhere(name: str, datatype: str, shape: tuple[int, ...]) -> None:
     """Return no place: the outputs of several requests are in one block."""
+
+
+def shape_values(request: WorkerRequest, name: str, tensor: EngineTensor, row_count: int, batched: bool) -> Array:
+    """Return the values for a batch of `row_count` rows whose first request is `request`, in the engine's shape.
+
+    Raises `InvalidArgument` for a wrong number of values, `InternalError` if there are none.
+    """
+    view = request.input(name)
+    if view is None:
+        raise InternalError(f"unable to find shape values for shape input '{name}' in request")
+    data = view.raw()
+    dtype = NUMPY_TYPES[tensor.datatype]
+    expected = tensor.dims[0] if tensor.dims and tensor.dims[0] >= 0 else None
+    given = np.frombuffer(data, dtype) if len(data) % dtype.itemsize == 0 else None
+    if given is not None and batched and len(view.shape) > 1 and view.shape[0]:
+        given = given[: len(given) // view.shape[0]]  # each row has the values
+    if given is not None and batched and (expected is None or len(given) == expected - 1):
+        given = np.concatenate([np.array([row_count], dtype), given])
+    elif given is not None and batched and len(given) == expected:
+        given = np.concatenate([np.array([row_count], dtype), given[1:]])
+    if given is None or (expected is not None and len(given) != expected):
+        count = 1 if expected is None else expected - int(batched)
+        more = f" [ or {(count + 1) * dtype.itemsize} if input includes batch shape value] " if batched else ""
+        raise InvalidArgument(
+            f"shape tensor for input '{name}' expected byte size is {count * dtype.itemsize}{more}, got {len(data)}"
+        )
+    array: Array = given.copy()
+    return array.reshape(()) if not tensor.dims else array

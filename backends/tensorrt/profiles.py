@@ -1,20 +1,25 @@
 """Which optimization profile a batch runs with: the nearest of those that support its shapes. Pure.
 
 Texts are those of Triton's TensorRT backend.
+
+Which CUDA graphs an optimization profile supports. Pure.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backends.worker.devices.graph_specs import GraphKey, graph_shapes
 from kernel.errors import InternalError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from backends.base import Config
-    from backends.tensorrt.signature import Profile
+    from backends.tensorrt.signature import EngineSignature, Profile
+    from backends.worker.devices.graph_specs import GraphSpec
 
+if TYPE_CHECKING:
     #: The name of a profile in the configuration, and its index in the engine.
     NamedProfile = tuple[str, int]
 
@@ -149,3 +154,17 @@ def _distance(profile: Profile, shapes: Mapping[str, Sequence[int]], values: Map
             if name in extents:
                 total += sum(abs(a - b) for a, b in zip(numbers, extents[name].optimum, strict=True))
     return total
+
+
+def graph_key(spec: GraphSpec, signature: EngineSignature, profile: Profile, batched: bool) -> GraphKey | str:
+    """Return the shapes of a graph, or a text that says why it cannot be captured with the profile."""
+    shapes = graph_shapes(spec, {name: tensor.dims for name, tensor in signature.inputs.items()}, batched)
+    if isinstance(shapes, str):
+        return shapes
+    for name, shape in shapes:
+        extent = profile.dims[name]
+        if len(shape) != len(extent.maximum) or not all(
+            low <= size <= high for low, size, high in zip(extent.minimum, shape, extent.maximum, strict=True)
+        ):
+            return f"optimization profile {profile.index} does not support shape {list(shape)} of input '{name}'"
+    return GraphKey(shapes, spec.batch_size, spec.lower_batch_size)

@@ -2,6 +2,13 @@
 
 A descriptor arrives with the first byte of its frame. So the code that handles a message with a descriptor takes the
 next received one.
+
+File descriptors in received messages (`socket.recv_fds` of Python 3.11 ignores its flags).
+
+What a process that a model forks does with the connections of its worker: it leaves them to its parent.
+
+Else a child that raises, or returns from `execute`, would go on as if it were the worker: it would respond to the
+parent's requests, write into the parent's outbox, and end the connection when it ends.
 """
 
 from __future__ import annotations
@@ -16,10 +23,10 @@ import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import msgspec
 
-from backends.transport.descriptors import descriptors_in
 from backends.transport.framing import (
     LENGTH,
     LENGTH_PLACE,
@@ -40,17 +47,32 @@ if TYPE_CHECKING:
     from backends.transport.outbox import Progress
     from backends.transport.wire import Message
 
+
+def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> array.array[int]:
+    """Return the descriptors in the ancillary data that `recvmsg` has received. The caller owns them."""
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return fds
+
+
 logger = logging.getLogger(__name__)
 
 _READ_SIZE = 1 << 16
+
 #: Bytes of one read on the event loop. A response without tensors has about 120, and takes 20 us.
 _LOOP_READ_SIZE = 1 << 14
+
 _MAX_FDS = 4
 
 #: The longest description of a problem in characters: it can contain a text of the peer.
 _MAX_PROBLEM = 1000
+
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+
 _DONTWAIT = int(socket.MSG_DONTWAIT)
+
 _FD_SPACE = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
 
 
@@ -418,3 +440,34 @@ class BlockingChannel:
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
             outbox.close()
+
+
+#: The worker's ends of connections in this process, with their sockets.
+_channels: WeakKeyDictionary[BlockingChannel, socket.socket] = WeakKeyDictionary()
+
+
+def leave_to_parent(channel: BlockingChannel, sock: socket.socket) -> None:
+    """In processes that this one forks from now on, it is as if the kernel had closed `channel`, which uses `sock`."""
+    if not _channels:
+        os.register_at_fork(after_in_child=_leave_all)
+    _channels[channel] = sock
+
+
+def _leave_all() -> None:
+    for channel, sock in _channels.items():
+        channel.forget_outbox()
+        _end(sock)
+
+
+def _end(sock: socket.socket) -> None:
+    """Put a socket whose other end is closed in the place of `sock`, which stays open in the parent."""
+    if sock.fileno() < 0:  # closed
+        return
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError:  # no descriptor is left
+        sock.close()
+        return
+    theirs.close()
+    os.dup2(ours.fileno(), sock.fileno(), inheritable=False)
+    ours.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shm.memfd import check_sealed, sealed_memfd
+from shm.region import check_sealed, sealed_memfd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,11 +8,11 @@ code, and a worker of another host is refused before a message is misread.
 The class of a message is all that is to be written for a new one, and its handler on the other side: its base says who
 takes it, and both decoders are made from the bases.
 
-Sessions. `Attach`, `ArenaCreated`, `OutboxCreated` and `AddMember` are sent with a file descriptor, which needs two
-processes on one machine, and so does `OwnArena`. `Hello.local` says whether a session has them. A session without them
-copies: `Transfer` announces a region, `Chunk` messages carry its bytes, and tensors name spans of it as they name spans
-of attached regions. `Detach` ends both kinds of region at the worker. The kernel frees a region that a worker
-transferred itself.
+Sessions. `Attach`, `ArenaCreated` and `OutboxCreated` are sent with a file descriptor, which needs two processes on one
+machine, and so does `OwnArena`. `AddMember` has a descriptor or an address. `Hello.local` says whether a session has
+them. A session without them copies: `Transfer` announces a region, `Chunk` messages carry its bytes, and tensors name
+spans of it as they name spans of attached regions. `Detach` ends both kinds of region at the worker. The kernel frees a
+region that a worker transferred itself.
 
 Places. A tensor is inline, or in a span; a message has the number of the span's region (`shm.tensor.encode_lease`). The
 kernel's regions have numbers above 0. `OUTPUT_ARENA` is the worker's own arena, in both directions, and numbers below 0
@@ -40,12 +40,12 @@ from typing import Callable, TypeVar, Union
 
 import msgspec
 
-from kernel.tracing.trace import TracedTensor  # noqa: TC001 - msgspec reads it
+from kernel.records.trace import TracedTensor  # noqa: TC001 - msgspec reads it
 from kernel.version import __version__
 from shm.tensor import Buffer, RequestedOutput, Span, Tensor, decode_lease, encode_lease
 
 #: The version of the messages, increased with each change, and that of the code on both of their sides.
-PROTOCOL = f"15 of {__version__}"
+PROTOCOL = f"16 of {__version__}"
 
 #: The signal at which a worker writes the stacks of its threads to standard error. Models use SIGUSR1 and SIGUSR2, and
 #: sometimes the first and the last signals of this kind.
@@ -500,11 +500,18 @@ class TaskMemory(ToWorker):
 
 
 class AddMember(ToWorker):
-    """A model comes to this process, which may have others. Sent with the descriptor of its connection, over which it
-    says `Hello`; only over the connection of a process without a model of its own."""
+    """A model comes to this process, which may have others, with a connection of its own, over which it says `Hello`.
+
+    Sent only over the connection of a process without a model of its own, with the descriptor of the new connection. A
+    process on another host gets an address in place of the descriptor, and opens the connection itself.
+    """
 
     member: int
     title: str
+    #: `HOST:PORT`, to which the process connects; "" if the message comes with a descriptor.
+    address: str = ""
+    #: The first bytes that the process sends over such a connection: they say which member it is for.
+    token: bytes = b""
 
 
 # ---- worker to kernel: a model and its instance ---------------------------------------------

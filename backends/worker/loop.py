@@ -17,48 +17,45 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.base import ModelArguments, Timings
-from backends.helper.region_io import RegionIo
-from backends.helper.tasks import TaskRunner
+from backends.helper.tasks import RegionIo, TaskRunner
 from backends.process_control import run_on
 from backends.registry import backend_class
-from backends.traced_tensors import send_inputs
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.outbox import IN_MODEL, SHARES_MEMORY
 from backends.transport.texts import shortened
-from backends.worker.calls.forked_calls import ForkedChildren
-from backends.worker.calls.worker_calls import WorkerCalls
-from backends.worker.classification import labels_of
+from backends.worker.calls import WorkerCalls
+from backends.worker.custom_metrics import MetricReporter
+from backends.worker.forked_calls import ForkedChildren
 from backends.worker.held_inputs import HeldInputs
 from backends.worker.inputs import InputReader
+from backends.worker.members import Members, not_shared
 from backends.worker.memory import AttachedRegions
 from backends.worker.message_reader import KernelGone, KernelMessageReader
-from backends.worker.metric_reporter import MetricReporter
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
-from backends.worker.outputs import OutputWriter
-from backends.worker.overlap.overlapping_batches import OverlappingBatches
-from backends.worker.overlap.pipelined_batches import SLOW_NS, PipelinedBatches
+from backends.worker.outputs import OutputWriter, labels_of
+from backends.worker.overlapping_batches import OverlappingBatches
+from backends.worker.pipelined_batches import SLOW_NS, PipelinedBatches
 from backends.worker.region_messages import RegionMessages
-from backends.worker.reporting.reports import ReportCollector
+from backends.worker.reports import ReportCollector, send_inputs
 from backends.worker.responder import BatchResponder
-from backends.worker.sequences.sequence_batches import SequenceBatches
-from backends.worker.shared.members import Members, not_shared
+from backends.worker.sequence_batches import SequenceBatches
 from kernel.errors import ErrorCode, InternalError, ServingError
 from kernel.machine import give_memory_back
-from kernel.observe.repeats.limited_log import LimitedLog
-from shm.memfd import read_only_fd
+from kernel.observe.limited_log import LimitedLog
+from shm.region import read_only_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backends.base import Backend
-    from backends.metric_registry import MetricRegistry
     from backends.transport.channel import BlockingChannel
-    from backends.worker.calls.interface import ModelCalls
+    from backends.worker.custom_metrics import MetricRegistry
+    from backends.worker.devices.device_batches import DeviceBatches
     from backends.worker.devices.instance_device import InstanceDevice
-    from backends.worker.overlap.device_batches import DeviceBatches
+    from backends.worker.members import Turn
+    from backends.worker.model_calls import ModelCalls
     from backends.worker.request import WorkerRequest
-    from backends.worker.shared.turn import Turn
     from shm.arena import Arena
 
 logger = logging.getLogger(__name__)
@@ -143,7 +140,7 @@ class Worker:
             wire.WriteSpan: self._region_io.write,
             wire.RunTask: tasks.run,
             wire.TaskMemory: tasks.memory,
-            wire.AddMember: lambda message: self._members.add(message, self._channel.take_fd()),
+            wire.AddMember: lambda message: self._members.add(message, self._channel.take_fd),
             wire.Execute: self._execute,
             wire.CheckHealth: self._check_health,
             wire.Cancel: lambda message: self._responder.cancel(message.requests),
@@ -375,14 +372,14 @@ class Worker:
 
     def _use_device(self, message: wire.Load) -> None:
         """Take the GPU of the instance. Raises `Unavailable`."""
-        from backends.worker.devices.using import instance_device  # few servers have GPUs
+        from backends.worker.devices.device_tensors import instance_device  # few servers have GPUs
 
         self._device = instance_device(message, self._regions)
         if self._turn is not None:
             self._device.poll_ns = 0  # other threads would wait for the interpreter's lock
 
     def _tensors_on_device(self, device: InstanceDevice, backend: Backend) -> None:
-        from backends.worker.devices.using import DeviceTensors  # as above
+        from backends.worker.devices.device_tensors import DeviceTensors  # as above
 
         tensors = DeviceTensors(
             device,
@@ -508,7 +505,7 @@ class Worker:
         self._flush()
 
     def _device_batches(self, device: InstanceDevice) -> DeviceBatches:
-        from backends.worker.overlap.device_batches import DeviceBatches  # few servers have GPUs
+        from backends.worker.devices.device_batches import DeviceBatches  # few servers have GPUs
 
         return DeviceBatches(
             device, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,

@@ -1,4 +1,7 @@
-"""Writes a worker's outputs to their places: the message, the worker's memory, an input, or the client's region."""
+"""Writes a worker's outputs to their places: the message, the worker's memory, an input, or the client's region.
+
+The classification extension: an output's best classes instead of its values (Triton's classification.cc).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.transport import wire
-from backends.worker.classification import classify
-from kernel.errors import InternalError, ServingError
+from kernel.errors import InternalError, InvalidArgument, ServingError
 from shm.arena import INLINE_LIMIT
 from shm.arrays import NUMPY_TYPES, RAW_TYPES, to_bytes
 from shm.datatypes import element_count
@@ -17,7 +19,9 @@ from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from backends.base import ModelArguments
     from backends.worker.devices.device_tensors import DeviceOutputs
     from backends.worker.held_inputs import HeldInputs
     from backends.worker.inputs import InputReader
@@ -30,7 +34,9 @@ _ANY_OUTPUT = RequestedOutput("")
 
 #: The type of an array whose bytes are the raw form of a datatype; BYTES has none.
 _RAW_TYPE_OF = {name: dtype for name, dtype in NUMPY_TYPES.items() if dtype in RAW_TYPES}
+
 _RAW_TYPE_OF["BF16"] = NUMPY_TYPES["UINT16"]
+
 #: No array has it. `dtype == None` would be true for float64.
 _NO_TYPE = np.dtype("V1")
 
@@ -309,3 +315,47 @@ def _check_type(name: str, datatype: str, array: Array) -> None:
     dtype = _RAW_TYPE_OF.get(datatype)
     if dtype is not None and (array.dtype.itemsize != dtype.itemsize or array.dtype.hasobject):
         raise InternalError(f"output '{name}' has the datatype {datatype}, and its array is of {array.dtype}")
+
+
+#: Larger outputs are refused, as Triton does since 2026-01.
+MAX_ELEMENTS = 1_000_000
+
+_UNSUPPORTED = ("FP16", "BF16", "BOOL", "BYTES")
+
+
+def classify(array: Array, datatype: str, count: int, labels: Sequence[str], *, batched: bool) -> Array:
+    """Return the `count` best classes of each row as BYTES elements `value:index[:label]`.
+
+    The result has shape [rows, min(count, classes)], or [min(count, classes)] if the model does not batch.
+    Raises `InvalidArgument` for datatypes that Triton does not classify and for very large outputs.
+    """
+    if datatype in _UNSUPPORTED:
+        raise InvalidArgument(f"class result not available for output due to unsupported type '{datatype}'")
+    if array.size > MAX_ELEMENTS:
+        raise InvalidArgument("classification output tensor too large")
+    rows = array.reshape(array.shape[0], -1) if batched else array.reshape(1, -1)
+    class_count = min(count, rows.shape[1])
+    best = np.argsort(-rows if rows.dtype.kind == "f" else ~rows, axis=1, kind="stable")[:, :class_count]
+    value_format = "{:f}" if array.dtype.kind == "f" else "{:d}"
+    result = np.empty((rows.shape[0], class_count), dtype=object)
+    for row, order in enumerate(best.tolist()):
+        for rank, index in enumerate(order):
+            text = f"{value_format.format(rows[row, index].item())}:{index}"
+            if index < len(labels) and labels[index]:
+                text += f":{labels[index]}"
+            result[row, rank] = text.encode()
+    return result if batched else result.reshape(class_count)
+
+
+def read_labels(path: Path) -> list[str]:
+    """Return the labels, one from each line, without surrounding white space."""
+    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def labels_of(arguments: ModelArguments) -> dict[str, list[str]]:
+    """Return the labels, by output, of the outputs with a label file in the model's folder."""
+    return {
+        output["name"]: read_labels(arguments.model_dir / output["label_filename"])
+        for output in arguments.config.get("output", [])
+        if output.get("label_filename")
+    }

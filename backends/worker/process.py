@@ -11,18 +11,16 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from backends.helper.priority import lower_priority
-from backends.helper.tasks import limit_memory
-from backends.preloading.chosen_modules import PreloadFailed, run_chosen
+from backends.helper.tasks import limit_memory, lower_priority
 from backends.process_control import (
     die_with_parent,
     end_sooner_without_memory,
     set_process_name,
     write_stacks_when_asked,
 )
-from backends.transport.channel import BlockingChannel
-from backends.transport.forked_children import leave_to_parent
+from backends.transport.channel import BlockingChannel, leave_to_parent
 from backends.worker.loop import Worker
+from backends.worker.preloading import PreloadFailed, run_chosen
 from shm.tensor import import_arrays
 
 if TYPE_CHECKING:

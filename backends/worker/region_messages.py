@@ -10,7 +10,7 @@ from backends.worker.memory import AttachedRegion, CopiedRegion, CopyBuffers, Un
 
 if TYPE_CHECKING:
     from backends.transport.channel import BlockingChannel
-    from backends.worker.devices.device_arenas import DeviceArenas
+    from backends.worker.devices.device_memory import DeviceArenas
     from backends.worker.memory import AttachedRegions
     from backends.worker.output_memory import ArenaOutputs
 

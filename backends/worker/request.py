@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from backends.transport import wire
-    from backends.worker.reporting.reports import ReportCollector
+    from backends.worker.reports import ReportCollector
     from kernel.errors import ServingError
     from shm.arrays import Array
     from shm.tensor import Tensor

@@ -8,11 +8,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from backends.traced_tensors import send_outputs
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
 from backends.transport.texts import shortened
-from backends.worker.reporting.reports import ReportCollector
+from backends.worker.reports import ReportCollector, send_outputs
 from backends.worker.request import WorkerRequest
 from kernel.errors import InternalError, RequestCancelled, ServingError
 

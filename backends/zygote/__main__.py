@@ -9,8 +9,7 @@ import socket
 import sys
 
 from backends.process_control import die_with_parent, set_process_name
-from backends.zygote.become import become_worker
-from backends.zygote.title import ProcessTitle
+from backends.zygote.become import ProcessTitle, become_worker
 from backends.zygote.zygote import Zygote
 
 

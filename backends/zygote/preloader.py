@@ -16,8 +16,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from backends.preloading.chosen_modules import run_chosen
 from backends.registry import BUILT_IN
+from backends.worker.preloading import run_chosen
 
 if TYPE_CHECKING:
     from backends.worker.process import PreparedWorker

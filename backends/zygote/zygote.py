@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.preloading.chosen_modules import PreloadFailed
-from backends.transport.descriptors import descriptors_in
+from backends.transport.channel import descriptors_in
 from backends.transport.zygote_messages import (
     MAX_MESSAGE,
     Forked,
@@ -35,6 +34,7 @@ from backends.transport.zygote_messages import (
     encode,
     to_zygote_decoder,
 )
+from backends.worker.preloading import PreloadFailed
 from backends.zygote.preloader import Preloader, ThreadsStarted, thread_names
 
 if TYPE_CHECKING:

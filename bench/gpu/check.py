@@ -479,7 +479,7 @@ parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 _COPIES = """
 from backends.base import Backend
 from backends.reshape import tensor_specs
-from backends.scatter import scatter
+from backends.batch_tensors import scatter
 from backends.worker.devices.tensors import DeviceArray
 
 class Copies(Backend):
@@ -1127,7 +1127,7 @@ class Changes(torch.nn.Module):
 _WORKS = """
 from backends.base import Backend
 from backends.reshape import tensor_specs
-from backends.scatter import scatter
+from backends.batch_tensors import scatter
 from backends.worker.devices.tensors import DeviceArray
 
 class Works(Backend):

@@ -2,6 +2,8 @@
 
 It reads orders as lines of JSON, and prints a line when all bytes are made, waits for another line, attacks, and prints
 an `Outcome`. So what it takes to make the bytes disturbs no measurement.
+
+All rows of the table.
 """
 
 from __future__ import annotations
@@ -14,12 +16,36 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.heavy.exchange import Connections, Exchange, HttpExchange
-from bench.heavy.grpc_exchange import GrpcExchange
-from bench.heavy.rows.table import row_named
+from bench.heavy.exchange import Connections, Exchange, GrpcExchange, HttpExchange
+from bench.heavy.grpc_rows import grpc_infer_rows, grpc_rpc_rows
+from bench.heavy.http_rows import http_infer_rows, http_route_rows, medium_json_rows
 
 if TYPE_CHECKING:
-    from bench.heavy.attack import Attack
+    from bench.heavy.attack import Attack, HeavyRow
+
+
+#: Rows that Triton is measured in, unless all are asked for: it takes a minute and more for some.
+COMPARED = frozenset(
+    {
+        "http gzip bomb", "http empty strings", "http objects as data", "http generate: objects",
+        "http index: objects", "http load: objects", "http dims of a shape", "http floats",
+        "http binary in, JSON out", "grpc 4 million empty strings, 8 MiB", "grpc 300,000 parameters",
+        "grpc int_contents, 16 MiB",
+    }
+)  # fmt: skip
+
+
+def heavy_rows() -> list[HeavyRow]:
+    """Return every row in the order of the report."""
+    return [*http_infer_rows(), *medium_json_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows()]
+
+
+def row_named(name: str) -> HeavyRow:
+    """Return the row `name`. Raises `LookupError`."""
+    for row in heavy_rows():
+        if row.name == name:
+            return row
+    raise LookupError(f"there is no row {name!r}")
 
 
 #: How much of a response is kept, in characters.

@@ -15,12 +15,19 @@ import msgspec
 
 from bench.contenders import OURS, TRITON, Contender, contenders
 from bench.heavy.attack import MIB
-from bench.heavy.attacker import Order
+from bench.heavy.attacker import COMPARED, Order, heavy_rows
 from bench.heavy.healthy import INTERVAL_S, Waits
 from bench.heavy.measurement import Attackers, RowFailed, RowSample, healthy_client, measure_row
-from bench.heavy.report import HeavyReport, HeavyResult, print_report
-from bench.heavy.rows.table import COMPARED, heavy_rows
-from bench.heavy.verdict import GROWTH_FACTOR, LONGEST_LIMIT_MS, P99_LIMIT_MS, SEVERAL_P99_LIMIT_MS, judge
+from bench.heavy.report import (
+    GROWTH_FACTOR,
+    LONGEST_LIMIT_MS,
+    P99_LIMIT_MS,
+    SEVERAL_P99_LIMIT_MS,
+    HeavyReport,
+    HeavyResult,
+    judge,
+    print_report,
+)
 from bench.machine import TRITON as TRITON_VERSION
 from bench.machine import this_machine
 from bench.models import write_echoes

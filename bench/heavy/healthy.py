@@ -18,8 +18,7 @@ from collections import deque
 
 import msgspec
 
-from bench.load import LoadConnection, Spec
-from bench.load_clients import BadResponse
+from bench.load import BadResponse, LoadConnection, Spec
 
 #: Seconds between two requests of a protocol.
 INTERVAL_S = 0.005

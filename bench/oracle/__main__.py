@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.oracle import servers
-from bench.oracle.record import Record, Stale, load_cases
-from bench.oracle.responses import StepResponse, cleaned, expected, is_expected, verdict
+from bench.oracle.responses import Record, Stale, StepResponse, cleaned, expected, is_expected, load_cases, verdict
 from bench.triton import NotAvailable
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Cases and their steps, in which files of cases are written.
 
-A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records; `bench.oracle.ask` sends
+A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records; `bench.oracle.servers` sends
 them.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 #: A request or a response in JSON, or in protobuf's JSON form.
 Document = dict[str, Any]
 
-#: The key of shared memory in cases. `bench.oracle.ask` replaces it by a key of its own for each run.
+#: The key of shared memory in cases. `bench.oracle.servers` replaces it by a key of its own for each run.
 KEY = "naiad_case"
 
 #: Bodies of errors over HTTP without their text, which is recorded separately. Triton does not mark early ones as JSON.
@@ -42,7 +42,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Step:
-    """One request: a kind that `bench.oracle.ask.AskedServer` can send, and its arguments."""
+    """One request: a kind that `bench.oracle.servers.AskedServer` can send, and its arguments."""
 
     kind: str
     args: Document
@@ -139,7 +139,7 @@ def stream(
 def racing(*steps: tuple[int, Step], order: bool = True, ignore: tuple[str, ...] = ()) -> Step:
     """Steps side by side, each sent its delay in ms after the first; responses are in the order of the steps.
 
-    With `order` it counts in which order the responses came, too; those within `bench.oracle.ask.SAME_TIME_S` came
+    With `order` it counts in which order the responses came, too; those within `bench.oracle.servers.SAME_TIME_S` came
     together. So times of a case differ by more than that or not at all.
     """
     inner = [{"delay_ms": delay_ms, "kind": step.kind, "args": step.args} for delay_ms, step in steps]

@@ -22,7 +22,7 @@ import numpy as np
 from bench.oracle.servers import SUITE
 from bench.server import ServerProcess, free_ports
 from bench.triton import NotAvailable, triton
-from kernel.command.traces.reading import ReadTrace, read_traces
+from kernel.tools.trace import ReadTrace, read_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

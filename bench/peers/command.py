@@ -1,20 +1,127 @@
-"""`python -m bench peers`: which peers are measured, what is kept of the last run, and the table."""
+"""`python -m bench peers`: which peers are measured, what is kept of the last run, and the table.
+
+Prints the figures of `bench peers`: rates with their spread, CPU time, and what was set for each peer.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING
 
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
 from bench import store
-from bench.peers import environments
+from bench.peers import peer as environments
+from bench.peers.connections import verdicts
 from bench.peers.measurement import PeerResults, chosen, install, measure, merged, worker_counts
-from bench.peers.table import print_table
+from bench.peers.rows import ROWS
 from bench.triton import NotAvailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from bench.peers.connections import ConnectionPoint
     from bench.peers.peer import PeerServer
+    from bench.peers.rows import PeerSample
+
+
+class PeerFigures(msgspec.Struct, frozen=True):
+    """Medians of the rounds of a row on a peer, and its lowest and highest rate."""
+
+    rate: float
+    lowest: float
+    highest: float
+    p50_us: float
+    p99_us: float
+    cpu_us: float
+    rounds: int
+
+    @property
+    def spread(self) -> float:
+        """Half of the distance between the lowest and the highest rate, as a part of the median."""
+        return (self.highest - self.lowest) / 2 / self.rate if self.rate else 0.0
+
+
+def summarize(samples: Sequence[PeerSample]) -> dict[tuple[str, int, str], PeerFigures]:
+    """Return the figures by peer, workers and row."""
+    groups: dict[tuple[str, int, str], list[PeerSample]] = {}
+    for sample in samples:
+        groups.setdefault((sample.peer, sample.workers, sample.row), []).append(sample)
+    return {key: _figures(group) for key, group in groups.items()}
+
+
+def _figures(group: list[PeerSample]) -> PeerFigures:
+    rates = [sample.rate for sample in group]
+    p50_us, p99_us, cpu_us = (
+        statistics.median(getattr(sample, name) for sample in group) for name in ("p50_us", "p99_us", "cpu_us")
+    )
+    return PeerFigures(statistics.median(rates), min(rates), max(rates), p50_us, p99_us, cpu_us, len(group))
+
+
+def print_table(results: PeerResults) -> None:
+    """Print a table for each row, our server by connections, what was set, and what could not be measured."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160
+    figures = summarize(results.samples)
+    for row in ROWS:
+        if any(key[2] == row.name for key in figures):
+            console.print(_row_table(row.name, results, figures))
+    if results.connections:
+        console.print(_connections_table(results.connections))
+        for line in verdicts(results.connections):
+            console.print(line, highlight=False)
+    for line in (*_settings(results), *_failures(results)):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"{results.clients}; {results.machine.line}.", highlight=False)
+
+
+def _row_table(row: str, results: PeerResults, figures: dict[tuple[str, int, str], PeerFigures]) -> Table:
+    table = Table(title=row, title_justify="left")
+    for name in ("server", "workers", "requests/s", "±", "p50 us", "p99 us", "CPU us per request", "rounds"):
+        table.add_column(name, justify="left" if name == "server" else "right", no_wrap=True)
+    for peer in results.peers:
+        for workers in sorted({key[1] for key in figures if key[0] == peer.name and key[2] == row}):
+            each = figures[peer.name, workers, row]
+            table.add_row(
+                peer.title, str(workers), f"{each.rate:,.0f}", f"{each.spread:.0%}", f"{each.p50_us:,.0f}",
+                f"{each.p99_us:,.0f}", f"{each.cpu_us:,.0f}", str(each.rounds),
+            )  # fmt: skip
+    return table
+
+
+def _connections_table(points: Sequence[ConnectionPoint]) -> Table:
+    table = Table(title="Naiad by connections: add_sub in JSON, one worker", title_justify="left")
+    for name in ("", "connections", "requests ahead", "requests/s", "p50 us", "p99 us", "failures"):
+        table.add_column(name, justify="right" if name not in ("", "failures") else "left", no_wrap=name != "failures")
+    for point in points:
+        table.add_row(
+            point.line, str(point.connections), str(point.depth), f"{point.rate:,.0f}", f"{point.p50_us:,.0f}",
+            f"{point.p99_us:,.0f}", "; ".join(point.failures),
+        )  # fmt: skip
+    return table
+
+
+def _settings(results: PeerResults) -> list[str]:
+    lines: list[str] = []
+    for peer in results.peers:
+        versions = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
+        lines.append(f"{peer.title} ({versions or results.machine.commit}): {peer.settings}. See {peer.source}")
+    return lines
+
+
+def _failures(results: PeerResults) -> list[str]:
+    lines: list[str] = []
+    for failure in results.failures:
+        what = f"{failure.peer} x{failure.workers}, {failure.row}" if failure.row else f"{failure.peer} was skipped"
+        if not failure.row and failure.workers:
+            what += f" with {failure.workers} workers"
+        lines.append(f"{what}: {failure.reason}")
+    return lines
 
 
 def run(

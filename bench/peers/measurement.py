@@ -2,6 +2,8 @@
 
 One peer runs at a time, because an idle one takes processor time as well (Ray a tenth of a core). So a round starts
 every peer again.
+
+All peers, in the order of the table.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from bench.light import client_versions
 from bench.machine import PERF_ANALYZER, Machine, this_machine
 from bench.machine import TRITON as TRITON_VERSION
 from bench.peers.connections import ConnectionPoint, measure_connections, points
-from bench.peers.environments import environment
-from bench.peers.peer import NotInstalled, PeerServer
+from bench.peers.peer import NotInstalled, PeerServer, environment
 from bench.peers.rows import ROWS, PeerSample, applies, run_row, warm_up
-from bench.peers.servers.known import PEERS
+from bench.peers.servers import bentoml, fastapi, kserve, litserve, mlserver, mosec, naiad, ray_serve, triton
 from bench.peers.serving import check, serving
 from bench.peers.workloads import WrongResponse
 from bench.progress import progress
@@ -32,6 +33,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.progress import Progress, TaskID
+
+PEERS = [
+    naiad.PEER,
+    triton.PYTHON,
+    triton.ONNX,
+    mosec.PEER,
+    fastapi.PEER,
+    kserve.PEER,
+    mlserver.PEER,
+    litserve.PEER,
+    bentoml.PEER,
+    ray_serve.PEER,
+]
 
 #: How long our own server by connections takes, for each second of a load and round, in seconds.
 _CONNECTIONS_S = len(points()) * 1.1

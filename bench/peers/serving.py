@@ -19,8 +19,7 @@ from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from bench.machine import children_of
-from bench.peers.environments import environment
-from bench.peers.peer import NotInstalled, PeerEndpoint, PeerServer, ServedPeer, Setup
+from bench.peers.peer import NotInstalled, PeerEndpoint, PeerServer, ServedPeer, Setup, environment
 from bench.peers.workloads import PeerMessage, WrongResponse
 from bench.server import free_ports
 from protocols.grpc.generated import grpc_service_pb2 as pb

@@ -10,7 +10,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from bench.contenders import OURS
 from bench.curve import KIB, LATENCY_CLIENTS, MIB, SIZES, THROUGHPUT_CLIENTS, Curve, CurvePoint, size_name
-from bench.pictures.labels import End, label_ends
 from bench.pictures.style import (
     BLUE,
     FAINT,
@@ -20,8 +19,10 @@ from bench.pictures.style import (
     RC,
     SOFT,
     VERMILLION,
+    End,
     footnote,
     headline,
+    label_ends,
     paper,
     plain,
 )

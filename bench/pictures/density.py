@@ -8,9 +8,8 @@ import matplotlib as mpl
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from bench.contenders import OURS
-from bench.density.kinds import KINDS
-from bench.pictures.labels import End, label_ends
-from bench.pictures.style import BLUE, GREEN, PURPLE, RC, footnote, headline, paper, plain
+from bench.density import KINDS
+from bench.pictures.style import BLUE, GREEN, PURPLE, RC, End, footnote, headline, label_ends, paper, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bench.density.figures import Density, DensityPoint
+    from bench.density import Density, DensityPoint
 
 COLOURS = {"python": BLUE, "onnx": GREEN, "torch": PURPLE}
 _TITLES = {kind.name: kind.title for kind in KINDS}

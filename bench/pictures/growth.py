@@ -9,8 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from bench.contenders import OURS
 from bench.growth import CONNECTIONS, NOT_POLLING, Growth, GrowthPoint
-from bench.pictures.labels import End, label_ends
-from bench.pictures.style import BLUE, GREEN, RC, footnote, headline, paper, plain
+from bench.pictures.style import BLUE, GREEN, RC, End, footnote, headline, label_ends, paper, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ import matplotlib as mpl
 import msgspec
 from matplotlib.patches import Patch
 
+from bench.peers.command import PeerFigures, summarize
 from bench.peers.rows import GRPC, LIGHT, PeerRow
-from bench.peers.table import PeerFigures, summarize
 from bench.peers.workloads import ADD_SUB, DIGITS, MEBIBYTE
 from bench.pictures.style import BLUE, FAINT, INK, RC, SOFT, footnote, headline_of, paper
 

@@ -3,7 +3,7 @@
 A value is a checksum of what follows (CRC-32), the size of the head, the head (msgpack), and the bytes of the outputs
 one after the other. Any program with access to the store can write a value. So a value is checked against the model
 before objects are made of it. One that the model could not have sent is ignored, as is one that is damaged, or that
-another version of the server has written. With a signing key (`kernel.cache.signing`), only programs that have the key
+another version of the server has written. With a signing key (`kernel.cache.stored`), only programs that have the key
 can write a value.
 """
 

@@ -13,7 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kernel.observe.cache_figures import CacheFigures
+    from kernel.serving.interface import CacheFigures
     from kernel.serving.response import ParameterValue
     from shm.tensor import Tensor
 

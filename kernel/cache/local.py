@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.cache.interface import CachedResponse
-from kernel.observe.cache_figures import CacheFigures
+from kernel.serving.interface import CacheFigures
 from shm.arena import INLINE_LIMIT, Arena
 from shm.tensor import Span, Tensor
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kernel.cache.interface import ExpectedOutputs
     from kernel.serving.response import ParameterValue
     from shm.arena import Block
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
 
 #: What an entry counts beside the bytes of its outputs: its objects, its key, its place in the table.
 ENTRY_BYTE_SIZE = 1024

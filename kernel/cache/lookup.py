@@ -5,6 +5,12 @@ A request with small inputs in the memory of the server takes one call, if the c
 inputs are hashed by a helper, and inputs in regions of clients are first copied by a helper. The model then gets the
 copy, because its client may change the region at any time: the response must belong to the bytes of the key, or one
 client could choose the responses of others.
+
+The entrance of a model version with a response cache: requests go to the cache first, then to the model's queue.
+
+What the response passes of a request that the cache did not find: it is stored, and passed on.
+
+Has a helper hash the inputs of a request, because it takes too long for the event loop.
 """
 
 from __future__ import annotations
@@ -12,19 +18,82 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kernel.cache.digest_in_helper import digest_in_helper
-from kernel.cache.key import describe, digest, inputs_in_order
-from kernel.cache.storing_passage import StoringPassage
-from kernel.errors import RequestCancelled, ServingError
+from kernel.errors import QueueFull, RequestCancelled, ServingError
+from kernel.serving.helper_tasks import MessageTask
+from kernel.serving.request_key import DIGEST, describe, digest, inputs_in_order
 from kernel.serving.response import Response, peer_of_sink
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from typing import Any
 
-    from kernel.cache.access import CacheAccess
-    from kernel.cache.interface import CachedResponse
+    from kernel.cache.interface import CachedResponse, ExpectedOutputs, ResponseCache
+    from kernel.loop.clock import Clock
+    from kernel.serving.helper_tasks import Helpers, RegionAccess
+    from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from kernel.serving.response import ResponseReceiver
+
+#: Requests with more bytes of inputs are not looked up: hashing takes about 1 ms for each MiB.
+MAX_INPUT_BYTE_SIZE = 64 << 20
+
+
+class CacheAccess:
+    """Looks requests up before the model gets them. Implements `kernel.serving.model.Entrance`."""
+
+    def __init__(
+        self,
+        model: Model,
+        cache: ResponseCache,
+        salt: Callable[[], bytes | None],
+        *,
+        helpers: Helpers,
+        regions: RegionAccess,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+        clock: Clock,
+    ) -> None:
+        """`salt` returns what identifies the present load of the model in keys; None if no request may be looked up.
+
+        `start` runs a coroutine in a task.
+        """
+        self.model = model
+        self.cache = cache
+        self.helpers = helpers
+        self.regions = regions
+        self.start = start
+        self.clock = clock
+        self.salt = salt
+        #: The datatypes of the model's outputs, by name.
+        self.datatypes = {name: output.datatype for name, output in model.spec.outputs.items()}
+
+    def submit(self, request: Request) -> None:
+        """Respond to a checked request from the cache, or queue it; own it from now on. Raises `ServingError`."""
+        salt = self.salt()
+        if salt is None or not _can_be_cached(request):
+            self.model.submit(request)
+        else:
+            Lookup(self, request, salt).begin()
+
+    def hold(self, response: Response) -> None:
+        """A final response is kept back: the model version is in use until `let_go`."""
+        self.model.live.at_cache.add(response)
+
+    def let_go(self, response: Response) -> None:
+        """See `hold`."""
+        self.model.left_cache(response)
+
+
+def _can_be_cached(request: Request) -> bool:
+    """Whether a response of the cache can be the response of this request."""
+    if sum(each.byte_size for each in request.inputs) > MAX_INPUT_BYTE_SIZE:
+        return False
+    if request.outputs and any(each.span is not None for each in request.outputs):
+        # An output that is named twice, with a region, could be either of two in the response.
+        names = [each.name for each in request.outputs]
+        return len(set(names)) == len(names)
+    return True
+
 
 #: Inputs of up to this number of bytes are hashed in the event loop, which takes about 0.1 ms.
 HASHED_AT_ONCE = 64 << 10
@@ -263,3 +332,146 @@ def _small_and_here(request: Request) -> bool:
         if tensor.span is not None and tensor.span.lease.region.of_client:
             return False
     return byte_size <= HASHED_AT_ONCE
+
+
+#: Seconds for which a response may be held. If a helper is busy for longer, the response is sent without it.
+HOLD_TIMEOUT_S = 1.0
+
+
+class StoringPassage:
+    """Stores a successful final response. Errors are never stored (Triton 2.51 stores them).
+
+    A response whose outputs are in regions of the client is passed on after a helper has read them: from then on the
+    client may change them.
+    """
+
+    __slots__ = ("_expected", "_inner", "_key", "_lookup_ns", "_salt", "_several", "access")
+
+    def __init__(self, inner: ResponseReceiver, access: CacheAccess, key: bytes, salt: bytes, lookup_ns: int,
+                 expected: ExpectedOutputs) -> None:  # fmt: skip
+        """`salt` is in the key. `lookup_ns` is how long the lookup took, which is a part of the cost of a miss.
+
+        `expected` is for the cache, see `ResponseCache`.
+        """
+        self._expected = expected
+        self._inner = inner
+        self.access = access
+        self._key = key
+        self._salt = salt
+        self._lookup_ns = lookup_ns
+        #: Whether the request had a response that did not end it.
+        self._several = False
+
+    def send(self, response: Response) -> None:
+        """See `ResponseReceiver`."""
+        if not response.final:
+            self._several = True
+        elif response.error is not None or response.outputs is None or self._several:
+            if not isinstance(response.error, QueueFull):  # such a request was never accepted (Triton)
+                self._count_miss(0)
+        elif any(_of_client(each) for each in response.outputs):
+            HeldResponse(self, response).begin()
+            return
+        else:
+            self._store(response, response.outputs)
+        self._inner.send(response)
+
+    def _store(self, response: Response, outputs: list[Tensor]) -> None:
+        access = self.access
+        if access.salt() != self._salt:  # a step of the ensemble was loaded again, and may have taken part
+            self._count_miss(0)
+            return
+        begun_ns = access.clock.now_ns()
+        if access.cache.insert(self._key, outputs, response.parameters, self._expected):
+            # As in Triton, a request that ran beside an equal one counts neither as hit nor as miss.
+            self._count_miss(access.clock.now_ns() - begun_ns)
+
+    def _count_miss(self, insertion_ns: int) -> None:
+        access = self.access
+        access.model.statistics.record_cache_miss(self._lookup_ns + insertion_ns, access.clock.now_ns())
+
+    def held(self, response: Response, outputs: list[Tensor] | None) -> None:
+        """Send a response that was held, and store `outputs`, if they could be read."""
+        if outputs is None:
+            self._count_miss(0)
+        else:
+            self._store(response, outputs)
+        self._inner.send(response)
+
+
+class HeldResponse:
+    """A response with outputs in regions of the client, which is held until they are read."""
+
+    def __init__(self, passage: StoringPassage, response: Response) -> None:
+        self._passage = passage
+        self._response = response
+        self._access = passage.access
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Read the outputs, store them, and send the response; after `HOLD_TIMEOUT_S` send it nevertheless."""
+        self._access.hold(self._response)
+        self._timer = asyncio.get_running_loop().call_later(HOLD_TIMEOUT_S, self._end, None)
+        self._access.start(self._read())
+
+    async def _read(self) -> None:
+        outputs: list[Tensor] = []
+        copies: list[Tensor] = []
+        complete = False
+        # The response may be sent, and released, before all is read.
+        places = [each.span and each.span.shared() for each in self._response.outputs or ()]
+        try:
+            for output, place in zip(self._response.outputs or (), places, strict=True):
+                if place is None or not place.lease.region.of_client:
+                    outputs.append(output)
+                    continue
+                span = await self._access.regions.read(place)
+                copies.append(Tensor(output.name, output.datatype, output.shape, None, span))
+                outputs.append(copies[-1])
+            complete = True
+        except ServingError:
+            pass  # the client has shortened the region, for example: nothing is stored
+        finally:
+            self._end(outputs if complete else None)
+            for place in places:
+                if place is not None:
+                    place.lease.release()
+            for copy in copies:
+                copy.release()
+
+    def _end(self, outputs: list[Tensor] | None) -> None:
+        """Send the response, unless it was sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._passage.held(self._response, outputs)
+            self._access.let_go(self._response)
+
+
+def _of_client(tensor: Tensor) -> bool:
+    return tensor.span is not None and tensor.span.lease.region.of_client
+
+
+async def digest_in_helper(helpers: Helpers, description: bytes, inputs: Sequence[Tensor], peer: str) -> bytes:
+    """Return the key of a request with these inputs, of which leases of its own are taken. Raises `ServingError`.
+
+    `peer` is the client that waits.
+    """
+    key: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def ended(result: bytes | ServingError) -> None:
+        if key.done():  # cancelled
+            return
+        if isinstance(result, bytes):
+            key.set_result(result)
+        else:
+            key.set_exception(result)
+
+    sources = [Tensor("", "UINT8", [each.byte_size], each.data, each.span and each.span.shared()) for each in inputs]
+    task = MessageTask(DIGEST, description, sources, peer=peer, ended=ended)
+    helpers.add(task)
+    try:
+        return await key
+    except asyncio.CancelledError:
+        helpers.cancel(task)
+        raise

@@ -68,7 +68,7 @@ def redis_settings(settings: dict[str, str]) -> RedisSettings:
         raise InvalidArgument("--cache-config=redis needs a host, such as --cache-config=redis,host=localhost")
     found: dict[str, str | int | bool] = {}
     for name, text in settings.items():
-        if name == SIGNING_KEY_FILE:  # of every cache: `kernel.cache.registry` reads it
+        if name == SIGNING_KEY_FILE:  # of every cache: `kernel.cache.caching` reads it
             continue
         if name in _TEXTS:
             found[_TEXTS[name]] = _secret(name, text) if name in ("user", "password") else text

@@ -2,19 +2,29 @@
 a store that is slow or down.
 
 A lookup that fails or takes too long is a miss. After several failures in a row the store is not asked for some
-seconds (`kernel/cache/breaker.py`); requests meanwhile are misses at once.
+seconds (`kernel/cache/stored.py`); requests meanwhile are misses at once.
+
+Decides when a store that fails is asked again. Pure: times are handed in, in nanoseconds.
+
+Signs the values of a cache outside of the server, so that only servers with the same key can write responses.
+
+A signed value begins with a keyed digest (BLAKE2b) of its own key in the store and of what follows. So a value that was
+copied to another key of the store is refused as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from kernel.cache.breaker import CircuitBreaker
 from kernel.cache.encoding import FORMAT, BadEntry, can_be_stored, decode_in_pieces, encode
-from kernel.observe.cache_figures import CacheFigures
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.errors import InvalidArgument
+from kernel.observe.limited_log import LimitedLog
+from kernel.regular_files import read_regular
+from kernel.serving.interface import CacheFigures
 from kernel.texts import printable
 
 if TYPE_CHECKING:
@@ -22,12 +32,117 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kernel.cache.interface import CachedResponse, CacheStore, ExpectedOutputs
-    from kernel.cache.signing import Signing
     from kernel.loop.clock import Clock
     from kernel.serving.response import ParameterValue
     from shm.tensor import Tensor
 
+_DIGEST_BYTE_SIZE = 32
+
+#: Shorter keys can be guessed; longer files are no keys.
+_MIN_BYTE_SIZE, _MAX_BYTE_SIZE = 16, 4096
+
+
+class Signing:
+    """The key of a cache."""
+
+    def __init__(self, secret: bytes) -> None:
+        # BLAKE2b takes keys of up to 64 bytes.
+        self._secret = hashlib.blake2b(secret, person=b"naiad cache key").digest()
+        #: A part of the keys in the store: servers with different signing keys do not see the entries of one another.
+        self.name = hashlib.blake2b(self._secret, digest_size=4, person=b"naiad cache name").hexdigest()
+
+    def signed(self, key: bytes, value: bytes) -> bytes:
+        """Return the value as it is stored under `key`."""
+        return self._digest(key, memoryview(value)) + value
+
+    def verified(self, key: bytes, stored: bytes) -> memoryview:
+        """Return the value that was stored under `key`. Raises `BadEntry`."""
+        value = memoryview(stored)[_DIGEST_BYTE_SIZE:]
+        if not hmac.compare_digest(self._digest(key, value), stored[:_DIGEST_BYTE_SIZE]):
+            raise BadEntry("a wrong signature")
+        return value
+
+    def _digest(self, key: bytes, value: memoryview) -> bytes:
+        hasher = hashlib.blake2b(key, key=self._secret, digest_size=_DIGEST_BYTE_SIZE, person=b"naiad cache")
+        hasher.update(value)
+        return hasher.digest()
+
+
+def read_signing_key(path: str) -> Signing:
+    """Return the key in the file at `path`, without line feeds at its end. Raises `InvalidArgument`. Blocks."""
+    try:
+        secret = read_regular(path, _MAX_BYTE_SIZE + 1).rstrip(b"\r\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument(f"the signing key of the cache cannot be read from '{path}': {reason}") from None
+    if not _MIN_BYTE_SIZE <= len(secret) <= _MAX_BYTE_SIZE:
+        raise InvalidArgument(
+            f"the signing key of the cache in '{path}' must have {_MIN_BYTE_SIZE} to {_MAX_BYTE_SIZE} bytes; such as "
+            f"made by: head -c 32 /dev/urandom | base64 > {path}"
+        )
+    return Signing(secret)
+
+
+#: After this number of failures in a row the store is not asked for a while.
+FAILURE_LIMIT = 5
+
+FIRST_PAUSE_NS = 1_000_000_000
+
+LONGEST_PAUSE_NS = 30_000_000_000
+
+
+class CircuitBreaker:
+    """Lets calls pass until several in a row have failed. Then it refuses all calls for a time, and lets one try.
+
+    The time doubles with each try that fails, up to a limit. A call that succeeds lets all pass again.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._pause_ns = 0
+        self._closed_until_ns = 0
+        #: Whether the one call that tries is under way.
+        self._trying = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether the store is regarded as down."""
+        return self._pause_ns > 0
+
+    def allows(self, now_ns: int) -> bool:
+        """Whether a call may be made now. `succeeded` or `failed` follows for each call that is made."""
+        if not self._pause_ns:
+            return True
+        if self._trying or now_ns < self._closed_until_ns:
+            return False
+        self._trying = True
+        return True
+
+    def succeeded(self) -> bool:
+        """A call has succeeded. Returns whether the store was regarded as down until now."""
+        was_paused = self._pause_ns > 0
+        self._failures = self._pause_ns = 0
+        self._trying = False
+        return was_paused
+
+    def failed(self, now_ns: int) -> bool:
+        """A call has failed. Returns whether the store is regarded as down from now on, and was not before."""
+        if self._pause_ns:
+            if self._trying:
+                self._trying = False
+                self._pause_ns = min(2 * self._pause_ns, LONGEST_PAUSE_NS)
+                self._closed_until_ns = now_ns + self._pause_ns
+            return False
+        self._failures += 1
+        if self._failures < FAILURE_LIMIT:
+            return False
+        self._pause_ns = FIRST_PAUSE_NS
+        self._closed_until_ns = now_ns + self._pause_ns
+        return True
+
+
 logger = logging.getLogger(__name__)
+
 _bad_values = LimitedLog(logger, logging.WARNING)
 
 _T = TypeVar("_T")
@@ -37,6 +152,7 @@ MAX_LOOKUPS = 128
 
 #: The most insertions at a time, and their bytes; a response beyond them is not stored.
 MAX_INSERTIONS = 64
+
 MAX_INSERTED_BYTE_SIZE = 32 << 20
 
 #: The largest value, so that encoding and decoding take at most about 2 ms of the event loop.

@@ -5,6 +5,18 @@ They are in `parameters`, because config.pbtxt has no fields for what Triton doe
     parameters { key: "naiad.execution_timeout" value { string_value: "2.5" } }
 
 All other parameters are the backend's.
+
+`naiad.openai_fields`: what a model for the OpenAI front door says it does with requests, beside sampling. Pure.
+
+A model gets the whole request, and the server cannot know what it does with each field. What changes only how text is
+sampled is left to the model. What changes the form or the meaning of a response is refused unless the model declares
+it here:
+
+    parameters { key: "naiad.openai_fields" value { string_value: "logit_bias,response_format" } }
+
+The parameter `naiad.autoscale`: how many instances a model may have, and when their number changes. Pure.
+
+parameters { key: "naiad.autoscale" value { string_value: "min=1,max=4,up_after=500ms,down_after=30s" } }
 """
 
 from __future__ import annotations
@@ -14,13 +26,125 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.autoscale import AUTOSCALE, AutoscaleSettings, autoscale_settings
 from kernel.config.fair_queuing import FAIR_BY, FAIR_WEIGHTS, QUOTA, FairQueuing, fair_queuing
-from kernel.config.openai_fields import OPENAI_FIELDS, openai_fields
 from kernel.errors import BadConfig
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
+
+AUTOSCALE = "naiad.autoscale"
+
+#: The form that errors show.
+_FORM = "min=1,max=4,up_after=500ms,down_after=30s (max is needed; the others are the defaults)"
+
+_AUTOSCALE_NAMES = ("min", "max", "up_after", "down_after")
+
+_INSTANCE_COUNT = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
+
+_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m)", re.ASCII)
+
+_UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+
+
+class AutoscaleSettings(msgspec.Struct, frozen=True):
+    """When a model gets another instance, and when it loses one."""
+
+    #: The most instances.
+    max: int
+    #: The fewest instances, at least 1.
+    min: int = 1
+    #: An instance is added when requests have waited, and no instance was idle, for this time.
+    up_after_ns: int = 500 * 10**6
+    #: An instance is removed when there was always an idle one for this time.
+    down_after_ns: int = 30 * 10**9
+
+
+def autoscale_settings(config: ModelConfig) -> AutoscaleSettings | None:
+    """Return the settings of a normalised configuration, or None without the parameter. Raises `BadConfig`."""
+    if AUTOSCALE not in config.parameters:
+        return None
+    settings = _parsed(config.name, config.parameters[AUTOSCALE].string_value)
+    if config.HasField("ensemble_scheduling"):
+        raise BadConfig(f"parameter '{AUTOSCALE}' is for models with instances; '{config.name}' is an ensemble")
+    if config.HasField("sequence_batching"):
+        raise BadConfig(
+            f"parameter '{AUTOSCALE}' cannot be used with sequence_batching (model '{config.name}'): a sequence stays "
+            "on its instance"
+        )
+    groups = [group for group in config.instance_group if not group.passive]
+    if len(groups) > 1 or any(len(group.gpus) > 1 for group in groups):
+        raise BadConfig(
+            f"parameter '{AUTOSCALE}' needs one instance group, on at most one GPU, because it changes the count of "
+            f"that group; model '{config.name}' has more"
+        )
+    return settings
+
+
+def _parsed(model: str, text: str) -> AutoscaleSettings:
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = (each.strip() for each in part.partition("="))
+        pattern = _INSTANCE_COUNT if name in ("min", "max") else _DURATION
+        matched = pattern.fullmatch(value)
+        if name not in _AUTOSCALE_NAMES or name in found or matched is None:
+            raise _wrong(model, text, f"'{part.strip()}'")
+        found[name] = int(value) if pattern is _INSTANCE_COUNT else int(matched[1]) * _UNITS_NS[matched[2]]
+    least, most = found.get("min", 1), found.get("max")
+    if most is None:
+        raise _wrong(model, text, "no max")
+    if least > most:
+        raise _wrong(model, text, f"a min of {least} above the max of {most}")
+    settings = AutoscaleSettings(most, least)
+    up_after_ns = found.get("up_after", settings.up_after_ns)
+    down_after_ns = found.get("down_after", settings.down_after_ns)
+    if not up_after_ns or not down_after_ns:
+        raise _wrong(model, text, "a time of 0")
+    return AutoscaleSettings(most, least, up_after_ns, down_after_ns)
+
+
+def _wrong(model: str, text: str, what: str) -> BadConfig:
+    return BadConfig(
+        f"parameter '{AUTOSCALE}' of model '{model}' must have the form {_FORM}, with counts from 1 to 9999 and times "
+        f"in ms, s or m; found {what} in '{text}'"
+    )
+
+
+OPENAI_FIELDS = "naiad.openai_fields"
+
+#: Fields of requests.
+DECLARABLE_FIELDS = frozenset(
+    (
+        "add_generation_prompt", "allowed_token_ids", "audio", "bad_words", "chat_template_kwargs",
+        "continue_final_message", "dimensions", "documents", "function_call", "functions", "ignore_eos",
+        "logit_bias", "logprobs", "min_p", "min_tokens", "modalities", "parallel_tool_calls",
+        "reasoning_effort", "repetition_penalty", "response_format", "skip_special_tokens",
+        "stop_token_ids", "structured_outputs", "suffix", "tool_choice", "tools", "top_k", "top_logprobs",
+        "verbosity", "web_search_options",
+    )
+)  # fmt: skip
+
+#: Parts of messages, and a prompt of token ids in place of text.
+DECLARABLE_PARTS = frozenset(("file", "image_url", "input_audio", "prompt_token_ids"))
+
+
+def openai_fields(config: ModelConfig) -> frozenset[str]:
+    """Return what the model declares; nothing without the parameter. Raises `BadConfig` for an unknown name."""
+    if OPENAI_FIELDS not in config.parameters:
+        return frozenset()
+    return declared_fields(config.parameters[OPENAI_FIELDS].string_value, config.name)
+
+
+def declared_fields(text: str, model: str) -> frozenset[str]:
+    """Return the names in the value of the parameter of `model`. Raises `BadConfig` for an unknown name."""
+    names = frozenset(name for part in text.split(",") if (name := part.strip()))
+    known = DECLARABLE_FIELDS | DECLARABLE_PARTS
+    if unknown := sorted(names - known):
+        raise BadConfig(
+            f"parameter '{OPENAI_FIELDS}' of model '{model}' must be names with commas between; '{unknown[0]}' is none "
+            f"of {', '.join(sorted(known))}"
+        )
+    return names
+
 
 _PREFIX = "naiad."
 
@@ -29,10 +153,12 @@ EXECUTION_TIMEOUT = _PREFIX + "execution_timeout"
 
 #: The name of an installed scheduler, and of an installed batching rule (`kernel/extensions.py`).
 SCHEDULER = _PREFIX + "scheduler"
+
 BATCHING = _PREFIX + "batching"
 
 #: Whether a batch may start before `max_queue_delay_microseconds` have passed, when no more requests are expected.
 QUEUE_DELAY = _PREFIX + "queue_delay"
+
 FIXED, ADAPTIVE = "fixed", "adaptive"
 
 #: Names of modules, with commas between, that are imported once before the workers of the model are forked.
@@ -67,7 +193,9 @@ _COUNT = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 #: A size as it is written: `512MiB`, `2GiB`, `1000000000`. A worker without a model takes some 30 MiB.
 _BYTE_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|)", re.ASCII)
+
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
 _LEAST_MEMORY = 64 << 20
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.

@@ -2,6 +2,12 @@
 
 It is built once at load, from a configuration that was filled in, normalised and checked. Requests then
 never read protobuf messages. Durations are in nanoseconds.
+
+`SequenceBatching`: the part of a configuration's `sequence_batching` that the scheduler needs. Times in nanoseconds.
+
+Control tensors and implicit state are the worker's (`backends/worker/sequence_batches.py`).
+
+`EnsembleSpec`: the steps of an ensemble, as the scheduler sees them. Built once, from a checked configuration.
 """
 
 from __future__ import annotations
@@ -10,14 +16,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.ensemble_spec import (
-    EnsembleSpec,  # msgspec reads annotations: specs go to helpers
-    ensemble_spec,
-)
 from kernel.config.fair_queuing import FairQueuing  # noqa: TC001 - msgspec reads annotations: specs go to helpers
-from kernel.config.generated.model_config_pb2 import DataType, ModelQueuePolicy
+from kernel.config.generated.model_config_pb2 import (
+    TYPE_INT32,
+    TYPE_STRING,
+    TYPE_UINT32,
+    DataType,
+    ModelQueuePolicy,
+    ModelSequenceBatching,
+)
 from kernel.config.model_parameters import FIXED, ModelParameters, model_parameters
-from kernel.config.sequence_spec import SequenceBatching, sequence_batching
 from shm.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
@@ -26,6 +34,122 @@ if TYPE_CHECKING:
         ModelInput,
         ModelOutput,
     )
+
+#: `model_version` of a step that uses the newest version.
+_NEWEST = -1
+
+
+class EnsembleStep(msgspec.Struct, frozen=True):
+    """A model that the ensemble executes once all its input tensors are there."""
+
+    model_name: str
+    #: The version as a request names it; empty for the newest that is ready.
+    model_version: str
+    #: Input of the step's model → tensor of the ensemble.
+    inputs: dict[str, str]
+    #: Output of the step's model → tensor of the ensemble.
+    outputs: dict[str, str]
+    #: The repository in which the model is looked for first, with --model-namespacing; else empty.
+    namespace: str = ""
+
+
+class EnsembleSpec(msgspec.Struct, frozen=True):
+    """The steps of an ensemble. A tensor is written by one step or is an input of the ensemble."""
+
+    steps: tuple[EnsembleStep, ...] = ()
+    #: The most requests that one step executes at the same time, of all requests to the ensemble; 0 for no limit.
+    max_inflight_requests: int = 0
+    #: The version of the ensemble itself, for its responses. Set when it is loaded.
+    version_text: str = "1"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models of the steps, each once, in the order of the steps."""
+        return tuple(dict.fromkeys(step.model_name for step in self.steps))
+
+
+def ensemble_spec(config: ModelConfig, namespace: str = "") -> EnsembleSpec | None:
+    """Return the steps of a checked configuration; None if the model is not an ensemble.
+
+    `namespace` is the repository of the ensemble if repositories are namespaces.
+    """
+    if not config.HasField("ensemble_scheduling"):
+        return None
+    scheduling = config.ensemble_scheduling
+    return EnsembleSpec(
+        tuple(
+            EnsembleStep(
+                step.model_name,
+                "" if step.model_version == _NEWEST else str(step.model_version),
+                dict(sorted(step.input_map.items())),
+                dict(sorted(step.output_map.items())),
+                namespace,
+            )
+            for step in scheduling.step
+        ),
+        scheduling.max_inflight_requests,
+    )
+
+
+#: The longest time: 36 years, so that a time in the future fits a timer of the system.
+_LONGEST_NS = 1 << 60
+
+
+class SequenceBatching(msgspec.Struct, frozen=True):
+    """How sequences share the instances of a model."""
+
+    #: The strategy `oldest`: a sequence has at most one request in a batch, at any row. Otherwise `direct`: a sequence
+    #: has the row of its slot in each batch.
+    oldest: bool = False
+    #: How many sequences one instance has at a time.
+    slot_count: int = 1
+    #: A sequence ends after this time without a request.
+    max_idle_ns: int = 1_000_000_000
+    #: How long a request may wait for a larger batch.
+    max_queue_delay_ns: int = 0
+    #: `direct`: the share of slots that must have a request before a batch runs without the delay; 0 for no wait.
+    minimum_slot_utilization: float = 0.0
+    #: `oldest`: in requests, ascending.
+    preferred_batch_sizes: tuple[int, ...] = ()
+    #: The model may reschedule a request, and a request without a correlation id is a sequence of its own.
+    iterative: bool = False
+    #: Whether the worker keeps implicit state.
+    has_state: bool = False
+    #: Whether the model gets the correlation id as a text, and else how many of its bits.
+    correlation_id_is_text: bool = False
+    correlation_id_bits: int = 64
+
+
+def sequence_batching(config: ModelConfig) -> SequenceBatching | None:
+    """Return the sequence batching of a checked configuration, or None if it has none."""
+    if not config.HasField("sequence_batching"):
+        return None
+    batching = config.sequence_batching
+    oldest = batching.HasField("oldest")
+    slots = max(1, config.max_batch_size)
+    if oldest and batching.oldest.max_candidate_sequences > 0:
+        slots = batching.oldest.max_candidate_sequences
+    strategy = batching.oldest if oldest else batching.direct
+    types = _correlation_id_types(batching)
+    return SequenceBatching(
+        oldest=oldest,
+        slot_count=slots,
+        max_idle_ns=min(batching.max_sequence_idle_microseconds * 1000, _LONGEST_NS),
+        max_queue_delay_ns=min(strategy.max_queue_delay_microseconds * 1000, _LONGEST_NS),
+        minimum_slot_utilization=batching.direct.minimum_slot_utilization,
+        preferred_batch_sizes=tuple(sorted(set(batching.oldest.preferred_batch_size))),
+        iterative=batching.iterative_sequence,
+        has_state=bool(batching.state),
+        correlation_id_is_text=TYPE_STRING in types,
+        correlation_id_bits=32 if TYPE_INT32 in types or TYPE_UINT32 in types else 64,
+    )
+
+
+def _correlation_id_types(batching: ModelSequenceBatching) -> set[int]:
+    """Return the datatypes of the control tensor with the correlation id, of which there is at most one."""
+    controls = [control for control_input in batching.control_input for control in control_input.control]
+    kind = ModelSequenceBatching.Control.CONTROL_SEQUENCE_CORRID
+    return {control.data_type for control in controls if control.kind == kind}
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 from kernel.serving.request import Request
 from shm.tensor import RequestedOutput
 

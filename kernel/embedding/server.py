@@ -2,10 +2,16 @@
 
 The program's requests go directly to the kernel, with arrays. The server can also serve other programs over HTTP and
 gRPC. Models run in worker processes. The workers end with the server, and the server ends with the program.
+
+Runs a server on an event loop in its own thread, and lets other threads run code on that loop.
+
+All posted callbacks run. After the server has ended, posting raises `NotRunning`. No thread waits forever.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import json
 import logging
 import os
@@ -13,27 +19,175 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from kernel.app import StartFailed
-from kernel.command.flags.keywords import read_keywords
-from kernel.config.to_json import to_json
+import anyio
+
+from kernel.app import Server, StartFailed
+from kernel.config.to_text import to_json
 from kernel.embedding.requests import Outputs, RequestOptions, ResponseStream, make_call
-from kernel.embedding.server_thread import NotRunning, ServerThread
-from kernel.errors import ServingError
+from kernel.errors import ServingError, Unavailable
+from kernel.flags.read import read_keywords
 from kernel.options import BadOption, LogOptions, check_options
 from kernel.repository.override import FILE_PREFIX
-from kernel.serving.front_doors.model_metadata import model_metadata
+from kernel.serving.model_figures import model_metadata
+from kernel.startup import CannotListen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from kernel.command.flags.keywords import Keyword
     from kernel.config.spec import ModelSpec
+    from kernel.flags.read import Keyword
     from kernel.options import ListenAddress, ServerOptions
-    from kernel.serving.catalog import IndexItem
-    from kernel.serving.front_doors.model_metadata import ModelMetadata
+    from kernel.repository.load_progress import LoadStep
+    from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.kernel import Kernel
+    from kernel.serving.model_figures import ModelMetadata
+    from kernel.settings import LogSettings
+
+
+class NotRunning(Unavailable):
+    def __init__(self) -> None:
+        super().__init__("the server is not running")
+
+
+class ServerThread:
+    """One run of a server, from start to stop. Implements `kernel.operator.ServerOperator` for a program.
+
+    `kernel` and `ports` are set when `start` returns. Only code on the loop may use the kernel.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.kernel: Kernel
+        self.ports: Mapping[str, int] = {}
+        # A daemon, so that the thread does not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, name="naiad server", daemon=True)
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Reentrant: the garbage collector may call `stop` in a thread that already holds the lock.
+        self._lock = threading.RLock()
+        #: The loop while callbacks may be posted to it, else None.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_requested: asyncio.Event
+        self._stopping = False
+        self._has_served = False
+
+    @property
+    def owns_process(self) -> bool:
+        return False
+
+    # ---- for other threads -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the server; returns when every front door listens. On `StartFailed` the thread has ended."""
+        self._thread.start()
+        try:
+            self._opened.result()
+        except BaseException:  # also an interrupt: the caller has no server to stop
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Drain requests, close front doors and end workers; returns when this is done. More calls do nothing."""
+        with self._lock:
+            self._stopping = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop_requested.set)
+        # The garbage collector may call `stop` in the server's own thread, which cannot wait for itself.
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Let the loop call `callback`, which must not raise. Raises `NotRunning`."""
+        with self._lock:
+            if self._loop is None:
+                raise NotRunning
+            self._loop.call_soon_threadsafe(callback)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Run a coroutine on the loop and return its result. Raises `NotRunning` if the server ends first."""
+        with self._lock:
+            if self._loop is None:
+                raise NotRunning
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise NotRunning from None
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failure: BaseException
+        try:
+            anyio.run(
+                self._serve,
+                backend="asyncio",
+                backend_options={"use_uvloop": self.options.event_loop == "uvloop"},
+            )
+            failure = StartFailed("the server was stopped during its start")
+        except (CannotListen, BadOption) as error:
+            failure = StartFailed(str(error))
+        except StartFailed as error:
+            failure = error
+        except BaseException as error:  # a bug; the program gets what `start` promises, and the cause beside it
+            failure = StartFailed(f"the server has failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            # At the exit of the interpreter, closing the loop fails after a successful run; this is not logged.
+            if self._opened.done() and not self._has_served:
+                logger.exception("the server has failed")
+        if not self._opened.done():
+            self._opened.set_exception(failure)
+
+    async def _serve(self) -> None:
+        with self._lock:
+            self._stop_requested = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            if self._stopping:
+                self._stop_requested.set()
+        try:
+            await Server(self.options, self).run()
+            self._has_served = True
+        finally:
+            with self._lock:
+                self._loop = None
+            # Callbacks that were posted before run now; coroutines are cancelled when the loop closes.
+            await asyncio.sleep(0)
+
+    # ---- ServerOperator ----------------------------------------------------------------------
+
+    def begin(self, log: LogSettings) -> None:
+        """Do nothing: the program configures logging."""
+
+    def imported(self) -> None:
+        """Do nothing: the garbage collector is the program's."""
+
+    def lost_log_lines(self) -> int:
+        return 0
+
+    async def wait_for_stop(self, stop: asyncio.Event) -> None:
+        await self._stop_requested.wait()
+        stop.set()
+
+    def models_loading(self, step: LoadStep) -> None:
+        """Do nothing: `start` waits for the models."""
+
+    def models_loaded(self, catalog: Catalog) -> None:
+        """Do nothing: the program can call `EmbeddedServer.models`."""
+
+    def model_retired(self) -> None:
+        """Do nothing: the garbage collector is the program's."""
+
+    def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
+        reasons = {item.name: " ".join(item.reason.split()) for item in catalog.index() if item.name in failed}
+        shown = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items() if reason)
+        return f"{shown}{'; ' * bool(shown)}exit_on_error=False starts without them"
+
+    def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
+        self.kernel = kernel
+        self.ports = ports
+        self._opened.set_result(None)
+
 
 __all__ = [
     "BadOption",
@@ -42,8 +196,10 @@ __all__ = [
     "Outputs",
     "RequestOptions",
     "ResponseStream",
+    "ServerThread",
     "ServingError",
     "StartFailed",
+    "logger",
 ]
 
 logger = logging.getLogger(__name__)

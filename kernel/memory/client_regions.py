@@ -3,7 +3,18 @@
 Texts and codes are Triton's (shared_memory_manager.cc). Nothing here maps memory: the kernel holds descriptors, and
 workers map them. The module is in `kernel` and not in `shm` because it raises errors of `kernel.errors`.
 
-A `peer` is the client that asks, as a text; front doors pass it on (`protocols/access/peer_identity.py`).
+A `peer` is the client that asks, as a text; front doors pass it on (`protocols/access.py`).
+
+Which users have shortened their shared memory: for a time, their regions are copied and not mapped. Pure.
+
+If a process accesses mapped memory that no longer exists, the process ends (SIGBUS). The owner of a region's file can
+shorten it at any time, as can users to whom the owner gives write access. So users are distrusted, not the client's
+address, which all clients of a machine share.
+
+The regions of clients by their names, and how many each client has. Pure.
+
+Either all clients share the names, as in Triton, or each has names of its own (`--shared-memory-owner=peer`): then no
+client can use, remove, see or take the names of another one.
 """
 
 from __future__ import annotations
@@ -14,7 +25,6 @@ import time
 from os import fstat
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.descriptors import is_reserved
 from kernel.errors import (
     ArenaFull,
     InternalError,
@@ -25,20 +35,96 @@ from kernel.errors import (
     RegionNotFound,
     file_error,
 )
-from kernel.memory.distrust import DISTRUST_NS, DistrustedUsers
-from kernel.memory.region_tables import RegionTables
-from kernel.observe.repeats.limited_log import LimitedLog
-from shm import posix
+from kernel.machine import is_reserved
+from kernel.observe.limited_log import LimitedLog
+from shm import region as posix
 from shm.lease import Lease
 from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
 from shm.tensor import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
     from shm.lease import RegionLease
     from shm.tensor import ClientSpan
+
+#: The owner of all names that clients share.
+_EVERYBODY = ""
+
+_NO_REGIONS: dict[str, Region] = {}
+
+
+class RegionTables:
+    """Regions, each with the client that has registered it: a text, see `protocols/access.py`."""
+
+    def __init__(self, *, owned: bool) -> None:
+        """With `owned`, each client has names of its own."""
+        self._owned = owned
+        #: The names that all clients share. Read-only for others.
+        self.shared: dict[str, Region] = {}
+        self._tables: dict[str, dict[str, Region]] = {_EVERYBODY: self.shared}
+        #: Region number → the client that has registered it; and how many each client has.
+        self._peers: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[Region]:
+        """Return all regions. They may be removed meanwhile."""
+        return iter([region for table in self._tables.values() for region in table.values()])
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def names(self, peer: str) -> dict[str, Region]:
+        """Return the regions that a client may use, by name. Read-only."""
+        return self._tables.get(peer, _NO_REGIONS) if self._owned else self.shared
+
+    def count(self, peer: str) -> int:
+        """Return how many regions a client has registered."""
+        return self._counts.get(peer, 0)
+
+    def add(self, region: Region, peer: str) -> None:
+        """Add a region that a client has registered. The client has no other of this name."""
+        owner = peer if self._owned else _EVERYBODY
+        self._tables.setdefault(owner, {})[region.name] = region
+        self._peers[region.number] = peer
+        self._counts[peer] = self.count(peer) + 1
+
+    def remove(self, region: Region) -> None:
+        """Remove a region; nothing happens if it was removed before."""
+        peer = self._peers.pop(region.number, None)
+        if peer is None:
+            return
+        owner = peer if self._owned else _EVERYBODY
+        del self._tables[owner][region.name]
+        if owner and not self._tables[owner]:
+            del self._tables[owner]
+        self._counts[peer] -= 1
+        if not self._counts[peer]:
+            del self._counts[peer]
+
+
+#: How long a user is distrusted after the last time. A single error of a client is forgiven after this time;
+#: one that does it on purpose can end workers once in this time.
+DISTRUST_NS = 600 * 1_000_000_000
+
+
+class DistrustedUsers:
+    """User ids, each with the time until which it is distrusted."""
+
+    def __init__(self) -> None:
+        self._until_ns: dict[int, int] = {}
+
+    def add(self, uid: int, now_ns: int) -> bool:
+        """Distrust a user from now on. Returns whether the user was trusted before."""
+        trusted = not self.has(uid, now_ns)
+        self._until_ns[uid] = now_ns + DISTRUST_NS
+        return trusted
+
+    def has(self, uid: int, now_ns: int) -> bool:
+        """Whether a user is distrusted now."""
+        return now_ns < self._until_ns.get(uid, 0)
+
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +133,9 @@ _shortened = LimitedLog(logger, logging.WARNING)
 
 #: Limits the descriptors that clients can make the server hold. No known client needs as many.
 MAX_REGIONS = 1024
+
 _UINT64_MAX = 2**64 - 1
+
 _MAX_DEVICE_ID = 2**31 - 1
 
 
@@ -78,7 +166,7 @@ class CopiedLease(Lease):
 
 
 class DeviceMemoryCheck(Protocol):
-    """Opens memory of GPUs in another process. Implemented by `backends.supervision.devices.device_regions`."""
+    """Opens memory of GPUs in another process. Implemented by `backends.supervision.server_devices`."""
 
     async def check(self, region: Region) -> None:
         """Open the memory, and keep it open until the region is dropped. Raises `ServingError` if that fails."""
@@ -91,7 +179,7 @@ class RegionRegistry:
     in Triton since 2024-11. Then the region is removed and its memory is freed.
 
     Workers map regions. After a client has shortened one, the regions of its user are copied for a time, see
-    `kernel/memory/distrust.py`.
+    `kernel/memory/client_regions.py`.
     """
 
     def __init__(

@@ -1,15 +1,24 @@
-"""Places the inputs of a request where a worker can read them: in the message, in an arena, or in a client's region."""
+"""Places the inputs of a request where a worker can read them: in the message, in an arena, or in a client's region.
+
+Buffers in the arenas of models: a front door receives a message into memory that a worker reads.
+
+The tensors of a message share its block. The block is freed when the last of them is released.
+
+Requests that are refused because there is no memory for them: the errors, the log, and how many there were.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 from typing import TYPE_CHECKING
 
-from kernel.errors import NoDescriptorLeft, lacks_descriptors
-from kernel.memory.receive_buffer import ALIGNMENT, ReceiveBuffer
-from kernel.memory.refusals import MemoryRefusals
+from kernel.errors import ArenaFull, MemoryFull, NoDescriptorLeft, lacks_descriptors
+from kernel.observe.limited_log import LimitedLog
 from kernel.serving.request import REQUEST_BYTE_SIZE
 from shm.arena import INLINE_LIMIT, Arena
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
+from shm.tensor import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +27,90 @@ if TYPE_CHECKING:
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from shm.arena import Block
-    from shm.tensor import Tensor
+    from shm.region import Region
+    from shm.tensor import Buffer, Tensor
+
+
+class MemoryRefusals:
+    """Makes the errors of one server."""
+
+    def __init__(self, arena_byte_size: int, budget: ByteBudget | None) -> None:
+        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one."""
+        self._arena_byte_size = arena_byte_size
+        self._budget = budget
+        self._log = LimitedLog(logging.getLogger(__name__), logging.WARNING)
+        #: How many errors were made.
+        self.count = 0
+
+    def no_room(self, byte_size: int, what: str = "tensor") -> ArenaFull:
+        """Return the error of a request with a `what` of `byte_size` bytes, for which no block was found."""
+        exceeded = ""
+        if self._budget is not None and byte_size > self._budget.limit_byte_size:
+            exceeded = f"--memory-byte-size={self._budget.limit_byte_size}"
+        elif byte_size > self._arena_byte_size:
+            exceeded = f"--arena-byte-size={self._arena_byte_size}"
+        error = ArenaFull(byte_size, what, exceeded)
+        self._report(error)
+        return error
+
+    def full(self) -> MemoryFull:
+        """Return the error of a request that comes while all memory is in use."""
+        error = MemoryFull()
+        self._report(error)
+        return error
+
+    def _report(self, error: ArenaFull | MemoryFull) -> None:
+        self.count += 1
+        use, budget = "", self._budget
+        if budget is not None:
+            bytes_used = f"{budget.used_byte_size} of {budget.limit_byte_size} bytes"
+            use = f"; all requests together use {bytes_used} (--memory-byte-size)"
+        self._log.log("requests without memory", "a request is refused: %s%s", error.message, use)
+
+
+#: Alignment of the first tensor in bytes: what vector units and frameworks prefer.
+ALIGNMENT = 64
+
+
+class ReceiveBuffer:
+    """A block of an arena with room for one message. The front door that requested it releases it once."""
+
+    __slots__ = ("_block", "_start", "of_model", "view")
+
+    def __init__(self, block: Block, start: int, byte_size: int, *, of_model: bool = True) -> None:
+        """The message has `byte_size` bytes from `start` of `block`. The buffer owns the block's lease from now on."""
+        self._block = block
+        #: Whether the block is in the arena of the message's model. If not, only a helper reads it.
+        self.of_model = of_model
+        self._start = start
+        #: The memory for the message, writable. Do not use it after `release`.
+        self.view = block.view()[start : start + byte_size]
+
+    @property
+    def region(self) -> Region:
+        return self._block.lease.region
+
+    def span(self, data: Buffer) -> Span | None:
+        """Return the span of `data` with a lease that the caller owns; None if `data` is not a part of `view`.
+
+        Tensors in it may begin anywhere: workers copy those that are not aligned (`backends/worker/inputs.py`).
+        """
+        if type(data) is not memoryview or data.readonly:
+            return None
+        position = _address(data) - _address(self.view)
+        start = self._block.offset + self._start + position
+        if not 0 <= position <= len(self.view) - len(data):
+            return None
+        return Span(self._block.lease.share(), start, len(data))
+
+    def release(self) -> None:
+        """Release the front door's lease. Tensors in the buffer have leases of their own."""
+        self._block.release()
+
+
+def _address(data: memoryview) -> int:
+    # A slice of a memoryview does not know its offset in the whole.
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))  # a writable view
 
 
 class InputPlacer:

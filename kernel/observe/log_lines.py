@@ -4,26 +4,52 @@ Triton's formats have a file and a line of the source, which tools parse; JSON h
 
 A record is exactly one line. Text of a client, a model or an exception can neither end the line nor control a
 terminal.
+
+The model that the running code works for. Log lines add it without an argument.
+
+Tasks and callbacks inherit the model from the code that creates them. So the output of a worker, and later log
+lines about the worker, have the model for which the worker was started.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import datetime
 import json
 import logging
 import os
 from typing import TYPE_CHECKING
 
-from kernel.observe.log_context import current_model
-
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernel.settings import LogSettings
+
+_model: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("model", default=None)
+
+
+@contextlib.contextmanager
+def about_model(name: str, version: int) -> Iterator[None]:
+    """Log lines in this block, and in tasks that it starts, belong to a version of a model."""
+    token = _model.set((name, str(version)))
+    try:
+        yield
+    finally:
+        _model.reset(token)
+
+
+def current_model() -> tuple[str, str] | None:
+    """Return name and version of the model that the running code works for, or None."""
+    return _model.get()
+
 
 #: A longer message is cut, in characters: most of such a text comes from a client.
 MAX_MESSAGE = 8192
 
 #: The same limits for a traceback and for one field of a JSON line.
 _MAX_TRACEBACK = 32768
+
 _MAX_FIELD = 512
 
 #: Keys of `extra=` of a log call that JSON lines show.
@@ -42,6 +68,7 @@ FIELDS = (
 
 #: Other levels have the letter I: Triton uses it for verbose lines, too.
 _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
+
 _LEVELS = {
     logging.INFO: "INFO",
     logging.WARNING: "WARNING",

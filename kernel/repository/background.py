@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import ServingError
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import BadConfig
-from kernel.files.regular_files import read_regular
+from kernel.regular_files import read_regular
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig

@@ -66,7 +66,7 @@ class GpuOptions(msgspec.Struct, frozen=True):
 
 
 class ServerGpus(Protocol):
-    """The GPUs of the server. Implemented by `backends.supervision.devices.gpus`."""
+    """The GPUs of the server. Implemented by `backends.supervision.gpus`."""
 
     #: Whether there may be a GPU: the library for it is installed, and a driver.
     possible: bool

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import InvalidArgument
-from kernel.repository.hints.repositories import repository_hint
+from kernel.repository.path_hints import repository_hint
 from kernel.serving.catalog import model_identifier
 from kernel.texts import has_control, is_utf8, printable, shown_text
 

@@ -12,25 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
-from kernel.files.file_threads import in_file_thread
+from kernel.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
 from kernel.repository.background import BackgroundTasks
-from kernel.repository.composition import Composition, LoadRequest
+from kernel.repository.ensembles import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
-from kernel.repository.listing import RepositoryListing
-from kernel.repository.load_failures import all_loaded, not_found_reason, note_failure, poll_failed, unexpected_failure
-from kernel.repository.load_log import log_failure, log_not_found, log_oddities
+from kernel.repository.load_failures import (
+    all_loaded,
+    log_failure,
+    log_not_found,
+    log_oddities,
+    not_found_reason,
+    note_failure,
+    poll_failed,
+    unexpected_failure,
+)
 from kernel.repository.loading import InstanceUpdate, LoadedVersion, VersionLoader, hold_origin
 from kernel.repository.local import list_repository
 from kernel.repository.opening import open_model
 from kernel.repository.override import OverrideFolder, UnusableParameters, parse_load_parameters
-from kernel.repository.polling import RepositoryPolling
-from kernel.repository.repositories import Repositories
-from kernel.repository.repository_loads import RepositoryLoads
+from kernel.repository.polling import RepositoryLoads, RepositoryPolling
+from kernel.repository.repositories import Repositories, RepositoryListing, TrafficFiles
 from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.running_loads import LoadEnded, RunningLoads
-from kernel.repository.traffic_files import TrafficFiles
 from kernel.serving.catalog import UNLOADED, ModelState
+from kernel.serving.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from kernel.repository.source import ModelSource
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.model import Model, SchedulerFactory
+    from kernel.serving.server_parts import RepositoryFigures
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +58,8 @@ logger = logging.getLogger(__name__)
 UNLOAD_WAIT_S = 5.0
 
 
-class Lifecycle:
-    """Loads and unloads models. Implements `kernel.serving.kernel.RepositoryControl`."""
+class Lifecycle(ServerPart):
+    """Loads and unloads models. A part of the server. Implements `kernel.serving.kernel.RepositoryControl`."""
 
     def __init__(
         self,
@@ -61,7 +68,9 @@ class Lifecycle:
         schedule: SchedulerFactory,
         new_keeper: Callable[[], InstanceKeeper],
         settings: LifecycleSettings,
+        on_retired: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_retired` is called after the workers of a version have ended that was unloaded or replaced."""
         self._catalog = catalog
         self._settings = settings
         self.backends = settings.backends
@@ -83,9 +92,10 @@ class Lifecycle:
         self._locks: dict[str, asyncio.Lock] = {}
         self.running_loads = RunningLoads()
         self._background = BackgroundTasks()
-        self.polling = RepositoryPolling(self.poll, settings.poll_s, self._background.failures)
-        #: Called after the workers of a version have ended that was unloaded or replaced.
-        self.on_retired: Callable[[], None] = lambda: None
+        self.polling = RepositoryPolling(
+            self.poll, self._repositories.slowest_listing, settings.poll_s, self._background.failures
+        )
+        self._on_retired = on_retired
 
     # ---- start and stop ----------------------------------------------------------------------
 
@@ -121,13 +131,18 @@ class Lifecycle:
         return self._progress.step(self._clock.now_ns())
 
     async def poll(self) -> None:
-        """Load new and changed models, and unload removed ones. Raises `ServingError` if no repository can be read."""
-        found = await self._listing.scan()
+        """Load new and changed models, and unload removed ones.
+
+        Models of a repository that cannot be read now stay as they are; its error is raised at the end.
+        """
+        found, error = await self._listing.poll()
         await self.traffic_files.read(found)
         for identifier in self._loaded.keys() - found.models.keys():
             await self._composition.forget(identifier)
             await self.unload_model(identifier)
         await self._loads.load_changed(found.models.values())
+        if error is not None:
+            raise error
 
     def _serving(self, identifier: str) -> list[Model]:
         return [loaded.model for loaded in self._loaded.get(identifier, {}).values()]
@@ -143,6 +158,9 @@ class Lifecycle:
             *(loaded.stop(at_once=at_once) for loaded in versions), self._retirement.close(at_once=at_once)
         )
         await self._repositories.close()
+
+    def figures(self) -> RepositoryFigures:
+        return self.polling.figures()
 
     # ---- RepositoryControl -------------------------------------------------------------------
 
@@ -194,7 +212,7 @@ class Lifecycle:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
-        """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.control.ModelLoads`."""
+        """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.ModelLoads`."""
         if not self._settings.explicit:
             return
 
@@ -222,7 +240,7 @@ class Lifecycle:
         except UnusableParameters as error:
             raise poll_failed(name, error) from error
 
-    # ---- kernel.repository.composition.ModelLoader -------------------------------------------
+    # ---- kernel.repository.ensembles.ModelLoader -------------------------------------------
 
     def identifiers_of(self, name: str) -> list[str]:
         return sorted(self._identifiers.get(name, ()))
@@ -406,7 +424,7 @@ class Lifecycle:
         """Wait for requests in flight, then end the workers. `mark_unloaded` shows the version as unloaded."""
         model = loaded.model
         await self._retirement.end_version(loaded)
-        self.on_retired()
+        self._on_retired()
         if mark_unloaded:
             entry = self._catalog.entry(identifier, model.version)
             if entry is not None and entry.model is model:

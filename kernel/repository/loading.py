@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.autoscale import autoscale_settings
 from kernel.config.check import check_before_completion
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.to_json import to_json
+from kernel.config.model_parameters import autoscale_settings
+from kernel.config.to_text import to_json
 from kernel.errors import ServingError, Unavailable
 from kernel.extensions import import_extensions
-from kernel.files.file_threads import in_file_thread
-from kernel.observe.log_context import about_model
+from kernel.file_threads import in_file_thread
+from kernel.observe.log_lines import about_model
 from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
-from kernel.repository.limits import ignored_settings, refuse_batching_library, refuse_unsupported
 from kernel.repository.load_limit import LoadLimit
 from kernel.repository.load_progress import LoadProgress
-from kernel.repository.origin import Origin, with_changes
 from kernel.repository.placement import match_instances, plan_instances
 from kernel.repository.running_loads import LoadReports, LongLoads
-from kernel.repository.warming import warm_up
+from kernel.repository.source import Origin, with_changes
+from kernel.repository.unsupported import ignored_settings, refuse_batching_library, refuse_unsupported
+from kernel.repository.warmup import warm_up
 from kernel.repository.worker_needs import worker_needs
 from kernel.serving.model import Model
-from kernel.serving.sequences.sequence_model import loaded_model
+from kernel.serving.sequence_model import loaded_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from kernel.loop.clock import Clock
-    from kernel.repository.agents.model_agents import ModelAgents
+    from kernel.repository.agents import ModelAgents
     from kernel.repository.held_folders import HeldFolder
     from kernel.repository.load_limit import LoadSlot
     from kernel.repository.placement import InstanceKeeper, InstancePlan
@@ -399,7 +399,7 @@ class VersionLoader:
     def _needs(self, source: ModelSource, config: ModelConfig, version: int) -> WorkerNeeds:
         """Return the needs of a version's workers. Blocks. Raises `BadConfig`."""
         environment = source.environment(config, version, installs=self._settings.installs_requirements)
-        return worker_needs(config, str(source.path), environment, self._settings.gpus.visible)
+        return worker_needs(config, str(source.path), environment, self._settings.gpus.visible, version)
 
     def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
         """Return the plans of all instances, with the settings of the command line. Blocks.

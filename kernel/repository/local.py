@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, file_error
-from kernel.files.file_threads import uses
-from kernel.files.regular_files import read_regular
+from kernel.file_threads import uses
+from kernel.regular_files import read_regular
 from kernel.repository.layout import CONFIG_FILENAME, Entry, can_be_model
 
 if TYPE_CHECKING:

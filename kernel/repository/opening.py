@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from kernel.config.gpus import may_use_gpus
-from kernel.files.file_threads import in_file_thread
-from kernel.repository.agents.model_agents import ModelAgents
+from kernel.file_threads import in_file_thread
+from kernel.repository.agents import ModelAgents
 from kernel.repository.layout import overriding_folder
 from kernel.repository.local import list_repository
 from kernel.repository.source import ModelSource

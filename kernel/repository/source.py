@@ -3,11 +3,19 @@
 read      parses config.pbtxt or an override, fills in backend and defaults, checks
 complete  merges the configuration that a worker has completed
 prepare   normalises and checks again; returns it also as JSON for workers and as spec for requests
+
+The files and configuration from which a version was loaded, and whether a change of them needs a reload. Pure.
+
+Triton's rule (model_lifecycle.cc): no reload is needed if the version's folder and the other files in the model's
+folder are unchanged, and the configuration has changed only in instance groups and version policy.
+
+The version policy: which versions of a model are served. Pure.
 """
 
 from __future__ import annotations
 
 import copy
+import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +27,8 @@ from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceG
 from kernel.config.gpus import move_to_cpu
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import ModelSpec, model_spec
-from kernel.config.to_json import to_json
-from kernel.errors import InternalError, NotFound, ServingError, Unsupported
+from kernel.config.to_text import to_json
+from kernel.errors import BadConfig, InternalError, NotFound, ServingError, Unsupported
 from kernel.repository.execution_environment import (
     ExecutionEnvironment,
     check_within,
@@ -29,13 +37,97 @@ from kernel.repository.execution_environment import (
 )
 from kernel.repository.layout import find_models
 from kernel.repository.local import list_repository, read_config, read_file
-from kernel.repository.origin import Origin
-from kernel.repository.versions import available_versions, choose_versions, missing_versions
 from kernel.repository.warmup import MAX_BYTE_SIZE, WARMUP_FOLDER, warmup_files
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from kernel.config.gpus import UsableGpus
-    from kernel.repository.layout import ModelFolder, RepositoryContents
+    from kernel.repository.layout import Entry, ModelFolder, RepositoryContents
+
+
+def choose_versions(config: ModelConfig, available: Iterable[int]) -> list[int]:
+    """Return the versions to serve, ascending; `available` are the versions in the repository.
+
+    `config` is normalised. Raises `BadConfig` if no available version satisfies the policy.
+    """
+    policy = config.version_policy
+    ascending = sorted(set(available))
+    match policy.WhichOneof("policy_choice"):
+        case "latest":
+            chosen = ascending[-policy.latest.num_versions :] if policy.latest.num_versions else []
+        case "specific":
+            chosen = [version for version in ascending if version in policy.specific.versions]
+        case _:
+            chosen = ascending
+    if not chosen:
+        raise BadConfig(f"at least one version must be available under the version policy of model '{config.name}'")
+    return chosen
+
+
+def available_versions(config: ModelConfig, found: Collection[int]) -> Collection[int]:
+    """Return the versions of a model with the version folders `found`.
+
+    An ensemble has no files, so it needs no folder, either: without one it has those versions that its policy names,
+    else version 1. Triton asks for an empty folder, which git and object stores do not keep.
+    """
+    if found or not config.HasField("ensemble_scheduling"):
+        return found
+    return tuple(config.version_policy.specific.versions) or (1,)
+
+
+def missing_versions(config: ModelConfig, available: Iterable[int]) -> list[str]:
+    """Return one log line for each version that the policy names and the repository does not contain."""
+    present = set(available)
+    return [
+        f"version {version} is specified for model '{config.name}', but the version directory is not present"
+        for version in sorted(set(config.version_policy.specific.versions))
+        if version not in present
+    ]
+
+
+#: Fields of a configuration that can change while a version serves.
+CHANGEABLE = ("instance_group", "version_policy")
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The listing of the model's folder, and the configuration before a worker completed it."""
+
+    folder: ModelFolder
+    config: ModelConfig
+    #: Path of the configuration's file; None if the model has none.
+    config_path: str | None = None
+
+    def needs_reload(self, now: Origin, version: int) -> bool:
+        """Return whether `version`, loaded from this origin, must be loaded again because of the changes in `now`."""
+        return (
+            self.folder.path != now.folder.path
+            or self.folder.versions.get(version) != now.folder.versions.get(version)
+            or self._other_entries() != now._other_entries()
+            or _unchangeable(self.config) != _unchangeable(now.config)
+        )
+
+    def _other_entries(self) -> list[Entry]:
+        """Return the entries of the model's folder that are neither versions nor its configuration: labels, ..."""
+        config = "" if self.config_path is None else posixpath.relpath(self.config_path, self.folder.path)
+        skipped = {entry.name for entry in self.folder.versions.values()} | {config.partition("/")[0]}
+        return [entry for entry in self.folder.entry.children if entry.name not in skipped]
+
+
+def with_changes(config: ModelConfig, given: ModelConfig) -> ModelConfig:
+    """Return a copy of `config` with the `CHANGEABLE` fields of `given`."""
+    result = _unchangeable(config)
+    result.instance_group.extend(given.instance_group)
+    result.version_policy.CopyFrom(given.version_policy)
+    return result
+
+
+def _unchangeable(config: ModelConfig) -> ModelConfig:
+    result = ModelConfig()
+    result.CopyFrom(config)
+    for field in CHANGEABLE:
+        result.ClearField(field)
+    return result
 
 
 #: The most bytes of a file with labels.

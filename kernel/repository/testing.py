@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog

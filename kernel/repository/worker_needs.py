@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.config.model_parameters import model_parameters, preloaded_modules
 from kernel.errors import BadConfig
-from kernel.files.regular_files import read_regular
+from kernel.regular_files import read_regular
 
 if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
@@ -59,8 +59,10 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     environment: ExecutionEnvironment | None = None
     #: How much memory a worker may use, in bytes; 0 for no limit.
     memory_limit_byte_size: int = 0
-    #: The model's folder on this machine; "" for a helper. A launcher for other hosts brings its files there.
+    #: The model's folder on this machine; "" for a helper. A launcher for other hosts brings the files of `version`
+    #: from there (`kernel.repository.described_files`).
     folder: str = ""
+    version: int = 0
 
 
 #: The needs of a helper.
@@ -68,9 +70,13 @@ NO_NEEDS = WorkerNeeds()
 
 
 def worker_needs(
-    config: ModelConfig, model_dir: str, environment: ExecutionEnvironment | None = None, visible_gpus: str = ""
+    config: ModelConfig,
+    model_dir: str,
+    environment: ExecutionEnvironment | None = None,
+    visible_gpus: str = "",
+    version: int = 0,
 ) -> WorkerNeeds:
-    """Return the needs of the workers of a model. Reads its `preload.py`. Raises `BadConfig`.
+    """Return the needs of the workers of a model version. Reads its `preload.py`. Raises `BadConfig`.
 
     `visible_gpus` are for workers on a GPU.
     """
@@ -106,4 +112,5 @@ def worker_needs(
         environment,
         ours.memory_limit_byte_size,
         model_dir,
+        version,
     )

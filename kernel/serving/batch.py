@@ -9,8 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.observe.reporting.batch_reports import BatchReports
-    from kernel.observe.reporting.execution_times import ExecutionTimes
+    from kernel.observe.execution_reports import BatchReports, ExecutionTimes
     from kernel.serving.request import Request
 
 

@@ -95,9 +95,9 @@ class MessageTask:
 
 
 class Helpers(Protocol):
-    """Runs tasks. Implemented by `backends.supervision.helper_pool`."""
+    """Runs tasks. Implemented by `backends.helper.pool`."""
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         """Run `task` as soon as a helper is free. `done` or `failed` ends it, later or before this returns."""
 
     def cancel(self, task: HelperTask) -> None:
@@ -157,7 +157,7 @@ class NoHelpers:
     def start_ahead(self) -> None:
         """Do nothing."""
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         raise AssertionError(f"task {task.name} was started without helpers")
 
     def cancel(self, task: HelperTask) -> None:

@@ -11,7 +11,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING
 
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 from kernel.serving.events import ChildResponded, DeadlineReached
 
 if TYPE_CHECKING:

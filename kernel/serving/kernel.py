@@ -6,7 +6,7 @@ One call resolves a request to a model version, checks it, places its inputs and
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -20,17 +20,14 @@ from kernel.errors import (
     ServingError,
     Unavailable,
 )
-from kernel.health.readiness import all_healthy, with_steps
 from kernel.loop.cancellations import Cancellations
-from kernel.observe.repeats.internal_errors import unexpected_error
-from kernel.observe.reporting.repository_health import RepositoryHealth
-from kernel.serving.calls.calls import Calls
-from kernel.serving.calls.nested_loads import NestedLoads
+from kernel.observe.internal_errors import unexpected_error
+from kernel.serving.calls import Calls, NestedLoads
 from kernel.serving.catalog import parse_version
-from kernel.serving.front_doors.model_figures import figures_of, instance_figures
-from kernel.serving.front_doors.route import ModelRoute, Wait, route_to
+from kernel.serving.health import all_healthy, with_steps
 from kernel.serving.helper_tasks import NoHelpers
-from kernel.serving.routes.waiting import WaitingRequests
+from kernel.serving.model_figures import figures_of, instance_figures
+from kernel.serving.route import ModelRoute, RouteRules, Wait, WaitingRequests, WithSecond, route_to
 from kernel.serving.validation import validate
 from kernel.version import __version__
 
@@ -39,22 +36,23 @@ if TYPE_CHECKING:
 
     from kernel.loop.clock import Clock
     from kernel.memory.client_regions import RegionRegistry
-    from kernel.memory.input_placement import InputPlacer
-    from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.observe.cache_figures import CacheFigures
-    from kernel.observe.recent.recent import Recent
-    from kernel.observe.reporting.gpu_figures import GpuFigureReader
+    from kernel.memory.input_placement import InputPlacer, ReceiveBuffer
+    from kernel.observe.gpu_figures import GpuFigureReader
+    from kernel.observe.recent import Recent
+    from kernel.records.tracer import Tracer
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.front_doors.model_figures import InstanceFigures, ModelCounters, ModelFigures
-    from kernel.serving.front_doors.route import RouteRule
-    from kernel.serving.front_doors.traffic_control import TrafficControl
     from kernel.serving.helper_tasks import FrontDoorHelpers
+    from kernel.serving.interface import TrafficControl
     from kernel.serving.model import Model
+    from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
+    from kernel.serving.route import RouteRule, SecondReceiver
+    from kernel.serving.server_parts import ServerPart
     from kernel.settings import LogSettings, TraceSettings
-    from kernel.tracing.tracer import Tracer
     from shm.arena import Block
+
+_Figures = TypeVar("_Figures")
 
 #: What GET /v2 and ServerMetadata list, in Triton's order (core's server.cc).
 EXTENSIONS = (
@@ -99,7 +97,7 @@ class RepositoryControl(Protocol):
 
 
 class RequestRecorder(Protocol):
-    """Records requests. Implemented by `kernel.recording.recorder`."""
+    """Records requests. Implemented by `kernel.records.recorder`."""
 
     def begin(self, request: Request, model: Model) -> None:
         """Record a checked request if it is its turn. It has its trace already."""
@@ -129,28 +127,16 @@ class Kernel:
         self.tracer.on_near = self._switch_times
         #: Records requests; None for most servers.
         self.recorder: RequestRecorder | None = None
-        #: Set by the composition root, before any front door starts: it makes models whose schedulers use the kernel.
-        self.repository: RepositoryControl
+        self.repository = parts.repository
         self.helpers = parts.helpers
-        #: None where nothing sets traffic rules. Set by the composition root, as `repository`.
-        self.traffic: TrafficControl | None = None
+        self.traffic = parts.traffic
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
-        self.starting = False
+        self.starting = parts.starting
         #: The start failed, and the server runs only to say so (--exit-on-error=false).
         self.start_failed = False
-        #: Functions by protocol that return the number of connections. Each front door adds its own when it starts.
-        self.connections: dict[str, Callable[[], int]] = {}
-        #: The same for when a door's certificate expires, in seconds since the epoch; None if that is not known.
-        self.certificate_expiry: dict[str, Callable[[], float | None]] = {}
+        self.server_parts = parts.server_parts
         self.lost_log_lines = parts.lost_log_lines
-        #: Set with `repository`.
-        self.repository_health = RepositoryHealth()
-        #: Returns how many traces were written, and how many were lost.
-        self.trace_counts: Callable[[], tuple[int, int]] = _no_traces
-        #: The same for records of the recorder.
-        self.record_counts: Callable[[], tuple[int, int]] = _no_traces
-        self.cache_figures = parts.cache_figures
         self.gpu_figures = parts.gpu_figures
         #: The requests that models send to other models.
         self.calls = Calls(self, catalog, clock)
@@ -159,7 +145,8 @@ class Kernel:
         self.nested_loads = NestedLoads()
         #: The requests whose rule cannot decide yet, and the rules of models, by name.
         self.waiting = WaitingRequests(self._submit_again, clock)
-        self._rules: dict[str, RouteRule] = {}
+        self.rules = parts.rules or RouteRules(catalog)
+        self._rules = self.rules.by_name
         self._inputs = inputs
         self.memory_refusals = inputs.refusals
         #: What the tensors of all requests may take.
@@ -261,16 +248,9 @@ class Kernel:
         return route
 
     def submit(
-        self,
-        request: Request,
-        prepared: PreparedRequest | None = None,
-        received_in: ReceiveBuffer | None = None,
-        route: ModelRoute | None = None,
-        *,
-        admitted: bool = False,
-        pinned: Model | None = None,
-        checked: bool = False,
-    ) -> None:
+        self, request: Request, prepared: PreparedRequest | None = None, received_in: ReceiveBuffer | None = None,
+        route: ModelRoute | None = None, *, admitted: bool = False, pinned: Model | None = None, checked: bool = False,
+    ) -> None:  # fmt: skip
         """Check and queue `request`; its sink gets all responses, also a refusal. Never waits, and never raises.
 
         Args:
@@ -282,13 +262,14 @@ class Kernel:
             checked: whether the same version has checked an equal request; this one has its `batch_size` and no region.
         """
         budget = self._budget
+        second: SecondReceiver | None = None
         try:
             way = prepared.route if prepared is not None else route or pinned or self._route_for(request)
             model = pinned or way.model  # type: ignore[union-attr]  # it is no `Model` here
             if way.rule is not None:
                 if (chosen := self._choose(way, way.rule, request, received_in, admitted=admitted)) is None:
                     return  # it waits
-                model = chosen
+                model, second = (chosen.model, chosen.second) if isinstance(chosen, WithSecond) else (chosen, None)
                 if model.spec is not way.spec:  # it may have another signature
                     prepared, route, checked = None, None, False
             if self.stopping and not admitted and pinned is None and not model.continues(request):
@@ -314,6 +295,8 @@ class Kernel:
                     self.tracer.begin(request, model)
                     if self.recorder is not None:
                         self.recorder.begin(request, model)
+            if second is not None:
+                second.receive(request)
             (model.entrance or model).submit(request)
         except Exception as error:
             self._refuse(request, error)
@@ -329,14 +312,15 @@ class Kernel:
         received_in: ReceiveBuffer | None,
         *,
         admitted: bool,
-    ) -> Model | None:
-        """Return the version for `request`; None if the request waits. Raises `ServingError`."""
+    ) -> Model | WithSecond | None:
+        """Return what the rule has chosen for `request`; None if the request waits. Raises `ServingError`."""
         chosen = rule.choose(request)
         if not isinstance(chosen, Wait):
-            own = chosen.rule  # the version may have replaced one that has begun the sequence of the request
+            version = chosen.model if isinstance(chosen, WithSecond) else chosen
+            own = version.rule  # the version may have replaced one that has begun the sequence of the request
             if own is None or own is rule:
                 return chosen
-            return self._choose(chosen, own, request, received_in, admitted=admitted)
+            return self._choose(version, own, request, received_in, admitted=admitted)
         if self.stopping and not admitted:
             raise ServerStopping(request.id)
         if self._budget.used_byte_size > self._budget.limit_byte_size:
@@ -354,14 +338,6 @@ class Kernel:
         self._budget.used_byte_size -= request.byte_size  # it is counted again if it has to be queued
         request.budget = None
         self.submit(request, admitted=True)
-
-    def set_rule(self, name: str, rule: RouteRule | None) -> None:
-        """Let `rule` decide which version executes the requests for the model `name`; None ends that."""
-        if rule is None:
-            self._rules.pop(name, None)
-        else:
-            self._rules[name] = rule
-        self.catalog.generation += 1  # routes that front doors know have the former rule
 
     def _refuse(self, request: Request, error: Exception) -> None:
         """Respond why `request` is not queued."""
@@ -479,6 +455,10 @@ class Kernel:
         entry = self.catalog.entry(identifier, version)
         return [] if entry is None or entry.model is None else instance_figures(entry.model)
 
+    def part_figures(self, kind: type[_Figures]) -> list[_Figures]:
+        """Return the figures of this kind, of each part of the server that has such, in the order of the parts."""
+        return [figures for part in self.server_parts if isinstance(figures := part.figures(), kind)]
+
     # ---- stopping ----------------------------------------------------------------------------
 
     @property
@@ -506,17 +486,32 @@ class Kernel:
             model.abandon(error)
 
 
-def _no_traces() -> tuple[int, int]:
-    """Return that no trace was written or lost."""
-    return 0, 0
+class NoRepository:
+    """The repository of a kernel whose models do not come from one."""
+
+    async def index(self, ready: bool = False) -> list[IndexItem]:
+        raise Unavailable("the server has no model repositories")
+
+    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
+        raise Unavailable("the server has no model repositories")
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        raise Unavailable("the server has no model repositories")
 
 
 class KernelParts(msgspec.Struct, frozen=True):
-    """Parts of the server that front doors reach through the kernel."""
+    """What the kernel has of the rest of the server, and what front doors reach through it. None of it changes."""
 
+    repository: RepositoryControl = NoRepository()
     helpers: FrontDoorHelpers = NoHelpers()
-    #: What the response cache has done; None without one.
-    cache_figures: CacheFigures | None = None
+    #: The rules of models, which other parts set; None for rules that only the kernel has.
+    rules: RouteRules | None = None
+    #: None where clients cannot set traffic rules.
+    traffic: TrafficControl | None = None
+    #: All parts of the server, also those that are added later.
+    server_parts: list[ServerPart] = []
+    #: Whether the models of the start are still to be loaded.
+    starting: bool = False
     #: The figures of GPUs; None if no GPU can be used, or nobody reads them.
     gpu_figures: GpuFigureReader | None = None
     #: Returns how many lines of the log were lost.

@@ -1,4 +1,8 @@
-"""One loaded version of a model: its configuration, scheduler, instances and statistics."""
+"""One loaded version of a model: its configuration, scheduler, instances and statistics.
+
+The live requests of a model version: which the response cache has, which are queued, and which instance has each of
+the others. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,90 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from kernel.errors import DeadlineTooNear, InternalError, NoInstanceInTime, ServingError
-from kernel.health.model_health import ModelHealth
 from kernel.loop.cancellations import Cancellations
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Cancelled, Consumed, NoInstanceLeft, Submitted
+from kernel.serving.health import ModelHealth
 from kernel.serving.inbox import Inbox
 from kernel.serving.instances import InstanceSet
-from kernel.serving.live_requests import LiveRequests
 from kernel.serving.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
+    from kernel.loop.cancellations import Cancellable
     from kernel.loop.clock import Clock
-    from kernel.serving.batch import BegunBatch
+    from kernel.serving.batch import Batch, BegunBatch
     from kernel.serving.events import Event
-    from kernel.serving.front_doors.route import RouteRule
+    from kernel.serving.instances import Instance
     from kernel.serving.response import Response
+    from kernel.serving.route import RouteRule
     from shm.arena import Arena
+
+
+class LiveRequests:
+    """Requests that were accepted and have no final response yet.
+
+    Each is at the response cache, queued, or dispatched to an instance.
+    """
+
+    def __init__(self) -> None:
+        #: By request: its instance, or None while it is queued.
+        self.instance_of: dict[Request, Instance | None] = {}
+        #: How many requests are queued.
+        self.queued = 0
+        #: What the response cache has: requests that are looked up, and responses that wait until they are stored.
+        self.at_cache: set[Request | Response] = set()
+
+    def __len__(self) -> int:
+        return len(self.instance_of) + len(self.at_cache)
+
+    def add(self, request: Request) -> None:
+        """Add an accepted request, which is queued."""
+        self.instance_of[request] = None
+        self.queued += 1
+
+    def dispatched(self, batch: Batch, instance: Instance) -> None:
+        """Note that the queued requests of `batch` were dispatched to `instance`."""
+        instance_of = self.instance_of
+        for request in batch.entries:
+            if request is not None:
+                instance_of[request] = instance
+                request.dispatched = True
+                self.queued -= 1
+
+    def returned(self, requests: Iterable[Request]) -> None:
+        """Note that requests of a lost instance are queued again."""
+        for request in requests:
+            self.instance_of[request] = None
+            request.dispatched = False
+            self.queued += 1
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that got its final response."""
+        if self.instance_of.pop(request) is None:
+            self.queued -= 1
+
+    def queued_requests(self) -> list[Request]:
+        """Return the queued requests, oldest first."""
+        return [request for request, instance in self.instance_of.items() if instance is None]
+
+    def check(self, batches: Iterable[tuple[Instance, Batch]]) -> None:
+        """Recompute the invariants; `batches` are the unfinished batches of all instances."""
+        queued = len(self.queued_requests())
+        assert self.queued == queued, f"{self.queued} requests are counted as queued, {queued} are"
+        for request, instance in self.instance_of.items():
+            assert not request.finished, f"request {request.id!r} is live after its final response"
+            assert request.dispatched is (instance is not None), f"request {request.id!r}: dispatched is wrong"
+        both = self.at_cache & self.instance_of.keys()
+        assert not both, f"{len(both)} requests are at the cache and at the scheduler"
+        for instance, batch in batches:
+            for request in batch.requests:
+                has = self.instance_of.get(request, instance)
+                assert has is instance, f"request {request.id!r} is in a batch of {instance.name}, not of its instance"
 
 
 logger = logging.getLogger(__name__)
@@ -58,7 +125,7 @@ class Entrance(Protocol):
 
 
 class PoisonJudge(Protocol):
-    """Finds and refuses requests that end workers. Implemented by `kernel.isolation.poison.PoisonGuard`."""
+    """Finds and refuses requests that end workers. Implemented by `kernel.serving.poison.PoisonGuard`."""
 
     found_count: int
     refused_count: int
@@ -132,8 +199,8 @@ class Model:
         self._failure: ServingError | None = None
         #: The failure that `accept` ends.
         self._refusal: ServingError | None = None
-        #: Gives up queued requests of a version without instances; made when it is first needed.
-        self._expirations: Cancellations | None = None
+        #: Requests that nothing will execute, see `give_up`; made when it is first needed.
+        self._given_up: Cancellations | None = None
         #: How many living requests of ensembles and callers will submit requests to this version, or have done so.
         self._pins = 0
         #: Set when no request is left; None while no `drain` waits.
@@ -296,13 +363,17 @@ class Model:
     def expire_queued(self) -> None:
         """Fail the queued requests whose timeout has passed. Called while no instance lives: otherwise only a queue
         policy makes timeouts count, as in Triton. Those of thousands fail in several event-loop iterations."""
-        if self._expirations is None:
-            self._expirations = Cancellations(self._clock)
-        if not self._expirations:
+        if not self._given_up:
             now_ns = self._clock.now_ns()
             queued = (request for request, instance in self.live.instance_of.items() if instance is None)
             due = [each for each in queued if 0 < each.timeout_us * 1000 <= now_ns - each.queue_start_ns]
-            self._expirations.add(*(_Expiration(each, self.name) for each in due))
+            self.give_up(*(_Expiration(each, self.name) for each in due))
+
+    def give_up(self, *requests: Cancellable) -> None:
+        """End requests that nothing will execute: some at once, of thousands the others in later iterations."""
+        if self._given_up is None:
+            self._given_up = Cancellations(self._clock)
+        self._given_up.add(*requests)
 
     def accept(self) -> None:
         """Take requests again after `refuse`: an instance lives."""

@@ -2,11 +2,16 @@
 
 A front door recognises a message that differs from an earlier one only in id and tensor bytes. It makes the request
 from the prepared one, without parsing and checking, as long as the catalog of models is unchanged.
+
+A bounded cache of what was prepared while the model catalog was the same. Pure.
+
+Both protocols compare a request with earlier ones, so that a repeated kind of request is not parsed and checked
+again. What was prepared is valid for one generation of the catalog (`Catalog.generation`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -15,9 +20,9 @@ from shm.arena import INLINE_LIMIT
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.route import ModelRoute
     from kernel.serving.request import Request
     from kernel.serving.response import Sink
+    from kernel.serving.route import ModelRoute
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
@@ -59,3 +64,36 @@ def prepare(request: Request, route: ModelRoute) -> PreparedRequest:
     small = not uses_client_regions and all(tensor.byte_size <= INLINE_LIMIT for tensor in request.inputs)
     common.byte_size = REQUEST_BYTE_SIZE + sum(tensor.byte_size for tensor in request.inputs) if small else 0
     return PreparedRequest(common, route, uses_client_regions, small)
+
+
+Key = TypeVar("Key")
+
+Prepared = TypeVar("Prepared")
+
+
+class PreparedCache(Generic[Key, Prepared]):
+    """Prepared values by key, for one generation. A full cache is emptied: clients repeat few kinds of requests.
+
+    Read it in two steps. If `generation` is not that of the catalog, call `start_generation` and take this as a miss;
+    else call `entries.get(key)`. A method that did both would cost every request a Python call.
+    """
+
+    __slots__ = ("_max_entries", "entries", "generation")
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        #: Read-only outside of this class; use `add`.
+        self.entries: dict[Key, Prepared] = {}
+        #: The generation of the catalog that `entries` are valid for.
+        self.generation = -1
+
+    def start_generation(self, generation: int) -> None:
+        """Drop what was prepared for another generation."""
+        self.entries.clear()
+        self.generation = generation
+
+    def add(self, key: Key, prepared: Prepared) -> None:
+        """Keep `prepared`, which is valid for the current `generation`."""
+        if len(self.entries) >= self._max_entries and key not in self.entries:
+            self.entries.clear()
+        self.entries[key] = prepared

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from kernel.errors import ServingError
-    from kernel.observe.composed_times import ComposedTimes
+    from kernel.observe.execution_reports import ComposedTimes
+    from kernel.records.trace import Trace
+    from kernel.serving.live_sequences import Sequence
     from kernel.serving.response import ParameterValue, ResponseReceiver, Sink
-    from kernel.serving.sequences.sequence import Sequence
-    from kernel.tracing.trace import Trace
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
     from shm.tensor import RequestedOutput, Tensor
 
 #: About how many bytes a queued request and the call of its front door take, beside its tensors.
@@ -67,8 +67,11 @@ class _NoSink:
 NO_SINK = _NoSink()
 
 
-class Request(msgspec.Struct, eq=False):
-    """One inference request. The front door sets the first block of attributes, the kernel the second."""
+class WantedInference(msgspec.Struct, eq=False):
+    """What is wanted of one inference: by a client, by a step of an ensemble, or by a model that calls another one.
+
+    Set by the code that makes the request. The kernel changes only where the bytes of tensors are.
+    """
 
     #: The model's name from the client.
     model_name: str
@@ -93,7 +96,7 @@ class Request(msgspec.Struct, eq=False):
     #: The name of a unary call in errors, such as `ModelInfer RPC` (Triton's words).
     entry_point: str = "inference"
 
-    #: Whether the client wants to know how the request travels; see `kernel.tracing.explanation`.
+    #: Whether the client wants to know how the request travels; see `kernel.records.traced_passage`.
     explain: bool = False
 
     #: The request for which this one is made: a step of an ensemble, or a call of a model. It is admitted while its
@@ -102,6 +105,15 @@ class Request(msgspec.Struct, eq=False):
     #: The request of whose trace this one's trace is a child: that to the ensemble, or that of a model which has passed
     #: its trace on with a call. None if there is none; then the request is not traced, unless it is a client's.
     trace_parent: Request | None = None
+
+
+class Request(WantedInference, eq=False):
+    """One inference request: what is wanted of it, and what the kernel keeps of it.
+
+    One object has both, because a second one would be made for each request: code that only reads what is wanted takes
+    a `WantedInference`. Of the attributes here, a front door sets only those of a request that it has prepared.
+    """
+
     #: The trace of this request; set by `Kernel.submit` if it is traced.
     trace: Trace | None = None
     #: What gets the responses before `sink`, and passes them on; None for most requests. In this order, of which each
@@ -113,7 +125,7 @@ class Request(msgspec.Struct, eq=False):
     steps: Collection[Request] = ()
 
     #: Which of 10,000 shares of a model's traffic a client's request belongs to, for the requests that are made for it
-    #: (`kernel.traffic.buckets`); -1 while nothing has asked.
+    #: (`kernel.traffic.route`); -1 while nothing has asked.
     bucket: int = -1
 
     owner: RequestOwner | None = None
@@ -136,7 +148,7 @@ class Request(msgspec.Struct, eq=False):
     #: How often a worker was lost that would have executed the request next.
     lost_before_start: int = 0
     #: With how many workers the request was lost while they executed it. If any, it shares no batch
-    #: (`kernel.isolation.suspects`).
+    #: (`kernel.serving.poison`).
     suspected: int = 0
     #: When the client gives up, in monotonic nanoseconds; 0 if that is not known.
     deadline_ns: int = 0

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.front_doors.traffic_control import RolloutFigures, RoutedCount, TargetShare
-from kernel.traffic.buckets import BUCKETS
-from kernel.traffic.rollouts.control import Rollouts
-from kernel.traffic.route import REASONS, TrafficRoute
+from kernel.serving.interface import RolloutFigures, RoutedCount, TargetShare
+from kernel.traffic.rollouts import Rollouts
+from kernel.traffic.route import BUCKETS, REASONS, TrafficRoute
 from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.loop.clock import Clock
-    from kernel.serving.kernel import Kernel
-    from kernel.traffic.rollouts.control import ModelLoads
+    from kernel.serving.route import RouteRules
+    from kernel.traffic.rollouts import ModelLoads
     from kernel.traffic.route import Routed
 
 logger = logging.getLogger(__name__)
@@ -73,11 +72,11 @@ class _ModelTraffic:
 
 
 class Traffic:
-    """Sets the rules in the kernel. Implements `TrafficControl` of front doors and `FileRules` of the repository."""
+    """Sets the rules of models. Implements `TrafficControl` of front doors and `FileRules` of the repository."""
 
     def __init__(
         self,
-        kernel: Kernel,
+        rules: RouteRules,
         clock: Clock,
         loads: ModelLoads | None = None,
         *,
@@ -88,17 +87,17 @@ class Traffic:
         """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key, `utc`
         the time for the history.
         """
-        self._kernel = kernel
-        self._catalog = kernel.catalog
+        self._rules = rules
+        self._catalog = rules.catalog
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
         self._models: dict[str, _ModelTraffic] = {}
-        self.rollouts = Rollouts(self, kernel.catalog, clock, loads)
+        self.rollouts = Rollouts(self, rules.catalog, clock, loads)
         #: None: a restart forgets what clients have set.
         self.keeper: TrafficKeeper | None = None
 
-    # ---- kernel.repository.traffic_files.FileRules ------------------------------------------------
+    # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
     def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
         """Use the content of the model's file; None if there is none. `error` is why it could not be read.
@@ -133,7 +132,7 @@ class Traffic:
             return
         self._use(name, traffic, settings, "file")
 
-    # ---- kernel.serving.front_doors.traffic_control.TrafficControl -----------------------------------------
+    # ---- kernel.serving.interface.TrafficControl -----------------------------------------
 
     def report(self, name: str) -> dict[str, Any]:
         traffic = self._of(name)
@@ -203,7 +202,7 @@ class Traffic:
             if traffic.route is not None
         }
 
-    # ---- kernel.traffic.rollouts.control.RuleSetter ----------------------------------------------------
+    # ---- kernel.traffic.rollouts.RuleSetter ----------------------------------------------------
 
     def rule_of(self, name: str) -> TrafficSettings:
         """Return the rule that a model has. Raises `ModelNotFound`."""
@@ -279,7 +278,7 @@ class Traffic:
             traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
-        self._kernel.set_rule(name, traffic.route)
+        self._rules.set(name, traffic.route)
         if self.keeper is not None:
             self.keeper.save(self.document())
         logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)

@@ -1,26 +1,64 @@
 """Decides which version executes a request for a model that has a traffic rule. A `RouteRule` of the kernel.
 
 No clock, no I/O: it reads the request and the catalog.
+
+Which share of the requests goes to which target: buckets, a hash for keys, and bounds for weights. Pure.
+
+There are 10,000 buckets. A key has the bucket `crc32(key, crc32(model + NUL + salt + NUL)) mod 10000`, both texts in
+UTF-8: the same in each server and after each restart. Other targets than the first own the lowest buckets, in their
+order, and the first one the rest. So a target whose weight grows takes keys from the first target, and gives it none.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
+from zlib import crc32
 
 import msgspec
 
 from kernel.errors import ServingError
 from kernel.serving.model import Model  # noqa: TC001 - msgspec reads it
-from kernel.serving.sequences.sequence_model import SequenceModel
-from kernel.traffic.buckets import BUCKETS, bounds, bucket_of, seed_of
+from kernel.serving.sequence_model import SequenceModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.config.spec import ModelSpec
     from kernel.serving.catalog import Catalog
-    from kernel.serving.request import Request
+    from kernel.serving.request import Request, WantedInference
     from kernel.traffic.settings import MatchRule, TrafficSettings
+
+#: The resolution of shares.
+BUCKETS = 10_000
+
+
+def seed_of(model: str, salt: str) -> int:
+    """Return where the hash of a key begins."""
+    return crc32(f"{model}\0{salt}\0".encode())
+
+
+def bucket_of(key: str, seed: int) -> int:
+    """Return the bucket of a key."""
+    return crc32(key.encode("utf-8", "surrogatepass"), seed) % BUCKETS
+
+
+def bounds(weights: list[int]) -> list[int]:
+    """Return for each target the bucket behind its last one; the first target has the highest buckets.
+
+    A target with a weight owns a bucket at least, as long as there is one for it. The sum must be greater than 0.
+    """
+    total, begin = sum(weights), 0
+    found = [BUCKETS]
+    counted = 0
+    for weight in weights[1:]:
+        counted += weight
+        end = max(begin, counted * BUCKETS // total)
+        if weight and end == begin and end < BUCKETS:
+            end += 1
+        found.append(end)
+        begin = end
+    return found
+
 
 #: Why a request goes to a version: its share, the hash of its key, a rule, the version or label that the client named,
 #: the sequence that the version has, or the parent of the request.
@@ -62,7 +100,7 @@ class TargetState(msgspec.Struct, frozen=True):
 class _Matcher(Protocol):
     """Whether a request matches a rule."""
 
-    def __call__(self, request: Request) -> bool: ...
+    def __call__(self, request: WantedInference) -> bool: ...
 
 
 class TrafficRoute:
@@ -89,7 +127,7 @@ class TrafficRoute:
         #: READY versions of the model that have sequences, newest first.
         self._with_sequences: list[ResolvedTarget] = []
 
-    # ---- kernel.serving.front_doors.route.RouteRule ------------------------------------------------
+    # ---- kernel.serving.route.RouteRule ------------------------------------------------
 
     def choose(self, request: Request) -> Model:
         """Return the version for `request`. Raises `ServingError` if none is READY."""
@@ -257,7 +295,7 @@ def signature_difference(own: ModelSpec, other: ModelSpec) -> str | None:
     return None
 
 
-def _key_reader(key: str) -> Callable[[Request], str] | None:
+def _key_reader(key: str) -> Callable[[WantedInference], str] | None:
     """Return a function that returns the key of a request, "" if it has none; None if requests have no keys."""
     kind, _, name = key.partition(":")
     if kind == "header":
@@ -276,7 +314,7 @@ def _matcher(rule: MatchRule) -> _Matcher:
     if rule.header is not None:
         header = rule.header.lower()
 
-        def has_header(request: Request) -> bool:
+        def has_header(request: WantedInference) -> bool:
             value = request.sink.header(header)
             return value in values if values else bool(value)
 
@@ -284,7 +322,7 @@ def _matcher(rule: MatchRule) -> _Matcher:
     if rule.parameter is not None:
         parameter = rule.parameter
 
-        def has_parameter(request: Request) -> bool:
+        def has_parameter(request: WantedInference) -> bool:
             value = request.parameters.get(parameter)
             return value is not None and (not values or _text(value) in values)
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kernel.errors import InvalidArgument
-from kernel.files.regular_files import read_regular
+from kernel.regular_files import read_regular
+from kernel.serving.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ _MAX_BYTE_SIZE = 256 << 20
 _CLOSE_S = 10.0
 
 
-class StateFile:
+class StateFile(ServerPart):
     """The file. Implements `kernel.traffic.control.TrafficKeeper`, and is a part of the server."""
 
     def __init__(self, directory: Path) -> None:

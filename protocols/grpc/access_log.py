@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from grpclib.const import Status
 
-from kernel.observe.access import Access, log_access, peer_text
-from protocols.grpc.framing import PREFIX
+from kernel.observe.access_log import Access, log_access, peer_text
+from protocols.grpc.framing import PREFIX, CompressedMessage, RefusedMessage
 from protocols.grpc.service import MODEL_INFER
-from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from protocols.grpc.framing import ReceivedMessage
     from protocols.grpc.h2.frames import H2ErrorCode
     from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.sending import SendingHalf
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
-    from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
 
 #: Tags of the fields of a ModelInferRequest that clients send first (grpc_service.proto).

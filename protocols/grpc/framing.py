@@ -2,6 +2,8 @@
 
 A large message is received into memory of its announced size; pages are used only when bytes arrive. Small compressed
 messages are inflated here, up to a limit; large ones by the code that takes them.
+
+Messages of a call that are not bytes ready to be parsed. Pure.
 """
 
 from __future__ import annotations
@@ -16,16 +18,39 @@ import msgspec
 from grpclib.const import Status
 
 from kernel.errors import ServingError
-from protocols.body_sizes import MAX_BODY_BYTE_SIZE, RECEIVE_BUFFER_BYTE_SIZE
-from protocols.grpc.special_messages import BYTES_TYPES, CompressedMessage, RefusedMessage
-from protocols.helpers.request_task import LOOP_BYTE_SIZE
+from protocols.large_requests import LOOP_BYTE_SIZE
+from protocols.request_limits import MAX_BODY_BYTE_SIZE, RECEIVE_BUFFER_BYTE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocols.grpc.special_messages import ReceivedMessage
-    from shm.budget import ByteBudget
+    from shm.blocks import ByteBudget
     from shm.tensor import Buffer
+
+
+class CompressedMessage(msgspec.Struct, frozen=True):
+    """A message that becomes too large to be inflated on the event loop."""
+
+    content: Buffer
+    #: As in `grpc-encoding`.
+    encoding: str
+
+
+class RefusedMessage(msgspec.Struct, frozen=True):
+    """A message that was read and forgotten, because there is no memory or no model for it."""
+
+    error: ServingError
+    #: Its first bytes.
+    start: bytes
+
+
+#: The types of messages that are bytes.
+BYTES_TYPES = (bytes, bytearray, memoryview)
+
+if TYPE_CHECKING:
+    ReceivedMessage = Buffer | CompressedMessage | RefusedMessage
+
+#: What `MessageReader.messages` has: usually bytes.
 
 #: The largest message that a compressed one may become; HTTP has the same limit for bodies.
 MAX_INFLATED_BYTE_SIZE = 64 * 2**20
@@ -33,15 +58,19 @@ MAX_INFLATED_BYTE_SIZE = 64 * 2**20
 #: How many bytes from the start of a large message `MessageReader.choose_buffer` gets, and how many are gathered at
 #: most where it is not set.
 MESSAGE_START_BYTE_SIZE = 1024
+
 _MAX_GATHERED_BYTE_SIZE = 2**20
 
 #: Compressions of messages that the server understands, for `grpc-accept-encoding`, and zlib's window bits for them.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
+
 #: Compressed bytes that zlib gets in one step: at an error, and at the limit, it copies all that it has not inflated.
 _INFLATED_AT_A_TIME = 256 << 10
+
 _WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
 
 PREFIX = struct.Struct(">BL")
+
 _PREFIX_BYTE_SIZE = PREFIX.size
 
 

@@ -10,6 +10,8 @@ An update of grpclib may break what is here: `tests/protocols/grpc/test_grpclib_
 - `Peer`, made of a transport.
 - `StreamClosedError` of h2, which grpclib expects where a client has disconnected while a response is sent.
 - the functions of `grpclib.metadata` that decode headers and encode texts.
+
+Texts that are sent over gRPC: always encodable, and short enough for a trailer.
 """
 
 from __future__ import annotations
@@ -32,20 +34,24 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
 __all__ = [
+    "MAX_STATUS_BYTE_SIZE",
     "CallConnection",
     "CallStream",
     "Peer",
     "StreamClosedError",
     "Wrapper",
+    "clean",
     "decode_bin_value",
     "decode_metadata",
     "decode_timeout",
     "encode_grpc_message",
     "run_handler",
+    "status_text",
     "stream_of",
 ]
 
 _CODEC = ProtoCodec()
+
 _EVENTS = _DispatchServerEvents()
 
 
@@ -114,3 +120,21 @@ def run_handler(
 def stream_of(stream: Stream[Any, Any]) -> object:
     """Return the stream that `run_handler` was given, from what the handler is given."""
     return stream._stream
+
+
+#: gRPC clients refuse trailers that are larger than 8 KiB, and then show no part of the text.
+MAX_STATUS_BYTE_SIZE = 7 * 1024
+
+
+def clean(text: str) -> str:
+    """Return `text` with `?` for what UTF-8 cannot encode, such as bytes of a file name that is not UTF-8."""
+    return text.encode(errors="replace").decode()
+
+
+def status_text(text: str) -> str:
+    """Return `text` for a status, cut to a length at which its encoded form is not too large."""
+    text = clean(text[:MAX_STATUS_BYTE_SIZE])  # a character is at least one byte
+    while (excess := len(encode_grpc_message(text)) - MAX_STATUS_BYTE_SIZE) > 0:
+        # A character becomes up to 12 bytes ("%F0%9F%98%80"): cutting this many never cuts too much.
+        text = text[: -max(1, excess // 12)]
+    return text

@@ -16,7 +16,9 @@ from protocols.grpc.compression import compress
 from protocols.grpc.framing import (
     MAX_INFLATED_BYTE_SIZE,
     PREFIX,
+    CompressedMessage,
     InflatedTooLarge,
+    RefusedMessage,
     broken_compression,
     inflate,
 )
@@ -24,7 +26,6 @@ from protocols.grpc.grpclib_internals import CallConnection, StreamClosedError, 
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import encode_block, encode_trailers
 from protocols.grpc.h2.states import StreamState
-from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
     from grpclib.const import Handler
 
-    from protocols.access.peer_identity import Peer
+    from protocols.access import Peer
     from protocols.grpc.compression import ResponseCompression
+    from protocols.grpc.framing import ReceivedMessage
     from protocols.grpc.grpclib_internals import Wrapper
     from protocols.grpc.h2.headers import Fields, RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
-    from protocols.grpc.special_messages import ReceivedMessage
     from shm.tensor import Buffer
 
 # A name of this module is found faster than a member of an enum (states.py).

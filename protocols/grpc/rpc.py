@@ -2,24 +2,25 @@
 
 The only place where a `ServingError` becomes a `GRPCError`. Any other exception is a bug; it is logged with a number
 that the client gets.
+
+What happens to calls when the server stops: new inference is refused, and calls without an end are ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from kernel.errors import ServingError
-from kernel.observe.repeats.internal_errors import unexpected_error
-from protocols.access.peer_identity import Peer
-from protocols.grpc.grpclib_internals import StreamClosedError, stream_of
-from protocols.grpc.status_text import status_text
+from kernel.errors import ServingError, Unavailable
+from kernel.observe.internal_errors import unexpected_error
+from protocols.access import Peer
+from protocols.grpc.grpclib_internals import StreamClosedError, status_text, stream_of
 from protocols.listening import is_local
 from protocols.status import grpc_status
 
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from protocols.grpc.handlers import HandlerCall
+    from protocols.intake import Intake
 
 RequestT = TypeVar("RequestT", bound=Message)
+
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
@@ -112,3 +115,54 @@ def translated_errors(title: str) -> Iterator[None]:
         raise asyncio.CancelledError from None
     except Exception as error:
         raise grpc_error(error, title) from None
+
+
+class ServerShuttingDown(Unavailable):
+    """An inference call arrived, or a stream was still open, while the server stops."""
+
+    def __init__(self) -> None:
+        super().__init__("GRPC server is shutting down and has stopped accepting new requests.")
+
+
+class LongCall(Protocol):
+    """A call that has no end of its own: it waits for its client, or for something to change."""
+
+    def stop(self) -> None:
+        """End soon: accept nothing new, finish what was started."""
+
+
+class OpenCalls:
+    """Records the calls that do not end by themselves, and whether new ones are accepted."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._long_calls: set[LongCall] = set()
+        self._intakes: list[Intake] = []
+
+    def add_intake(self, intake: Intake) -> None:
+        """Let `intake` take no more requests once the server stops."""
+        self._intakes.append(intake)
+
+    def check_accepting(self) -> None:
+        """Raise `ServerShuttingDown` once the server stops."""
+        if self.stopping:
+            raise ServerShuttingDown
+
+    @contextlib.contextmanager
+    def stoppable(self, call: LongCall) -> Iterator[None]:
+        """Stop `call` when the server stops while the block runs; at once if it is stopping already."""
+        self._long_calls.add(call)
+        if self.stopping:
+            call.stop()
+        try:
+            yield
+        finally:
+            self._long_calls.discard(call)
+
+    def stop(self) -> None:
+        """Accept no more inference calls, and stop the long calls."""
+        self.stopping = True
+        for intake in self._intakes:
+            intake.refusal = ServerShuttingDown()
+        for call in tuple(self._long_calls):
+            call.stop()

@@ -1,40 +1,230 @@
-"""The gRPC front door: one listening socket, its services, and an orderly stop."""
+"""The gRPC front door: one listening socket, its services, and an orderly stop.
+
+The gRPC listener: accepts connections, finds what responds to their calls, and stops in steps.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
+import msgspec
+from grpclib.const import Status
+
+from kernel.errors import NoDescriptorLeft
 from kernel.options import AdminOptions, GrpcOptions
-from protocols.access.exposure import open_port
-from protocols.access.keys import KeyReader
-from protocols.access.restricted import GRPC, parse_restrictions
-from protocols.grpc.admission import Admission
+from kernel.serving.server_parts import DoorFigures
+from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
+from protocols.access import GRPC, KeyReader, open_port, parse_restrictions
+from protocols.frontend import FrontDoor
+from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.compression import make_compression
-from protocols.grpc.h2.keepalive import KeepaliveRules
-from protocols.grpc.h2.transport import message_budget
+from protocols.grpc.framing import ACCEPTED_ENCODINGS, MessageMemory
+from protocols.grpc.h2.headers import status_trailers
+from protocols.grpc.h2.limits import KeepaliveRules
+from protocols.grpc.h2.transport import ServerConnection, message_budget
 from protocols.grpc.handlers import Handlers
-from protocols.grpc.listener import GrpcListener, ListenerOptions
-from protocols.grpc.metadata import make_metadata_forwarder
-from protocols.grpc.open_calls import OpenCalls
-from protocols.grpc.rpcs.infer import Inference
-from protocols.grpc.rpcs.reflection import ReflectionService
-from protocols.grpc.service import MODEL_STREAM_INFER, HealthService, InferenceService
-from protocols.listening import listening_address
+from protocols.grpc.intake import make_metadata_forwarder
+from protocols.grpc.rpc import OpenCalls
+from protocols.grpc.rpcs.infer import InferCall, Inference
+from protocols.grpc.rpcs.standard_services import ReflectionService
+from protocols.grpc.service import (
+    MODEL_INFER,
+    MODEL_LOAD,
+    MODEL_STREAM_INFER,
+    Admission,
+    HealthService,
+    InferenceService,
+)
+from protocols.listening import listen, listening_address
+from protocols.loop_budgets import IterationBudget
+from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 
 if TYPE_CHECKING:
     import socket
+    import ssl
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.exposure import OpenPort
-    from protocols.access.restricted import Restrictions
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import OpenPort, Restrictions
     from protocols.frontend import DoorParts
-    from protocols.tls.certificates import Certificates
+    from protocols.grpc.h2.streams import Stream, StreamCallbacks
+    from protocols.tls import Certificates
+
+#: Calls with tensors or files in their messages, besides MODEL_INFER.
+_WITH_LARGE_MESSAGES = frozenset({MODEL_STREAM_INFER, MODEL_LOAD})
+
+#: How often connections are checked for what waits too long.
+CHECK_INTERVAL_S = 5.0
+
+#: How long the status of a call that was terminated may take to be sent.
+LAST_RESPONSE_TIMEOUT_S = 1.0
+
+
+class ListenerOptions(msgspec.Struct, frozen=True):
+    """The conditions for connections and calls."""
+
+    #: None for connections without TLS.
+    tls: ssl.SSLContext | None
+    keepalive: KeepaliveRules
+    #: None if no call is restricted.
+    admission: Admission | None
+    #: Whether every call is logged.
+    log_access: bool = False
+
+
+class _RefusingAcceptor:
+    """A `protocols.grpc.h2.transport.CallAcceptor` for a connection that is refused.
+
+    It responds to calls: after a GOAWAY clients connect again and again, and their callers learn nothing.
+    """
+
+    def connection_opened(self, connection: ServerConnection) -> None:
+        """The connection is not counted."""
+
+    def connection_closed(self, connection: ServerConnection) -> None:
+        """See `connection_opened`."""
+
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> None:
+        refusal = status_trailers(Status.UNAVAILABLE.value, NoDescriptorLeft().text)
+        connection.sending.send_trailers(stream, refusal)
+
+    def connection_idle(self) -> None:
+        """Nobody waits for that."""
+
+
+class GrpcListener:
+    """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
+
+    def __init__(self, sock: socket.socket, options: ListenerOptions, inference: Inference, handlers: Handlers) -> None:
+        """The listener owns `sock` from `start` on."""
+        self._sock = sock
+        self._options = options
+        self._admission = options.admission
+        self._inference = inference
+        self._handlers = handlers
+        self._connections: set[ServerConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._check: asyncio.TimerHandle | None = None
+        #: Set whenever a connection may have become idle, while the listener waits for that.
+        self._became_idle: asyncio.Event | None = None
+
+    async def start(self) -> None:
+        options = self._options
+        acceptor = LoggingAcceptor(self) if options.log_access else self
+        budget, kernel = IterationBudget(), self._inference.kernel
+        messages = self._inference.messages or message_budget()
+        memory = MessageMemory(kernel.budget, kernel.memory_refusals.full)
+        self._server = await listen(
+            self._sock,
+            lambda: ServerConnection(acceptor, options.keepalive, budget, messages, memory),
+            options.tls,
+            make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
+            tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,
+        )
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    # ---- protocols.grpc.h2.transport.CallAcceptor ----------------------------------------------------
+
+    def connection_opened(self, connection: ServerConnection) -> None:
+        self._connections.add(connection)
+
+    def connection_closed(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+        self.connection_idle()
+
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+        request_head = stream.request_head
+        if self._admission is not None:
+            peer = connection.transport.get_extra_info("peername")
+            if (text := self._admission.refusal(request_head, peer)) is not None:
+                connection.sending.send_trailers(stream, status_trailers(Status.UNAVAILABLE.value, text))
+                return None
+        if request_head.is_grpc:
+            if request_head.encoding not in ACCEPTED_ENCODINGS:
+                more = [("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))]
+                text = f"unknown grpc-encoding {limited(request_head.encoding, MAX_TEXT_BYTE_SIZE)!r}"
+                connection.sending.send_trailers(stream, status_trailers(Status.UNIMPLEMENTED.value, text, more))
+                return None
+            if not request_head.timeout_valid:
+                trailers = status_trailers(Status.UNKNOWN.value, "Invalid grpc-timeout header")
+                connection.sending.send_trailers(stream, trailers)
+                return None
+            if request_head.path == MODEL_INFER:
+                call = InferCall(self._inference, connection, stream)
+                if stream.complete_message is None or request_head.timeout_s is not None:
+                    call.expect()
+                return call
+        if request_head.path not in _WITH_LARGE_MESSAGES:
+            stream.message_reader.limit(MAX_CONTROL_BYTE_SIZE)
+        return self._handlers.begin(connection, stream)
+
+    def connection_idle(self) -> None:
+        if self._became_idle is not None:
+            self._became_idle.set()
+
+    def _check_progress(self) -> None:
+        now_ns = time.monotonic_ns()
+        for connection in tuple(self._connections):
+            connection.check_progress(now_ns)
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def refuse_connections(self) -> None:
+        """Accept no more connections, and ask the clients of the others to start no more calls."""
+        assert self._server is not None, "the listener was not started"
+        self._server.close()
+        for connection in tuple(self._connections):
+            connection.go_away()
+
+    async def wait_idle(self) -> None:
+        """Wait until no call runs, and the status of the last one has been written."""
+        self._became_idle = asyncio.Event()
+        while not all(connection.idle for connection in self._connections):
+            self._became_idle.clear()
+            await self._became_idle.wait()
+        await self._wait_for_handlers()
+
+    async def close_connections(self) -> None:
+        """Terminate the calls that still run, and close all connections."""
+        for connection in tuple(self._connections):
+            connection.terminate_calls()
+        # Only a client that reads nothing keeps a handler from ending.
+        await self._wait_for_handlers(LAST_RESPONSE_TIMEOUT_S)
+        for connection in tuple(self._connections):
+            connection.close()
+        if self._check is not None:
+            self._check.cancel()
+        await self._wait_for_handlers(LAST_RESPONSE_TIMEOUT_S)
+        await self._wait_closed()
+
+    async def _wait_closed(self) -> None:
+        """Wait until the clients have received what was written; abort the connections of those that do not read."""
+        self._became_idle = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_RESPONSE_TIMEOUT_S):
+                while self._connections:
+                    self._became_idle.clear()
+                    await self._became_idle.wait()
+        for connection in tuple(self._connections):
+            connection.transport.abort()
+
+    async def _wait_for_handlers(self, timeout_s: float | None = None) -> None:
+        if self._handlers.running:
+            await asyncio.wait(tuple(self._handlers.running), timeout=timeout_s)
+
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = GrpcOptions()
+
 _MILLISECOND_NS = 1_000_000
 
 
@@ -46,7 +236,7 @@ def make_door(parts: DoorParts) -> GrpcServer:
     )
 
 
-class GrpcServer:
+class GrpcServer(FrontDoor):
     """Serves `inference.GRPCInferenceService`, health and reflection on a bound socket."""
 
     def __init__(
@@ -69,7 +259,7 @@ class GrpcServer:
         self._administration = open_port("gRPC", sock, options.tls, self.restrictions)
         self._certificates: Certificates | None = None
         if options.tls is not None:
-            from protocols.tls.certificates import Certificates  # few servers have any
+            from protocols.tls import Certificates  # few servers have any
 
             self._certificates = Certificates("gRPC", options.tls, ["h2"])
         self._listener_options = _listener_options(options, self._certificates, self.restrictions, log_access)
@@ -108,10 +298,12 @@ class GrpcServer:
             Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
         )
         await self._listener.start()
-        kernel.connections["grpc"] = lambda: 0 if self._listener is None else self._listener.connection_count
-        if (certificates := self._certificates) is not None:
-            certificates.start()
-            kernel.certificate_expiry["grpc"] = lambda: certificates.expiry_s
+        if self._certificates is not None:
+            self._certificates.start()
+
+    def figures(self) -> DoorFigures:
+        connections = 0 if self._listener is None else self._listener.connection_count
+        return DoorFigures("grpc", connections, None if self._certificates is None else self._certificates.expiry_s)
 
     async def stop(self, grace_s: float) -> None:
         """Accept no new connections and no new inference, give calls that run `grace_s` seconds, and close.

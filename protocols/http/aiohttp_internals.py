@@ -13,6 +13,8 @@ An update of aiohttp may break what is here: `tests/protocols/http/test_aiohttp_
 - `RawRequestMessage` of `aiohttp.http_parser`: how a request is framed, and how large its head was.
 - `StreamReader.total_bytes`, `set_exception` and `feed_eof`: how much of a body has come, and how to end it.
 - `request.writer`: `output_size` counts what was sent of a response, and `write` sends before there is one.
+
+aiohttp on the transport of a fast-path connection: it serves single messages that the fast path gives it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,10 @@ from typing import TYPE_CHECKING
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http_parser import RawRequestMessage
 
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.observe.limited_log import LimitedLog
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.http import web
-from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient
-from protocols.http.gone_clients import abort_gone
+from protocols.http.client_limits import MAX_CHUNKS, TIMEOUTS, ChunkOverhead, SlowClient, abort_gone
 from protocols.http.responses import error_response
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader
 
 logger = logging.getLogger(__name__)
+
 _failures = LimitedLog(logger)
 
 #: How much of what has come is parsed in an event-loop iteration. Chunks of one byte take 1 us a byte.
@@ -262,3 +264,51 @@ def _head_byte_size(message: RawRequestMessage) -> int:
     """Return about how many bytes of a request were its head."""
     line = len(message.method) + len(message.path) + len(" HTTP/1.1 \r\n\r\n")
     return line + sum(len(name) + len(value) + len(": \r\n") for name, value in message.raw_headers)
+
+
+class SharedAiohttp:
+    """The aiohttp connection of one transport, made when the first message is for it."""
+
+    def __init__(self, transport: asyncio.Transport, on_response: Callable[[bool], None]) -> None:
+        """`on_response` is called after each response, with whether the connection stays open."""
+        self._transport = transport
+        self._on_response = on_response
+        self._connection: AiohttpConnection | None = None
+        #: Whether a message was begun that has no response yet.
+        self.busy = False
+
+    def begin(self, server: AiohttpServer, head: bytes) -> None:
+        """Begin a message with its head."""
+        if self._connection is None:
+            self._connection = server.shared_connection(self._responded)
+            self._connection.connection_made(self._transport)
+        self.busy = True
+        self._connection.data_received(head)
+
+    def feed(self, part: bytes) -> None:
+        """Give the next bytes of the message, whose response may have been sent already."""
+        assert self._connection is not None, "no message was begun"
+        self._connection.data_received(part)
+
+    def pause_writing(self) -> None:
+        """Nothing more can be written for now. May be called again."""
+        if self._connection is not None and not self._connection.writing_paused:
+            self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Something can be written. May be called again: responses of the fast path wait, too."""
+        if self._connection is not None and self._connection.writing_paused:
+            self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connection is not None:
+            self._connection.connection_lost(exc)
+
+    def leave_transport(self) -> None:
+        """Serve no more messages; the transport stays open."""
+        if self._connection is not None:
+            self._connection.leave_transport()
+
+    def _responded(self, stays_open: bool) -> None:
+        self.busy = False
+        self._on_response(stays_open)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
-from protocols.access.peer_identity import peer_identity
+from protocols.access import peer_identity
 from protocols.http import web
 
 if TYPE_CHECKING:
     from protocols.http.endpoints.dashboard import Dashboard
-    from protocols.http.generate.intake import GenerateIntake
-    from protocols.http.inference.call import HttpInference
-    from protocols.http.openapi.endpoint import OpenApi
+    from protocols.http.endpoints.docs import OpenApi
+    from protocols.http.inference.generate_call import GenerateIntake
+    from protocols.http.inference.infer_call import HttpInference
     from protocols.http.request_rules import RequestRules
 
 

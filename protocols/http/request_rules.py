@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.access.keys import KeyReader
-from protocols.access.restricted import HTTP, Restrictions, parse_restrictions
+from protocols.access import HTTP, KeyReader, Restrictions, parse_restrictions
 from protocols.forwarding import make_forwarder
-from protocols.http.browsers import BrowserRules, HostNames, parse_host_names
-from protocols.http.cors import CorsPolicy
+from protocols.http.browsers import BrowserRules, CorsPolicy, HostNames, parse_host_names
 from protocols.listening import machine_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kernel.options import AdminOptions, HttpOptions
-    from protocols.access.restricted import Category, Header
+    from protocols.access import Category, Header
     from protocols.forwarding import ForwardedHeaders, HeaderForwarder
 
 

@@ -1,8 +1,11 @@
-"""Responses of aiohttp with Triton's content types: JSON, empty ones, errors."""
+"""Responses of aiohttp with Triton's content types: JSON, empty ones, errors.
+
+The HTTP response of an inference request, before it becomes bytes or an object of aiohttp. Pure.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -14,8 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kernel.errors import ServingError
+    from shm.tensor import Buffer
 
 JSON = "application/json"
+
 PLAIN = "text/plain"
 
 #: Sent with every response; without it aiohttp would send its own version and Python's.
@@ -68,3 +73,28 @@ def error_response(
         content_type=error_content_type(plain=plain),
         headers={**SERVER_HEADER, **headers} if headers else SERVER_HEADER,
     )
+
+
+class ResponseSource(Protocol):
+    """What owns the memory of a body: a response of the kernel, or a tensor that a helper has written."""
+
+    def release(self) -> None:
+        """Release the memory. A second call does nothing."""
+
+
+class HttpResponse(msgspec.Struct):
+    """Status, content type and body. Server, length, date and CORS headers are added when it is written."""
+
+    status: int
+    content_type: str
+    body: list[Buffer]
+    #: Headers of this response alone, which stand before its content type.
+    headers: dict[str, str] = {}
+    #: The owner of the memory that `body` refers to. It is to be released when the body was copied or sent. None where
+    #: `body` refers to no shared memory.
+    source: ResponseSource | None = None
+
+
+def http_error(status: int, text: str, *, plain: bool) -> HttpResponse:
+    """Return the response of an error; `plain` as for `protocols.http.responses.error_response`."""
+    return HttpResponse(status, error_content_type(plain=plain), [error_body(text)])

@@ -10,16 +10,15 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from protocols.access.restricted import Category
+from protocols.access import Category
 from protocols.http import web
 from protocols.http.call import HttpCall
 from protocols.http.endpoints import (
     dashboard,
+    docs,
     generate,
-    health,
     infer,
     models,
-    pages,
     repository,
     settings,
     shared_memory,
@@ -47,8 +46,8 @@ _TRACE_SETTING = Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": se
 _LITERAL = {
     "/v2": Endpoint(Category.METADATA, {"GET": models.server_metadata}),
     "/v2/openapi.json": Endpoint(Category.METADATA, {"GET": models.openapi}),
-    "/v2/health/live": Endpoint(Category.HEALTH, {"GET": health.live}, plain_errors=True),
-    "/v2/health/ready": Endpoint(Category.HEALTH, {"GET": health.ready}, plain_errors=True),
+    "/v2/health/live": Endpoint(Category.HEALTH, {"GET": models.live}, plain_errors=True),
+    "/v2/health/ready": Endpoint(Category.HEALTH, {"GET": models.ready}, plain_errors=True),
     "/v2/models/stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
     "/v2/trace/setting": _TRACE_SETTING,
     "/v2/logging": Endpoint(Category.LOGGING, {"GET": settings.get_log, "POST": settings.update_log}, administers=True),
@@ -72,7 +71,7 @@ _MODEL_ENDPOINTS = {
     "infer": Endpoint(Category.INFERENCE, {"POST": infer.infer}, plain_errors=True),
     "generate": Endpoint(Category.INFERENCE, {"POST": generate.generate}),
     "generate_stream": Endpoint(Category.INFERENCE, {"POST": generate.generate_stream}),
-    "ready": Endpoint(Category.HEALTH, {"GET": health.model_ready}, plain_errors=True),
+    "ready": Endpoint(Category.HEALTH, {"GET": models.model_ready}, plain_errors=True),
     "config": Endpoint(Category.MODEL_CONFIG, {"GET": models.config}),
     "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
     "trace/setting": _TRACE_SETTING,
@@ -110,9 +109,9 @@ _SHARED_MEMORY_ENDPOINTS = {
 }
 
 #: Web pages. They are not part of the OpenAPI document.
-_PAGES = {pages.PAGE_PATH: Endpoint(Category.METADATA, {"GET": pages.page})} | dict.fromkeys(
-    (f"{pages.PAGE_PATH}/{name}" for name in (*pages.FILES, pages.SCRIPT)),
-    Endpoint(Category.METADATA, {"GET": pages.file}),
+_PAGES = {docs.PAGE_PATH: Endpoint(Category.METADATA, {"GET": docs.page})} | dict.fromkeys(
+    (f"{docs.PAGE_PATH}/{name}" for name in (*docs.FILES, docs.SCRIPT)),
+    Endpoint(Category.METADATA, {"GET": docs.file}),
 )
 
 _DASHBOARD_PAGE = Endpoint(Category.STATISTICS, {"GET": dashboard.page}, dashboard=True)

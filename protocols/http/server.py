@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING
 from aiohttp import HttpVersion10, HttpVersion11
 
 from kernel.errors import ServingError
-from kernel.observe.repeats.internal_errors import unexpected_error
+from kernel.observe.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions
-from protocols.access.exposure import open_port
-from protocols.access.restricted import Category
+from kernel.serving.server_parts import DoorFigures
+from protocols.access import Category, open_port
+from protocols.frontend import FrontDoor
 from protocols.http import web
-from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
+from protocols.http.access_log import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
-from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
+from protocols.http.bodies import BodyTooSlow, TooManyChunks
 from protocols.http.call import CallSettings, HttpCall, peer_of
 from protocols.http.endpoints.dashboard import Dashboard, asks_for_page
+from protocols.http.endpoints.docs import OpenApi
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.generate.intake import GenerateIntake
-from protocols.http.inference.call import HttpInference
+from protocols.http.inference.generate_call import GenerateIntake
+from protocols.http.inference.infer_call import HttpInference
 from protocols.http.listener import HttpListener
-from protocols.http.openapi.endpoint import OpenApi
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response, retry_headers
 from protocols.http.route_hints import method_hint, route_hint
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Collection
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.exposure import OpenPort
-    from protocols.access.keys import KeyReader
-    from protocols.access.restricted import Restrictions
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader, OpenPort, Restrictions
     from protocols.frontend import DoorParts
-    from protocols.tls.certificates import Certificates
+    from protocols.tls import Certificates
 
 _DEFAULTS = HttpOptions()
 
@@ -51,7 +50,7 @@ def make_door(parts: DoorParts) -> HttpServer:
     )
 
 
-class HttpServer:
+class HttpServer(FrontDoor):
     """Serves Triton's HTTP API on a bound socket. A `protocols.frontend.FrontDoor`."""
 
     def __init__(
@@ -83,7 +82,7 @@ class HttpServer:
         self._settings = CallSettings(inference, generation, rules, openapi, self._dashboard)
         self._certificates: Certificates | None = None
         if options.tls is not None:
-            from protocols.tls.certificates import Certificates  # few servers have any
+            from protocols.tls import Certificates  # few servers have any
 
             self._certificates = Certificates("HTTP", options.tls, ["http/1.1"])
         self._listener = HttpListener(
@@ -111,16 +110,18 @@ class HttpServer:
         await self._listener.start()
         if self._has_dashboard:
             self._dashboard.start()
-        self._kernel.connections["http"] = lambda: self._listener.connection_count
-        if (certificates := self._certificates) is not None:
-            certificates.start()
-            self._kernel.certificate_expiry["http"] = lambda: certificates.expiry_s
+        if self._certificates is not None:
+            self._certificates.start()
 
     async def stop(self, grace_s: float) -> None:
         self._dashboard.close()
         if self._certificates is not None:
             self._certificates.stop()
         await self._listener.stop(grace_s)
+
+    def figures(self) -> DoorFigures:
+        expires_s = None if self._certificates is None else self._certificates.expiry_s
+        return DoorFigures("http", self._listener.connection_count, expires_s)
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         """Return the response to any request, with the headers of CORS if there are some."""

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.files.file_threads import in_file_thread
-from kernel.files.regular_files import read_regular
-from kernel.observe.repeats.limited_log import LimitedLog
+from kernel.file_threads import in_file_thread
+from kernel.observe.limited_log import LimitedLog
 from kernel.options import BadOption
+from kernel.regular_files import read_regular
 from protocols.openai.errors import ApiError
 
 if TYPE_CHECKING:

@@ -1,16 +1,97 @@
-"""The paths of the OpenAI front door. Model names may contain slashes (`org/model`)."""
+"""The paths of the OpenAI front door. Model names may contain slashes (`org/model`).
+
+Models and health over OpenAI's API: lists, loads and unloads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
-from protocols.access.restricted import Category
+from kernel.errors import NotFound, ServingError
+from protocols.access import Category
 from protocols.http import web
-from protocols.openai import embedding, endpoints, generating
-from protocols.openai.calls import OpenAiCall
+from protocols.openai import inference
+from protocols.openai.call import OpenAiCall
+from protocols.openai.dialects import dialect_of, embedding_dialect
+from protocols.openai.errors import ApiError, unknown_model
+
+_encode = msgspec.json.Encoder().encode
+
+_OWNER = "naiad"
+
+
+async def list_models(call: OpenAiCall) -> web.Response:
+    """List the models that this front door serves."""
+    kernel = call.door.kernel
+    names = sorted(name for name in kernel.catalog.ready_names() if call.admits(name) and _is_served(call, name))
+    return call.json(_encode({"object": "list", "data": [_model(call, name) for name in names]}))
+
+
+async def get_model(call: OpenAiCall) -> web.Response:
+    """Describe one model."""
+    name = call.names["model"]
+    call.check_model(name)
+    if name not in call.door.kernel.catalog.ready_names() or not _is_served(call, name):
+        raise unknown_model(name, 404)
+    return call.json(_encode(_model(call, name)))
+
+
+async def load(call: OpenAiCall) -> web.Response:
+    """Load a model; responds when it is ready."""
+    name, kernel = _administered(call), call.door.kernel
+    if name in kernel.catalog.ready_names():
+        raise ApiError(f"Model '{name}' is already loaded", param="model")
+    try:
+        await kernel.repository.load(name)
+    except NotFound as error:
+        raise ApiError(f"Failed to load model '{name}': {error.text}", 500, param="model") from None
+    except ServingError as error:
+        raise ApiError(f"Failed to load model '{name}': {error.text}", param="model") from None
+    return call.json(_encode(_model(call, name)))
+
+
+async def unload(call: OpenAiCall) -> web.Response:
+    """Unload a model; responds at once, while its last requests end."""
+    name, kernel = _administered(call), call.door.kernel
+    if name not in kernel.catalog.ready_names():
+        raise unknown_model(name)
+    await kernel.repository.unload(name)
+    return call.json(_encode({"status": "success", "model": name}))
+
+
+def _administered(call: OpenAiCall) -> str:
+    if not call.door.kernel.settings.explicit_control:
+        raise ApiError("Model load/unload requires --model-control-mode=explicit")
+    call.check_model(call.names["model"])
+    return call.names["model"]
+
+
+async def ready(call: OpenAiCall) -> web.Response:
+    """Respond whether the server is ready for requests."""
+    try:
+        is_ready = await call.door.kernel.server_is_ready()
+    except ServingError:
+        is_ready = False
+    if not is_ready:
+        raise ApiError("Attached inference engine is not ready for inference requests.")
+    return call.json(b"")
+
+
+def _is_served(call: OpenAiCall, name: str) -> bool:
+    try:
+        spec = call.door.kernel.route(name).spec
+    except ServingError:  # unloaded meanwhile
+        return False
+    return dialect_of(spec) is not None or embedding_dialect(spec) is not None
+
+
+def _model(call: OpenAiCall, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": call.door.created_s(name), "owned_by": _OWNER}
+
 
 _Handler = Callable[[OpenAiCall], Awaitable[web.StreamResponse]]
 
@@ -27,18 +108,20 @@ class OpenAiRoute(msgspec.Struct, frozen=True):
 
 
 _LITERAL = {
-    "/v1/chat/completions": OpenAiRoute(Category.INFERENCE, {"POST": generating.chat_completions}),
-    "/v1/completions": OpenAiRoute(Category.INFERENCE, {"POST": generating.completions}),
-    "/v1/embeddings": OpenAiRoute(Category.INFERENCE, {"POST": embedding.embeddings}),
-    "/v1/models": OpenAiRoute(Category.METADATA, {"GET": endpoints.list_models}),
-    "/health/ready": OpenAiRoute(Category.HEALTH, {"GET": endpoints.ready}),
+    "/v1/chat/completions": OpenAiRoute(Category.INFERENCE, {"POST": inference.chat_completions}),
+    "/v1/completions": OpenAiRoute(Category.INFERENCE, {"POST": inference.completions}),
+    "/v1/embeddings": OpenAiRoute(Category.INFERENCE, {"POST": inference.embeddings}),
+    "/v1/models": OpenAiRoute(Category.METADATA, {"GET": list_models}),
+    "/health/ready": OpenAiRoute(Category.HEALTH, {"GET": ready}),
 }
 
 _MODEL = "/v1/models/"
-_MODEL_ROUTE = OpenAiRoute(Category.METADATA, {"GET": endpoints.get_model})
+
+_MODEL_ROUTE = OpenAiRoute(Category.METADATA, {"GET": get_model})
+
 _ACTIONS = {
-    "load": OpenAiRoute(Category.MODEL_REPOSITORY, {"POST": endpoints.load}, administers=True),
-    "unload": OpenAiRoute(Category.MODEL_REPOSITORY, {"POST": endpoints.unload}, administers=True),
+    "load": OpenAiRoute(Category.MODEL_REPOSITORY, {"POST": load}, administers=True),
+    "unload": OpenAiRoute(Category.MODEL_REPOSITORY, {"POST": unload}, administers=True),
 }
 
 #: Every path, for documents and tests.

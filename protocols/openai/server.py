@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import ServingError
-from kernel.observe.repeats.internal_errors import unexpected_error
+from kernel.observe.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
-from protocols.access.exposure import open_port
-from protocols.access.restricted import Category
+from kernel.serving.server_parts import DoorFigures
+from protocols.access import Category, open_port
+from protocols.frontend import FrontDoor
 from protocols.http import web
-from protocols.http.access import AiohttpAccessLogger, LoggedHandler, log_http_request
+from protocols.http.access_log import AiohttpAccessLogger, LoggedHandler, log_http_request
 from protocols.http.aiohttp_internals import check_not_begun
-from protocols.http.bodies.reading import BodyTooSlow, TooManyChunks
+from protocols.http.bodies import BodyTooSlow, TooManyChunks
 from protocols.http.call import peer_of
 from protocols.http.listener import HttpListener
 from protocols.http.request_rules import make_request_rules
@@ -23,24 +24,22 @@ from protocols.http.responses import JSON, SERVER_HEADER, retry_headers
 from protocols.http.routes import request_path
 from protocols.listening import is_local
 from protocols.openai.api_keys import ApiKeys
-from protocols.openai.calls import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
+from protocols.openai.call import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
-from protocols.openai.generation import GenerationIntake
-from protocols.openai.responses.silence import SilenceWatch
+from protocols.openai.generation import GenerationIntake, SilenceWatch
 from protocols.openai.routes import find_route
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.exposure import OpenPort
-    from protocols.access.keys import KeyReader
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader, OpenPort
     from protocols.forwarding import ForwardedHeaders
     from protocols.frontend import DoorParts
     from protocols.openai.generation import ChoiceCall
     from protocols.openai.routes import OpenAiRoute
-    from protocols.tls.certificates import Certificates
+    from protocols.tls import Certificates
 
 _DEFAULTS = OpenAiOptions()
 
@@ -59,7 +58,7 @@ def make_door(parts: DoorParts) -> OpenAiServer:
     )
 
 
-class OpenAiServer:
+class OpenAiServer(FrontDoor):
     """Serves OpenAI's API on a bound socket. A `protocols.frontend.FrontDoor`."""
 
     def __init__(
@@ -106,7 +105,7 @@ class OpenAiServer:
         )
         self._certificates: Certificates | None = None
         if http.tls is not None:
-            from protocols.tls.certificates import Certificates  # few servers have any
+            from protocols.tls import Certificates  # few servers have any
 
             self._certificates = Certificates("OpenAI", http.tls, ["http/1.1"])
         self._listener = HttpListener(
@@ -129,10 +128,8 @@ class OpenAiServer:
         await self._listener.start()
         if self._keys is not None:
             self._keys.start()
-        self._kernel.connections["openai"] = lambda: self._listener.connection_count
-        if (certificates := self._certificates) is not None:
-            certificates.start()
-            self._kernel.certificate_expiry["openai"] = lambda: certificates.expiry_s
+        if self._certificates is not None:
+            self._certificates.start()
 
     async def stop(self, grace_s: float) -> None:
         if self._keys is not None:
@@ -140,6 +137,10 @@ class OpenAiServer:
         if self._certificates is not None:
             self._certificates.stop()
         await self._listener.stop(grace_s)
+
+    def figures(self) -> DoorFigures:
+        expires_s = None if self._certificates is None else self._certificates.expiry_s
+        return DoorFigures("openai", self._listener.connection_count, expires_s)
 
     def _created_s(self, name: str) -> int:
         """Return when the model was first listed; forgets models that are gone."""

@@ -37,10 +37,10 @@ def test_a_door_that_names_the_kernel_for_types_only_is_found() -> None:
 
 
 def test_a_circle_through_an_import_for_types_is_found() -> None:
-    one = planted("if TYPE_CHECKING:\n    import kernel.sockets", "kernel/errors.py")
-    other = planted("import kernel.errors", "kernel/sockets.py")
+    one = planted("if TYPE_CHECKING:\n    import kernel.startup", "kernel/errors.py")
+    other = planted("import kernel.errors", "kernel/startup.py")
     alone = planted("import kernel.errors", "kernel/planted.py")
-    assert circles_with_types([one, other, alone]) == [["kernel.errors", "kernel.sockets"]]
+    assert circles_with_types([one, other, alone]) == [["kernel.errors", "kernel.startup"]]
 
 
 def test_folders_that_import_each_other_are_found_but_not_a_folder_and_one_in_it() -> None:

@@ -19,7 +19,7 @@ MAY_IMPORT_THE_ROOT = ("kernel/start.py", "kernel/embedding/")
 
 #: The first module of a start, and the one module of another package that it imports before the root.
 START = "kernel/start.py"
-IMPORTED_BY_START = "backends.supervision.processes.zygote_start"
+IMPORTED_BY_START = "backends.launch.zygote_start"
 
 #: The public module re-exports names of all packages. None of our modules imports it.
 PUBLIC = "kernel/importable/"
@@ -33,31 +33,28 @@ ALLOWED = {
     "protocols": {"protocols", "kernel", "shm"},
 }
 
-_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/server_paths", "kernel/texts", "kernel/version"}
+_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/texts", "kernel/version"}
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
-    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/naiad_module", "kernel/observe", "kernel/server_paths",
-    "kernel/serving", "kernel/texts", "kernel/tracing", "kernel/tree_files",
+    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/naiad_module", "kernel/observe", "kernel/texts",
+    "kernel/serving", "kernel/records", "kernel/tree_files",
 }  # fmt: skip
 _WORKER_SIDE = {
-    "backends/backend_file", "backends/base", "backends/batch_input", "backends/config_requirements",
-    "backends/entry_points", "backends/gather", "backends/helper", "backends/lifecycle", "backends/metric_registry",
-    "backends/model_names", "backends/preloading", "backends/process_control", "backends/registry", "backends/reshape",
-    "backends/scatter",
-    "backends/streaming", "backends/traced_tensors", "backends/transport", "backends/worker",
+    "backends/registry", "backends/base", "backends/batch_tensors", "backends/builtin/decoupled",
+    "backends/helper", "backends/custom_backend", "backends/worker/custom_metrics",
+    "backends/python/model_modules", "backends/preloading", "backends/process_control", "backends/reshape",
+    "backends/streaming", "backends/worker/reports", "backends/transport", "backends/worker",
 }  # fmt: skip
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/descriptors", "kernel/errors", "kernel/files", "kernel/health", "kernel/loop",
-    "kernel/memory", "kernel/observe", "kernel/options", "kernel/recording", "kernel/server_paths", "kernel/serving",
-    "kernel/settings", "kernel/texts", "kernel/tracing", "kernel/version",
+    "kernel", "kernel/config", "kernel/machine", "kernel/errors", "kernel/files", "kernel/health", "kernel/loop",
+    "kernel/memory", "kernel/observe", "kernel/options", "kernel/recording", "kernel/texts", "kernel/serving",
+    "kernel/settings", "kernel/records", "kernel/version",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
-    "protocols/access", "protocols/body_sizes", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
+    "protocols/access", "protocols/request_limits", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
     "protocols/intake",
-    "protocols/listening", "protocols/prepared_cache", "protocols/iteration_budget",
-    "protocols/message_budget", "protocols/request_limits",
-    "protocols/response_sinks", "protocols/status", "protocols/tls", "protocols/traced_models",
-    "protocols/written_releases",
+    "protocols/listening", "kernel/serving/prepared", "protocols/loop_budgets",
+    "protocols/status", "protocols/tls", "protocols/written_releases",
 }  # fmt: skip
 
 #: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a
@@ -65,9 +62,9 @@ _PROTOCOLS_SHARED = {
 ROOMS = {
     "kernel/texts": set[str](),
     "kernel/tree_files": set[str](),
-    "kernel/server_paths": set[str](),
-    "kernel/descriptors": set[str](),
-    "kernel/errors": {"kernel/server_paths", "kernel/texts"},
+    "kernel/texts": set[str](),
+    "kernel/machine": set[str](),
+    "kernel/errors": {"kernel/texts"},
     "kernel/machine": {"kernel/naiad_module"},
     "kernel/version": set[str](),
     "kernel/naiad_module": set[str](),
@@ -82,16 +79,16 @@ ROOMS = {
     | {"kernel/files", "kernel/loop", "kernel/naiad_module", "kernel/observe", "kernel/serving"},
     "kernel/isolation": _KERNEL_BASE | {"kernel/cache", "kernel/observe", "kernel/serving"},
     "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
-    "kernel/sockets": _KERNEL_BASE | {"kernel/options"},
+    "kernel/startup": _KERNEL_BASE | {"kernel/options"},
     "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
     "kernel/writing": _KERNEL_BASE | {"kernel/serving"},
-    "kernel/tracing": _KERNEL_BASE
+    "kernel/records": _KERNEL_BASE
     | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings", "kernel/writing"},
-    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/tracing", "kernel/writing"},
-    "kernel/memory": _KERNEL_BASE | {"kernel/descriptors", "kernel/observe", "kernel/serving"},
+    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/records", "kernel/writing"},
+    "kernel/memory": _KERNEL_BASE | {"kernel/machine", "kernel/observe", "kernel/serving"},
     "kernel/serving": _KERNEL_BASE
     | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
-    | {"kernel/tracing"},
+    | {"kernel/records"},
     "kernel/traffic": _KERNEL_BASE
     | {"kernel/config", "kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
     "kernel/repository": _KERNEL_BASE
@@ -117,7 +114,7 @@ ROOMS = {
         "kernel/settings",
         "kernel/start",
     },
-    "kernel/command": _KERNEL_BASE
+    "kernel/tools": _KERNEL_BASE
     | {
         "kernel/app",
         "kernel/authoring",
@@ -135,7 +132,7 @@ ROOMS = {
         "kernel/tree_files",
         "kernel/traffic",
     },
-    "backends/transport": {"kernel/errors", "kernel/loop", "kernel/tracing", "kernel/version"},
+    "backends/transport": {"kernel/errors", "kernel/loop", "kernel/records", "kernel/version"},
     "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
     "backends/python": _FOR_WORKERS | _WORKER_SIDE,
     "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
@@ -169,9 +166,9 @@ FOREIGN = {
         "backends",
         "shm/arrays.py",
         "kernel/authoring/trial",
-        "kernel/command/bench/inputs.py",
-        "kernel/command/infer/arguments.py",
-        "kernel/command/replay/comparing.py",
+        "kernel/tools/bench/inputs.py",
+        "kernel/tools/infer_arguments.py",
+        "kernel/tools/replay_report.py",
         "kernel/embedding/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),
@@ -281,10 +278,10 @@ def test_no_module_imports_itself_through_others_at_run_time() -> None:
 
 
 def test_a_circle_through_a_function_is_found_and_one_for_types_is_none() -> None:
-    sockets = planted("def f() -> None:\n    from kernel.errors import ServingError", "kernel/sockets.py")
-    errors = planted("import kernel.sockets", "kernel/errors.py")
-    assert circle([sockets, errors]) == ["kernel.sockets", "kernel.errors"]
-    for_types = planted("if TYPE_CHECKING:\n    import kernel.sockets", "kernel/errors.py")
+    sockets = planted("def f() -> None:\n    from kernel.errors import ServingError", "kernel/startup.py")
+    errors = planted("import kernel.startup", "kernel/errors.py")
+    assert circle([sockets, errors]) == ["kernel.startup", "kernel.errors"]
+    for_types = planted("if TYPE_CHECKING:\n    import kernel.startup", "kernel/errors.py")
     assert circle([sockets, for_types]) == []
 
 

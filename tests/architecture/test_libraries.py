@@ -40,7 +40,7 @@ INTERNALS = {
     ),
     # For grpclib, which raises and catches an error of it.
     "h2": ("protocols/grpc/grpclib_internals.py", set[str]()),
-    "torch": ("backends/pytorch/torch_internals.py", {"torch", "torch.export.passes"}),
+    "torch": ("backends/pytorch/library.py", {"torch", "torch.export.passes"}),
 }
 
 #: Beside those: this one knows which modules define what `aiohttp.web` offers.

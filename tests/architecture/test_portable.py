@@ -24,9 +24,8 @@ ENTRY = ("backends.worker.process", "backends.python.backend", "backends.portabl
 OF_THE_KERNEL = {
     "kernel", "kernel.errors", "kernel.loop", "kernel.loop.busy_poll", "kernel.loop.iteration_end", "kernel.machine",
     "kernel.naiad_module", "kernel.observe", "kernel.observe.metric_rules", "kernel.observe.repeats",
-    "kernel.observe.repeats.limited_log", "kernel.observe.repeats.repeat_limit", "kernel.server_paths",
-    "kernel.serving", "kernel.serving.triton_input_order", "kernel.serving.validation", "kernel.texts",
-    "kernel.tracing", "kernel.tracing.trace", "kernel.tracing.trace_context", "kernel.version",
+    "kernel.observe.limited_log", "kernel.texts",
+    "kernel.serving", "kernel.serving.validation", "kernel.records", "kernel.records.trace", "kernel.records.trace_context", "kernel.version",
 }  # fmt: skip
 
 #: Functions that import later, and why no module of a model can come between.
@@ -36,8 +35,8 @@ LATE_IMPORTS = {
     "backends/portable/start.py _import_worker": "before there is a model",
     "backends/portable/start.py _has_msgspec": "before there is a model",
     "backends/portable/start.py find_spec": "of the standard library",
-    "backends/entry_points.py entry_points_of": "of the standard library",
-    # Found below the model's package, too, see `backends/model_names.py`, unless this has such a module itself.
+    "backends/registry.py entry_points_of": "of the standard library",
+    # Found below the model's package, too, see `backends/python/model_modules.py`, unless this has such a module itself.
     "backends/worker/region_messages.py _attach_device": "only for CUDA memory of clients, which few workers see",
     "backends/worker/loop.py _use_device": "only for instances on a GPU",
     "backends/worker/loop.py _tensors_on_device": "as above",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from backends.worker.calls.interface import CallRequest, CallResponse, ModelCall
+from backends.worker.model_calls import CallRequest, CallResponse, ModelCall
 from shm.arrays import to_array
 from shm.tensor import Tensor
 
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 class RecordedCalls:
-    """Implements `backends.worker.calls.interface.ModelCalls`. `respond` makes the responses to each call."""
+    """Implements `backends.worker.model_calls.ModelCalls`. `respond` makes the responses to each call."""
 
     def __init__(self) -> None:
         self.started: list[CallRequest] = []

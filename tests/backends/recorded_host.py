@@ -6,8 +6,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from backends.base import Timings
-from backends.metric_registry import MetricRegistry
-from backends.worker.reporting.reports import ReportCollector
+from backends.worker.custom_metrics import MetricRegistry
+from backends.worker.reports import ReportCollector
 from tests.backends.recorded_calls import RecordedCalls
 
 if TYPE_CHECKING:

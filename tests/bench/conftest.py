@@ -6,11 +6,9 @@ import pytest
 
 from bench import curve, growth
 from bench.contenders import OURS, TRITON
-from bench.density.figures import Density, DensityPoint, Footprint, Restarts
-from bench.density.measurement import COUNTS
+from bench.density import COUNTS, Density, DensityPoint, Footprint, Restarts
 from bench.load import Sample
-from bench.machine import Machine
-from bench.process_memory import ProcessMemory
+from bench.machine import Machine, ProcessMemory
 from bench.rows import Figures
 
 MACHINE = Machine("2026-01-02", "abc1234", "Some Processor", 2, 16, "6.1", "3.11.9", {"numpy": "2.4.0"}, 0.1)

@@ -11,16 +11,15 @@ import msgspec
 import pytest
 
 from bench import against, store
-from bench.against import Rounds
-from bench.against_report import BEFORE, NOW, AgainstReport, PairedRow, print_report, report_of, value_of
+from bench.against import BEFORE, NOW, AgainstReport, PairedRow, Rounds, print_report, report_of, value_of
 from bench.contenders import Clients, Contender, Measurement
-from bench.inside_apart import PATHS
+from bench.inside import PATHS
 from bench.intervals import Quantity
-from bench.kept import Kept
 from bench.light_client import LightClient
 from bench.light_rows import light_rows
 from bench.machine import ProcessTimes
 from bench.rows import Analyzer, Figures, Row
+from bench.store import Kept
 from tests.bench.conftest import MACHINE
 
 if TYPE_CHECKING:

@@ -8,13 +8,23 @@ import pytest
 
 from bench import store
 from bench.contenders import OURS, TRITON
-from bench.density.figures import Density, DensityPoint, Footprint, Restarts
-from bench.density.kinds import KINDS, ModelKind, model_name, write_copies
-from bench.density.measurement import QUICK_COUNTS
-from bench.density.restarts import measure_restarts
-from bench.density.table import mib, print_table, ratios
-from bench.load_clients import ADD_SUB
-from bench.process_memory import ProcessMemory
+from bench.density import (
+    KINDS,
+    QUICK_COUNTS,
+    Density,
+    DensityPoint,
+    Footprint,
+    ModelKind,
+    Restarts,
+    measure_restarts,
+    mib,
+    model_name,
+    print_table,
+    ratios,
+    write_copies,
+)
+from bench.load import ADD_SUB
+from bench.machine import ProcessMemory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench import inside
-from bench.inside_apart import PATHS, measure_apart
+from bench.inside import PATHS, measure_apart
 
 if TYPE_CHECKING:
     from pathlib import Path

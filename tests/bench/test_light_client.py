@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from bench.certificate import missing_openssl, tls_flags
+from bench.contenders import missing_openssl, tls_flags
 from bench.light import LightLoad, LightRequest, run_load
-from bench.light_cases import BINARY, GRPC, JSON, SHARED, Payload
-from bench.light_check import BadAnswer, CheckClient
-from bench.light_client import LightClient
-from bench.light_rows import LightRow, light_rows
-from bench.models import LIGHT_MODELS, write_light_models
-from bench.onnx_models import write_onnx_models
+from bench.light_client import BadAnswer, CheckClient, LightClient
+from bench.light_rows import BINARY, GRPC, JSON, SHARED, LightRow, Payload, light_rows
+from bench.models import LIGHT_MODELS, write_light_models, write_onnx_models
 from bench.rows import Figures
 from bench.server import ServerProcess
 
@@ -51,7 +48,7 @@ def server(models: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[LightClient]:
-    monkeypatch.setattr("bench.light_check.WARM_UP_S", 0.0)
+    monkeypatch.setattr("bench.light_client.WARM_UP_S", 0.0)
     with LightClient() as found:
         yield found
 

@@ -1,4 +1,7 @@
-"""Whether a machine is busy is measured by its processors at that moment."""
+"""Whether a machine is busy is measured by its processors at that moment.
+
+The memory of a process is read from the system's counts.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import msgspec
 import pytest
 
 from bench import machine
+from bench.machine import ProcessMemory, memory_of, parse_rollup
 from tests.bench.conftest import MACHINE
 
 
@@ -26,3 +30,32 @@ def test_processors_in_use_are_those_that_were_not_idle(
 def test_a_line_about_a_machine_mentions_load_only_if_it_was_busy() -> None:
     assert "busy" not in MACHINE.line
     assert msgspec.structs.replace(MACHINE, load=1.5).line.endswith("busy with other things (1.5 processors in use)")
+
+
+ROLLUP = """\
+55b0a000-7ffd5000 ---p 00000000 00:00 0                                  [rollup]
+Rss:               40000 kB
+Pss:               30000 kB
+Pss_Dirty:         20000 kB
+Shared_Clean:       5000 kB
+Private_Clean:      1000 kB
+Private_Dirty:     22000 kB
+Private_Hugetlb:       0 kB
+"""
+
+
+def test_private_memory_is_the_sum_of_its_kinds() -> None:
+    assert parse_rollup(ROLLUP) == ProcessMemory(40000 << 10, 30000 << 10, 23000 << 10)
+
+
+def test_memories_are_added_part_by_part() -> None:
+    assert ProcessMemory(1, 2, 3) + ProcessMemory(10, 20, 30) == ProcessMemory(11, 22, 33)
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    assert parse_rollup("") == ProcessMemory()
+
+
+def test_a_running_process_has_memory_and_shares_some() -> None:
+    found = memory_of(os.getpid())
+    assert found.resident >= found.proportional >= found.private > 1 << 20

@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("matplotlib", reason="pictures need the dependency group `bench`")
 
 from bench.pictures import draw_curve, draw_density, draw_growth, save
-from bench.pictures.labels import apart
+from bench.pictures.style import apart
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.curve import Curve
-    from bench.density.figures import Density
+    from bench.density import Density
     from bench.growth import Growth
 
 PNG = b"\x89PNG\r\n\x1a\n"

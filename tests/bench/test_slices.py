@@ -12,8 +12,7 @@ from collections import Counter
 
 import pytest
 
-from bench.load import Spec
-from bench.load_clients import BadResponse
+from bench.load import BadResponse, Spec
 from bench.slices import OpenConnections, alternate, process_cpu_ns
 
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

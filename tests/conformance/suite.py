@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from bench.oracle.record import Record, load_cases
-from bench.oracle.responses import cleaned, expected, is_expected
+from bench.oracle.responses import Record, cleaned, expected, is_expected, load_cases
 from bench.oracle.servers import Ours
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from kernel.app import StartFailed
 from kernel.config.load import from_pbtxt
 from kernel.embedding import EmbeddedServer
 from kernel.extensions import extension
-from kernel.repository.agents.interface import RepositoryAgent
+from kernel.repository.agents import RepositoryAgent
 from tests.docs.documents import code_blocks, code_spans, document, section, table
 from tests.docs.packages import install
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 from typing import TYPE_CHECKING
 
-from kernel.authoring.templates import python_files
+from kernel.tools.templates import python_files
 from tests.docs.documents import code_blocks, document
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from kernel.embedding import EmbeddedServer
 from shm.cuda import BINDINGS_VARIABLE
 from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
 from tests.docs.packages import install
-from tests.kernel.tracing.output.collector import Collector
+from tests.kernel.records.collector import Collector
 
 if TYPE_CHECKING:
     from pathlib import Path

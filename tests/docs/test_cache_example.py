@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.server import ServerFailed, ServerProcess
+from kernel.cache.caching import ENTRY_POINT_GROUP, make_cache
 from kernel.cache.config import CacheChoice
 from kernel.cache.redis_store import redis_settings
-from kernel.cache.registry import ENTRY_POINT_GROUP, make_cache
 from kernel.errors import InvalidArgument
 from kernel.testing import FakeClock
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from kernel.command.flags.environment import PREFIX, flags_of_environment
-from kernel.command.flags.read import FLAGS
+from kernel.flags.read import FLAGS, PREFIX, flags_of_environment
 from kernel.options import RepositoryOptions, ServerOptions
 from tests.docs.documents import ROOT, document
 

@@ -6,35 +6,35 @@ import re
 
 import pytest
 
+from backends.launch.launcher import DELAYS_S
 from backends.supervision import handle
-from backends.supervision.backoff import DELAYS_S
+from backends.supervision.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS
 from backends.supervision.remote_memory import MAX_UNSENT_BYTE_SIZE
-from backends.supervision.watch.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS
-from backends.supervision.watch.watchdog import LOOK_INTERVAL_S
+from backends.supervision.watchdog import LOOK_INTERVAL_S
 from backends.transport import framing as framing_of_workers
 from backends.transport import outbox, wire
 from backends.transport.texts import MAX_TEXT_BYTES
 from backends.worker.loop import MAX_UNSENT_NS
 from backends.worker.responder import MAX_OVERSHOOT
-from kernel.command.flags.read import DEFAULTS
 from kernel.errors import MAX_MODEL_TEXT
+from kernel.flags.read import DEFAULTS
 from kernel.loop import busy_poll
 from kernel.memory.client_regions import MAX_REGIONS
-from kernel.observe.line_queue import MAX_BYTE_SIZE, MAX_LINES
+from kernel.observe.log_writer import MAX_BYTE_SIZE, MAX_LINES
 from kernel.observe.metric_rules import MAX_LABELS_LENGTH, MAX_SERIES
-from kernel.repository.limits import MAX_INSTANCES
 from kernel.repository.override import (
     MAX_CONFIG_BYTE_SIZE,
     MAX_FILES_BYTE_SIZE,
     MAX_PATH_BYTE_SIZE,
     MAX_PATH_DEPTH,
 )
+from kernel.repository.unsupported import MAX_INSTANCES
 from kernel.serving.instances import PREFETCH_NS
 from kernel.texts import MAX_TEXT_BYTE_SIZE
-from protocols import body_sizes
+from protocols import request_limits
 from protocols.grpc import framing
 from protocols.grpc.h2 import limits
-from protocols.http.client_timeouts import MAX_CHUNKS, TIMEOUTS
+from protocols.http.client_limits import MAX_CHUNKS, TIMEOUTS
 from protocols.http.fast.connection import MAX_OUTSTANDING
 from protocols.http.json.document import MAX_DEPTH
 from shm.arena import INLINE_LIMIT
@@ -61,11 +61,11 @@ def delays() -> str:
 STATEMENTS = {
     "SECURITY.md": [
         f"| {size(DEFAULTS.http.max_input_size)} of JSON, raw or inflated bytes",
-        f"{size(body_sizes.MAX_BODY_BYTE_SIZE)} in all; {MAX_CHUNKS:,} chunks",
+        f"{size(request_limits.MAX_BODY_BYTE_SIZE)} in all; {MAX_CHUNKS:,} chunks",
         f"| {TIMEOUTS.body_s:.0f} seconds without any byte; then {TIMEOUTS.bytes_per_s} bytes per second",
         f"| {MAX_OUTSTANDING}, then nothing more is read",
         f"| {MAX_DEPTH} levels deep",
-        f"| {size(body_sizes.MAX_BODY_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
+        f"| {size(request_limits.MAX_BODY_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
         f"| {limits.MAX_CONCURRENT_STREAMS} calls at once; header blocks of {size(limits.MAX_HEADER_BLOCK_BYTE_SIZE)}",
         f"| regions of clients | {MAX_REGIONS}; {DEFAULTS.regions_per_peer} of one client",
         f"| {MAX_LINES:,}, and {size(MAX_BYTE_SIZE)}; further ones are dropped",
@@ -75,7 +75,7 @@ STATEMENTS = {
         f"| `config` of a load request | {size(MAX_CONFIG_BYTE_SIZE)} |",
         f"| files of a load request | {size(MAX_FILES_BYTE_SIZE)} |",
         f"| path of a file in a load request | {MAX_PATH_BYTE_SIZE} bytes, {MAX_PATH_DEPTH} folders |",
-        f"without tensors and files | {size(body_sizes.MAX_CONTROL_BYTE_SIZE)}, over HTTP and gRPC |",
+        f"without tensors and files | {size(request_limits.MAX_CONTROL_BYTE_SIZE)}, over HTTP and gRPC |",
         f"| text of a client in an error | {size(MAX_TEXT_BYTE_SIZE)}; text of a model {size(MAX_MODEL_TEXT)} |",
         f"| instances of a model | {MAX_INSTANCES} |",
         f"| {DEFAULTS.repository.load_timeout_s // 60} minutes each",
@@ -94,7 +94,7 @@ STATEMENTS = {
         f"a `config` of {size(MAX_CONFIG_BYTE_SIZE)}, and files of {size(MAX_FILES_BYTE_SIZE)} in all",
         f"paths of {MAX_PATH_BYTE_SIZE} bytes and {MAX_PATH_DEPTH} folders",
         f"repeats at most {size(MAX_TEXT_BYTE_SIZE)}",
-        f"have at most {size(body_sizes.MAX_CONTROL_BYTE_SIZE)}",
+        f"have at most {size(request_limits.MAX_CONTROL_BYTE_SIZE)}",
         f"More than {MAX_INSTANCES} instances",
         f"within less than {DEFAULTS.busy_poll_us / 1000} ms",
         f"can be {wire.CREDIT_WINDOW} responses ahead",

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.load import from_pbtxt
-from kernel.observe.cache_figures import CacheFigures
+from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, buckets_of
-from kernel.observe.reporting.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.options import MetricsOptions
 from kernel.repository.gpus import PinnedPool
-from protocols.http.metrics import families
-from protocols.http.metrics.cache_families import render_cache
-from protocols.http.metrics.families import render_models
-from protocols.http.metrics.gpu_families import render_gpus
+from kernel.serving.interface import CacheFigures
+from kernel.serving.server_parts import DoorFigures, ServerPart
+from protocols.http.metrics import model_families
 from protocols.http.metrics.memory_families import render_memory
-from protocols.http.metrics.readiness import render_readiness
-from protocols.http.metrics.server_families import ServerMetrics
+from protocols.http.metrics.model_families import render_models, render_readiness
+from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus
 from protocols.testing import FrontDoorLab
 from tests.docs.documents import code_blocks, code_spans, document, section, table
 
@@ -34,12 +32,17 @@ def kinds(page: str) -> dict[str, str]:
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
 
 
+class _Door(ServerPart):
+    def figures(self) -> DoorFigures:
+        return DoorFigures("http", 1)
+
+
 def shown_page(*, cache: bool) -> str:
     """Return a page with all families of a server; with `cache`, only those that its response cache adds."""
     if cache:
         return "\n".join(render_cache([], CacheFigures(byte_size=1), ALL, 0))
     kernel = FrontDoorLab().kernel
-    kernel.connections["http"] = lambda: 1
+    kernel.server_parts.append(_Door())
     server = ServerMetrics(kernel, MetricsOptions(), 0).render(0)
     gpus = GpuFigureReader(None, PinnedPool(1), 1)  # type: ignore[arg-type]  # nobody reads
     gpus.take([GpuFigures("GPU-1")])
@@ -63,8 +66,8 @@ def test_the_tables_have_every_family_and_no_other() -> None:
 
 
 def test_a_family_that_is_added_by_the_recipe_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = type(families.OURS[0])("nv_added", "Added by a test", lambda model: 1)
-    monkeypatch.setattr(families, "OURS", (*families.OURS, added))
+    added = type(model_families.OURS[0])("nv_added", "Added by a test", lambda model: 1)
+    monkeypatch.setattr(model_families, "OURS", (*model_families.OURS, added))
     assert "# HELP nv_added Added by a test" in render_models([], MetricsConfig(), 0)
 
 

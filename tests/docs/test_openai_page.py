@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from kernel.config.openai_fields import DECLARABLE_FIELDS, DECLARABLE_PARTS
-from protocols.openai.requests.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, STREAM_OPTIONS, Treatment
+from kernel.config.model_parameters import DECLARABLE_FIELDS, DECLARABLE_PARTS
+from protocols.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, STREAM_OPTIONS, Treatment
 from protocols.openai.routes import PATHS
 from tests.docs.documents import document, section, table
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from protocols.access.restricted import Category
+from protocols.access import Category
 from protocols.http import routes
 from tests.docs.documents import ROOT, code_blocks, document, section
 

@@ -15,9 +15,9 @@ import typer.main
 
 from backends.tensorrt.building.command import command as build_engine
 from bench.__main__ import cli as bench_cli
-from kernel.command.cli import cli
-from kernel.command.flags.read import FLAGS, read_flags
-from kernel.command.traffic.rollout import rollout_cli
+from kernel.flags.read import FLAGS, read_flags
+from kernel.tools.cli import cli
+from kernel.tools.traffic import rollout_cli
 from tests.docs.documents import ALL_DOCUMENTS, DOCUMENTS, ROOT, anchors, document, links, name_of, section
 
 if TYPE_CHECKING:

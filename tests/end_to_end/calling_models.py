@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from kernel.embedding.server_thread import ServerThread
+    from kernel.embedding.server import ServerThread
     from kernel.serving.kernel import Kernel
     from kernel.serving.response import Response
     from shm.arrays import Array

@@ -7,8 +7,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from kernel.command.flags.keywords import read_keywords
-from kernel.embedding.server_thread import ServerThread
+from kernel.embedding.server import ServerThread
+from kernel.flags.read import read_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

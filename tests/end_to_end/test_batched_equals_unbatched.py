@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kernel.embedding.server_thread import ServerThread
+    from kernel.embedding.server import ServerThread
     from kernel.serving.kernel import Kernel
 
 MAX_BATCH_SIZE = 6

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from backends.transport.channel import LoopChannel
-from bench.load_clients import CLIENT_PREFACE, SETTINGS, WINDOW_UPDATE, GrpcLoadClient, HttpLoadClient, frame
+from bench.load import CLIENT_PREFACE, SETTINGS, WINDOW_UPDATE, GrpcLoadClient, HttpLoadClient, frame
 from bench.models import write_python_models
 from kernel.embedding import EmbeddedServer
 from kernel.loop.iteration_end import IterationEnd

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from bench.server import ServerProcess, wait_for
-from kernel.descriptors import reserved_count
+from kernel.machine import reserved_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from backends.supervision.helper_pool import HelperPool
-from backends.supervision.processes.worker_processes import WorkerProcesses
+from backends.helper.pool import HelperPool
+from backends.launch.worker_processes import WorkerProcesses
 from kernel.app import Server
 from kernel.embedding import BadOption, EmbeddedServer, NotRunning, ServingError, StartFailed
 from kernel.options import ListenAddress, LogOptions, RepositoryOptions, ServerOptions
-from kernel.tracing.tracing import Tracing
+from kernel.records.tracer import Tracing
 from tests.child_processes import children_with
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from kernel.embedding.server_thread import ServerThread
+    from kernel.embedding.server import ServerThread
     from tests.end_to_end.conftest import WriteModel
 
 MIB16 = 16 << 20

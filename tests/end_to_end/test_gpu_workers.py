@@ -33,8 +33,8 @@ import ctypes
 import numpy as np
 import onnx
 from backends.base import Backend
-from backends.scatter import scatter
-from backends.gather import batch_sizes
+from backends.batch_tensors import scatter
+from backends.batch_tensors import batch_sizes
 from backends.reshape import tensor_specs
 from backends.worker.devices.tensors import DeviceArray
 

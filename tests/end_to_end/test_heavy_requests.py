@@ -13,11 +13,10 @@ import pytest
 
 from bench.contenders import OURS, contender
 from bench.heavy.attack import MIB
-from bench.heavy.attacker import Order
+from bench.heavy.attacker import Order, heavy_rows
 from bench.heavy.command import FLAGS, our_flags
 from bench.heavy.measurement import Attackers, LineProcess, RowSample, healthy_client, measure_row
-from bench.heavy.rows.table import heavy_rows
-from bench.heavy.verdict import growth_limit
+from bench.heavy.report import growth_limit
 from bench.models import write_echoes
 from bench.server import ServerProcess
 from tests.end_to_end.heavy_sizes import BUDGET_BYTE_SIZE, LARGER, LARGEST, LEFT_OUT, byte_size

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.server import ServerProcess, free_ports, wait_for
-from kernel.command.infer import server as servers
-from kernel.command.infer.command import infer_and_print
+from kernel.tools import infer as servers
+from kernel.tools.infer import infer_and_print
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.process_memory import memory_of
+from bench.machine import memory_of
 from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from backends.model_names import OUR_NAMES
+from backends.python.model_modules import OUR_NAMES
 from bench.checkout import ROOT
 from bench.server import wait_for
 from kernel.embedding import EmbeddedServer

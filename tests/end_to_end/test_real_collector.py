@@ -18,7 +18,7 @@ import pytest
 
 from bench.server import ServerProcess, free_ports, wait_for
 from tests.end_to_end.test_traces import AROUND, CALLER, CALLS, PLUS_ONE, TENSORS, flags, infer, ways
-from tests.kernel.tracing.output.collector import Collector
+from tests.kernel.records.collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from bench.server import ServerFailed, ServerProcess, wait_for
-from kernel.command.replay.reading import RecordingIndex
+from kernel.tools.recordings import RecordingIndex
 from tests.end_to_end.sequence_models import OLDEST, accumulate, config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kernel.recording.format import RequestRecord, ResponseRecord
+    from kernel.records.recording_format import RequestRecord, ResponseRecord
     from tests.end_to_end.conftest import WriteModel
 
 

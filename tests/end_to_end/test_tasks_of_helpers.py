@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from backends.supervision.helper_pool import HelperPool
+from backends.helper.pool import HelperPool
 from bench.models import PYTHON_MODELS, write_python_model
 from kernel.embedding import EmbeddedServer
 
@@ -82,17 +82,17 @@ def module_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     models = tmp_path_factory.mktemp("models")
     write_python_model(models / "identity", *PYTHON_MODELS["identity"])
     tasks: list[str] = []
-    start = HelperPool.start
+    add = HelperPool.add
 
     def noted(pool: HelperPool, task: HelperTask) -> None:
         tasks.append(task.name)
-        start(pool, task)
+        add(pool, task)
 
     with (
         pytest.MonkeyPatch.context() as patch,
         EmbeddedServer(models, http_port=0, grpc_port=0) as server,
     ):
-        patch.setattr(HelperPool, "start", noted)
+        patch.setattr(HelperPool, "add", noted)
         lab = Lab(server, tasks)
         try:
             yield lab

@@ -16,9 +16,9 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from backends.tensorrt.plans.library import MODULE_VARIABLE
+from backends.tensorrt.library import MODULE_VARIABLE
 from bench.server import ServerFailed, ServerProcess
-from kernel.command.cli import run_command
+from kernel.tools.cli import run_command
 from shm.cuda import BINDINGS_VARIABLE
 from tests.backends.tensorrt.plans import add_sub_plan
 from tests.end_to_end.gpu_models import doubled, write_doubles

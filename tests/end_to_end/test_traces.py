@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from bench.server import ServerProcess, wait_for
-from kernel.command.traces.reading import ReadTrace, read_traces
-from tests.kernel.tracing.output.collector import Collector
+from kernel.tools.trace import ReadTrace, read_traces
+from tests.kernel.records.collector import Collector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from tests.end_to_end.conftest import WriteModel
-    from tests.kernel.tracing.output.collector import ReceivedSpan
+    from tests.kernel.records.collector import ReceivedSpan
 
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", *COMPUTE, "INFER_RESPONSE_COMPLETE",

@@ -20,7 +20,7 @@ import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
 from bench.server import ServerProcess
-from kernel.traffic.buckets import bucket_of, seed_of
+from kernel.traffic.route import bucket_of, seed_of
 
 if TYPE_CHECKING:
     from pathlib import Path

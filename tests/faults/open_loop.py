@@ -18,7 +18,7 @@ from collections import deque
 import msgspec
 
 from bench.checkout import ROOT
-from bench.load_clients import BadResponse, GrpcLoadClient, HttpLoadClient
+from bench.load import BadResponse, GrpcLoadClient, HttpLoadClient
 
 #: How long the last responses may take after the last request was due.
 DRAIN_S = 10.0

@@ -12,7 +12,7 @@ def main() -> None:
     own_mounts()
     mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", os.environ["TMPDIR"])
     mount("-o", "remount,bind,ro", "/")
-    from kernel.command.main import main as run
+    from kernel.tools.main import main as run
 
     run()
 

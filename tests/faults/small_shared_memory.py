@@ -14,7 +14,7 @@ def main() -> None:
     """Mount, then run the command line of the server."""
     own_mounts()
     mount("-t", "tmpfs", "-o", f"size={BYTE_SIZE}", "tmpfs", "/dev/shm")
-    from kernel.command.main import main as run
+    from kernel.tools.main import main as run
 
     run()
 

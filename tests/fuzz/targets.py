@@ -24,18 +24,18 @@ from kernel.config.gpus import NO_GPUS
 from kernel.config.load import from_json, from_pbtxt
 from kernel.config.spec import model_spec
 from kernel.errors import ServingError
-from kernel.recording.format import UNREADABLE, BadRecording, SegmentReader, decode_record
+from kernel.records.recording_format import UNREADABLE, BadRecording, SegmentReader, decode_record
 from kernel.serving.request import NO_SINK
+from protocols.grpc.codec import decode_request, start_request
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.streams import StreamEvent
-from protocols.grpc.messages.codec import decode_request, start_request
-from protocols.grpc.messages.tasks import DecodeMessageArguments, decode_message_task
-from protocols.helpers.decoded_request import read_description, read_sizes
-from protocols.http.fast.request_head import can_become_head, parse_head
+from protocols.grpc.large_request import DecodeMessageArguments, decode_message_task
+from protocols.http.fast.request_heads import can_become_head, parse_head
 from protocols.http.json.document import parse
+from protocols.large_requests import read_description, read_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def _lab() -> Lab:
 
 def http_json(octets: bytes) -> None:
     """Bodies of inference requests: a server that has seen the first one responds to others as one that has not."""
-    from protocols.http.inference.call import HttpInference
+    from protocols.http.inference.infer_call import HttpInference
     from tests.protocols.http.inference.test_prepared_json_properties import MAX_INPUT_SIZE as LIMIT
     from tests.protocols.http.inference.test_prepared_json_properties import USUAL
 

@@ -10,10 +10,10 @@ import pytest
 from backends.environments.cache import MARKER, CachedEnvironment
 from kernel.cache.encoding import BadEntry, encode
 from kernel.cache.encoding import decode as decode_entry
-from kernel.recording.format import MAGIC, BadRecording, SegmentReader, frame
-from kernel.recording.replayed import ReplayFailed
-from kernel.repository.clouds.credentials import BadCredentials, parse_credentials
-from protocols.replay.http_client import decode_infer_response
+from kernel.records.recording_format import MAGIC, BadRecording, SegmentReader, frame
+from kernel.records.replay_target import ReplayFailed
+from kernel.repository.clouds.places import BadCredentials, parse_credentials
+from protocols.clients.http_replay import decode_infer_response
 from shm.tensor import Tensor
 from tests.fuzz.targets import forged_entry
 

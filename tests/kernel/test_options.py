@@ -1,4 +1,4 @@
-"""Options that contradict each other. The effects of flags are in tests/kernel/command/flags/test_effects.py."""
+"""Options that contradict each other. The effects of flags are in tests/kernel/flags/test_effects.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from kernel.command.flags.read import DEFAULTS
+from kernel.flags.read import DEFAULTS
 from kernel.options import AdminOptions, BadOption, ListenAddress, RepositoryOptions, ServerOptions, check_options
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 from kernel import app
-from kernel.command.flags.read import DEFAULTS
+from kernel.flags.read import DEFAULTS
 from kernel.start import start
 from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from backends.supervision.processes.zygote_start import StartedZygote
+    from backends.launch.zygote_start import StartedZygote
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_there_is_no_zygote_if_workers_are_spawned_or_if_it_cannot_be_started(
 def test_the_limit_of_descriptors_is_raised_before_the_zygote_is_started() -> None:
     script = (
         "import resource; from kernel import app, start; "
-        "from kernel.command.flags.read import DEFAULTS; "
+        "from kernel.flags.read import DEFAULTS; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)); "
         "app.serve = lambda options, notes, zygote, operator: "
         "print(resource.prlimit(zygote.process.pid, resource.RLIMIT_NOFILE)) or 0; "

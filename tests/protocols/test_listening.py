@@ -1,3 +1,5 @@
+"""Which peers are on this machine."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import uvloop
 
-from protocols.listening import listen, listening_address, machine_names
+from protocols.listening import ACCEPTED_AT_ONCE, is_local, listen, listening_address, machine_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +104,49 @@ def test_connections_with_the_last_descriptors_are_refused_and_only_some_learn_w
     assert line.levelname == "WARNING"
 
 
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_hundreds_of_connections_that_come_at_once_are_accepted_some_in_each_iteration(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    opened: list[asyncio.BaseTransport] = []
+
+    class Counted(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            opened.append(transport)
+
+    async def main() -> None:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind(("127.0.0.1", 0))
+        async with await listen(sock, Counted, None, make_refusal=asyncio.Protocol):
+            with contextlib.ExitStack() as clients:
+                for _ in range(10 * ACCEPTED_AT_ONCE):  # all are in the queue of the operating system then
+                    clients.enter_context(socket.create_connection(sock.getsockname(), timeout=60))
+                while len(opened) < 10 * ACCEPTED_AT_ONCE:
+                    before = len(opened)
+                    await asyncio.sleep(0)
+                    assert len(opened) - before <= ACCEPTED_AT_ONCE + 1
+                for transport in opened:
+                    cast("asyncio.Transport", transport).abort()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
 def test_the_machine_has_a_name_with_and_without_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "GPU7.corp.example")
     assert machine_names() == {"gpu7.corp.example", "gpu7"}
+
+
+@pytest.mark.parametrize(
+    "peer", [("127.0.0.1", 1), ("127.8.9.1", 1), ("::1", 1, 0, 0), ("::ffff:127.0.0.1", 1, 0, 0), "", "/run/x"]
+)
+def test_loopback_and_unix_sockets_are_local(peer: object) -> None:
+    assert is_local(peer)
+
+
+@pytest.mark.parametrize(
+    "peer", [("10.0.0.1", 1), ("192.168.1.2", 1), ("fe80::1%eth0", 1, 0, 2), ("localhost", 1), None, (), 5]
+)
+def test_others_and_unknown_kinds_of_addresses_are_not(peer: object) -> None:
+    assert not is_local(peer)

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel.errors import InvalidArgument
-from kernel.limiting.limiter import GLOBAL, InstanceNeeds, Resource
-from schedulers.ratelimit import PER_DEVICE, RateLimiter, parse_limits
+from schedulers.ratelimit import GLOBAL, PER_DEVICE, InstanceNeeds, RateLimiter, Resource, parse_limits
 
 GPU = Resource("GPU")
 

@@ -11,7 +11,7 @@ from kernel.errors import InternalError
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
 from schedulers.direct import direct
-from schedulers.dynamic.scheduler import dynamic
+from schedulers.dynamic import dynamic
 from schedulers.registry import choose_scheduler, scheduler_for
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.spec import EnsembleSpec
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import FakeClock, RecordingSink
+from schedulers.dynamic import ResponseOrder
 from schedulers.registry import choose_scheduler
-from schedulers.response_order import ResponseOrder
 from schedulers.testing import spec_of
 
 

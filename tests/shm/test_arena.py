@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shm.arena import Arena
-from shm.budget import ByteBudget
-from shm.memfd import read_only_fd
-from shm.region import RegionKind
+from shm.blocks import ByteBudget
+from shm.region import RegionKind, read_only_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

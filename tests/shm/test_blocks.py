@@ -1,4 +1,7 @@
-"""The allocator never hands out overlapping blocks, and forgets nothing."""
+"""The allocator never hands out overlapping blocks, and forgets nothing.
+
+A budget counts the bytes in use of all who share it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shm.blocks import MIN_BLOCK, BlockAllocator
+from shm.blocks import MIN_BLOCK, SLICE_BYTE_SIZE, BlockAllocator, ByteBudget, ReturnedPages
 
 CAPACITY = 64 * MIN_BLOCK
 
@@ -53,6 +56,7 @@ class Blocks(RuleBasedStateMachine):
 
 
 Blocks.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
 TestBlocks = Blocks.TestCase
 
 
@@ -95,3 +99,50 @@ def test_giving_a_block_twice_is_an_error() -> None:
     allocator.free(offset)
     with pytest.raises(KeyError):
         allocator.free(offset)
+
+
+def test_there_is_room_up_to_the_limit_and_again_after_bytes_were_given_back() -> None:
+    budget = ByteBudget(100)
+    assert budget.has_room(100)
+    assert not budget.has_room(101)
+    budget.add(60)
+    assert budget.has_room(40)
+    assert not budget.has_room(41)
+    budget.remove(60)
+    assert budget.has_room(100)
+
+
+def test_what_was_added_counts_also_beyond_the_limit() -> None:
+    budget = ByteBudget(100)
+    budget.add(150)
+    assert budget.used_byte_size == 150
+    assert not budget.has_room(0), "nothing is admitted until enough was given back"
+    budget.remove(50)
+    assert budget.has_room(0)
+
+
+def test_more_cannot_be_given_back_than_was_taken() -> None:
+    budget = ByteBudget(100)
+    budget.add(1)
+    with pytest.raises(AssertionError):
+        budget.remove(2)
+
+
+def test_pages_are_given_back_in_slices_block_after_block() -> None:
+    removed: list[tuple[int, int]] = []
+    returned: list[int] = []
+    pages = ReturnedPages(lambda offset, size: removed.append((offset, size)), returned.append)
+    assert not pages
+    large, begin = 2 * SLICE_BYTE_SIZE + 4096, 1 << 30
+    pages.add(begin, large)
+    pages.add(0, 4096)
+    for _ in range(3):
+        assert returned == []
+        pages.step()
+    assert removed == [
+        (begin, SLICE_BYTE_SIZE), (begin + SLICE_BYTE_SIZE, SLICE_BYTE_SIZE), (begin + 2 * SLICE_BYTE_SIZE, 4096),
+    ]  # fmt: skip
+    assert returned == [begin]
+    pages.finish()
+    assert returned == [begin, 0]
+    assert not pages

@@ -1,31 +1,52 @@
-"""Regions: a handle, a mapping where one is needed, and leases that keep both until the last is given back."""
+"""Regions: a handle, a mapping where one is needed, and leases that keep both until the last is given back.
+
+Sealed memory: no process can change its size, and another kind of file is recognised.
+
+Which keys of clients are opened.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
+from shm import region
+from shm.region import (
+    SEALS,
+    CudaIpcHandle,
+    FileHandle,
+    NotSealedMemory,
+    Region,
+    RegionKind,
+    check_sealed,
+    read_only_fd,
+    sealed_memfd,
+)
+from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
 
 
-def memfd(byte_size: int = 64) -> FileHandle:
+def file_handle(byte_size: int = 64) -> FileHandle:
     fd = os.memfd_create("r")
     os.ftruncate(fd, byte_size)
     return FileHandle(fd)
 
 
 def region_of_client() -> Region:
-    return Region("r", RegionKind.SYSTEM, memfd(), 64)
+    return Region("r", RegionKind.SYSTEM, file_handle(), 64)
 
 
 def arena(content: bytes = bytes(64)) -> Region:
-    handle = memfd(len(content))
+    handle = file_handle(len(content))
     os.pwrite(handle.fd, content, 0)
     return Region("a", RegionKind.ARENA, handle, len(content))
 
@@ -172,7 +193,7 @@ def test_device_memory_has_a_device_and_no_descriptor() -> None:
 
 
 def test_a_descriptor_is_closed_once() -> None:
-    handle = memfd()
+    handle = file_handle()
     handle.close()
     assert handle.closed
     handle.close()
@@ -204,7 +225,7 @@ def test_threads_may_look_at_an_arena_for_the_first_time_at_once(monkeypatch: py
 
 
 def test_a_region_that_must_not_be_mapped_any_more_says_so_once() -> None:
-    region = Region("r", RegionKind.SYSTEM, memfd(), 64)
+    region = Region("r", RegionKind.SYSTEM, file_handle(), 64)
     called: list[Region] = []
     region.on_copied(called.append)
     assert not region.copied
@@ -226,3 +247,138 @@ def test_those_who_use_memory_of_a_device_hear_once_that_its_process_is_gone() -
     assert (region.lost, region.closed, heard) == (True, False, ["lost d"])
     lease.release()
     assert (region.closed, heard) == (True, ["lost d", "closed"])
+
+
+def memfd(byte_size: int, seals: int | None) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | (0 if seals is None else os.MFD_ALLOW_SEALING))
+    os.ftruncate(fd, byte_size)
+    if seals:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def test_sealed_memory_keeps_its_size_and_is_recognised_by_its_seals() -> None:
+    fd = sealed_memfd("test", 8192)
+    for byte_size in (0, 4096, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, byte_size)
+    reader = read_only_fd(fd)
+    for each in (fd, reader):
+        check_sealed(each, 8192)
+        check_sealed(each, 4096)
+    os.close(reader)
+    os.close(fd)
+
+
+def test_a_size_that_cannot_be_had_leaves_no_descriptor() -> None:
+    before = open_descriptors()
+    with pytest.raises(OSError):
+        sealed_memfd("test", -1)
+    assert open_descriptors() <= before
+
+
+@pytest.mark.parametrize(
+    ("seals", "byte_size", "said"),
+    [
+        (None, 4096, "a memfd with seals 0x1, expected 0x7"),
+        (0, 4096, "a memfd with seals 0x0, expected 0x7"),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, 4096, "a memfd with seals 0x6, expected 0x7"),
+        (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL, 4096, "a memfd with seals 0x3, expected 0x7"),
+        (SEALS, 4097, "a memfd of 4096 bytes, announced as 4097"),
+        (SEALS, 0, "a memfd of 4096 bytes, announced as 0"),
+        (SEALS, -1, "a memfd of 4096 bytes, announced as -1"),
+    ],
+)
+def test_memory_that_can_change_its_size_or_is_shorter_than_announced_is_refused(
+    seals: int | None, byte_size: int, said: str
+) -> None:
+    fd = memfd(4096, seals)
+    try:
+        with pytest.raises(NotSealedMemory) as caught:
+            check_sealed(fd, byte_size)
+    finally:
+        os.close(fd)
+    assert str(caught.value) == said
+
+
+def test_descriptors_of_other_things_are_refused() -> None:
+    for made in (os.pipe()[::-1], (os.open("/dev/null", os.O_RDWR),)):
+        for fd in made:
+            with pytest.raises(NotSealedMemory, match="not a memfd"):
+                check_sealed(fd, 4096)
+            os.close(fd)
+
+
+def test_memory_of_huge_pages_is_refused() -> None:
+    try:
+        fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    except OSError as error:
+        pytest.skip(f"this system has no huge pages: {error}")
+    try:
+        os.ftruncate(fd, 2 << 20)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        with pytest.raises(NotSealedMemory, match="huge pages"):
+            check_sealed(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+BAD_KEYS = [
+    "",
+    "/",
+    "//",
+    ".",
+    "..",
+    "/.",
+    "/..",
+    "a/b",
+    "/../etc/passwd",
+    "nul\0x",
+    "new\nline",
+    "x" * 256,
+    "\x1b[0m",
+]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_keys_that_shm_open_would_refuse_or_misread_are_bad(key: str) -> None:
+    with pytest.raises(region.BadKey):
+        region.open_object(key)
+
+
+def test_an_object_is_opened_with_any_number_of_slashes_in_front() -> None:
+    name = f"naiad_test_{uuid.uuid4().hex}"
+    path = Path(region.FOLDER, name)
+    path.write_bytes(b"12345678")
+    try:
+        for key in (name, f"/{name}", f"//{name}"):
+            fd = region.open_object(key)
+            assert region.size_of(fd) == 8
+            os.close(fd)
+    finally:
+        path.unlink()
+
+
+def test_links_fifos_and_folders_are_not_opened() -> None:
+    name = f"naiad_test_{uuid.uuid4().hex}"
+    path = Path(region.FOLDER, name)
+    makers: tuple[Callable[[], None], ...] = (
+        lambda: path.symlink_to("/etc/passwd"),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+    )
+    for make in makers:
+        make()
+        try:
+            with pytest.raises(region.CannotOpen):
+                region.open_object(name)
+        finally:
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink()
+
+
+def test_the_reserved_prefix_is_seen_behind_slashes() -> None:
+    assert region.is_reserved("///triton_python_backend_shm_region_1")
+    assert not region.is_reserved("/mine")

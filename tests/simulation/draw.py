@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.config.autoscale import AutoscaleSettings
+from kernel.config.model_parameters import AutoscaleSettings
 from tests.simulation.plan import Action, RequestPlan
 
 if TYPE_CHECKING:

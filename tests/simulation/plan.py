@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from kernel.config.autoscale import AutoscaleSettings
+    from kernel.config.model_parameters import AutoscaleSettings
     from kernel.config.spec import ModelSpec
-    from kernel.limiting.limiter import InstanceNeeds
+    from schedulers.ratelimit import InstanceNeeds
 
 
 class ModelPlan(msgspec.Struct, kw_only=True):

@@ -2,9 +2,9 @@
 
 The scheduler and the instances are the real ones. One instance is simulated with all that stands between two batches:
 messages need some time, and a worker gathers inputs before it computes and responds after that. It pipelines, as
-`backends.worker.overlap.pipelined_batches`, or does one after another, as workers of other backends. Clients send a
+`backends.worker.pipelined_batches`, or does one after another, as workers of other backends. Clients send a
 request, wait for the response, and send the next one; or requests come at random times. An instance on a GPU has
-copies to and from it, which overlap as `backends.worker.overlap.device_batches` lets them.
+copies to and from it, which overlap as `backends.worker.devices.device_batches` lets them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import msgspec
 
 from backends.base import Timings
 from backends.worker.devices.batch_on_device import Stages
-from backends.worker.overlap.device_batches import mark_stages
-from kernel.observe.reporting.execution_times import ExecutionTimes
-from kernel.serving.ahead.next_batch_time import NextBatchTime
+from backends.worker.devices.device_batches import mark_stages
+from kernel.observe.execution_reports import ExecutionTimes
 from kernel.serving.events import Submitted
+from kernel.serving.next_batch_time import NextBatchTime
 from kernel.serving.response import Response
 from kernel.testing import Lab, model_spec
 from schedulers.registry import choose_scheduler

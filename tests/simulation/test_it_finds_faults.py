@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backends.supervision.calls.caller import CallerCalls
+from backends.supervision.calls import CallerCalls
 from backends.supervision.handle import WorkerHandle
-from kernel.serving.calls.call_waits import CallWaits
-from kernel.serving.calls.calls import Calls
+from kernel.serving.calls import Calls, CallWaits
 from kernel.serving.events import (
     Cancelled,
     DeadlineReached,
@@ -19,11 +18,10 @@ from kernel.serving.events import (
 )
 from kernel.serving.instances import InstanceSet
 from kernel.serving.request import Request
-from schedulers.dynamic.batcher import DynamicBatcher
+from schedulers.dynamic_batcher import BatchKeys, DynamicBatcher
 from schedulers.queue import RequestQueue
 from schedulers.ratelimit import RateLimiter
 from schedulers.registry import choose_scheduler
-from schedulers.shapes import BatchKeys
 from tests.simulation.run import Simulation
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import NotFinishedInTime, Unavailable
-from kernel.repository.autoscaler import Autoscaler, LoadSample
+from kernel.repository.autoscaling import Autoscaler, LoadSample
 from kernel.serving.events import InstanceLost, RequestRescheduled, Submitted
-from kernel.serving.sequences.sequence_instances import SequenceInstances
-from kernel.serving.sequences.sequence_model import loaded_model
+from kernel.serving.sequence_model import SequenceInstances, loaded_model
 from tests.simulation.workers import SimulatedHandle, SimulatedWorker
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ from kernel import errors
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
+from kernel.records.tracer import Tracer
 from kernel.repository.retirement import Retirement
 from kernel.serving.catalog import UNLOADED, Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.settings import LogSettings, TraceSettings
-from kernel.tracing.tracer import Tracer
 from schedulers.ratelimit import RateLimiter
 from schedulers.registry import choose_scheduler
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from tests.simulation.clients import Client, InnerRequest
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.story import Story

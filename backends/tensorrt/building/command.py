@@ -1,26 +1,32 @@
 """`naiad build-engine`: its options, what it prints, and the files that it writes.
 
 It runs in a process of its own, because TensorRT may end it.
+
+Where the files of a build go: into the folder of a model, as a model repository has it.
+
+The config.pbtxt that goes with an engine. Pure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from typer.exceptions import TyperException
 
-from backends.tensorrt.building.config_text import config_text
-from backends.tensorrt.building.engine import build_engine
-from backends.tensorrt.building.files import output_files, write_file
-from backends.tensorrt.building.monitor import BarDisplay, NoDisplay
+from backends.tensorrt.building.engine import BarDisplay, NoDisplay, build_engine
 from backends.tensorrt.building.settings import COMPATIBILITY, BuildSettings, byte_size, compatibility_level
-from backends.tensorrt.plans.library import BUILDERS, find_tensorrt
+from backends.tensorrt.configuration import autofill
+from backends.tensorrt.library import BUILDERS, find_tensorrt
 from kernel.errors import InvalidArgument, RequestCancelled, ServingError, Unavailable
 from kernel.texts import install_command
 from shm.cuda import CudaUnavailable, cuda
@@ -28,8 +34,9 @@ from shm.cuda import CudaUnavailable, cuda
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from backends.tensorrt.building.files import OutputFiles
-    from backends.tensorrt.building.monitor import PhaseDisplay
+    from backends.base import Config
+    from backends.tensorrt.building.engine import PhaseDisplay
+    from backends.tensorrt.signature import EngineSignature
 
 #: As other commands that were ended by Ctrl-C.
 _INTERRUPTED = 130
@@ -203,3 +210,89 @@ def run_command(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return _INTERRUPTED
     return 1
+
+
+#: Suffixes of files; another output is the folder of a model.
+_SUFFIXES = (".plan", ".engine", ".trt")
+
+
+class OutputFiles(msgspec.Struct, frozen=True):
+    """The files of a build."""
+
+    plan: Path
+    #: None if the plan does not lie in the version folder of a model.
+    config: Path | None
+    model: str
+
+
+def output_files(output: Path | None, onnx_file: Path) -> OutputFiles:
+    """Return where a build writes: a file, or `FOLDER/1/model.plan`; by default the folder has the ONNX file's name."""
+    folder = output if output is not None else Path(onnx_file.stem)
+    if folder.suffix not in _SUFFIXES:
+        return OutputFiles(folder / "1" / "model.plan", folder / "config.pbtxt", folder.resolve().name)
+    version = folder.resolve().parent
+    if version.name.isdigit():
+        return OutputFiles(folder, version.parent / "config.pbtxt", version.parent.name)
+    return OutputFiles(folder, None, onnx_file.stem)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file so that it never exists incomplete: a server may watch the folder. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def config_text(model: str, signature: EngineSignature, filename: str) -> str:
+    """Return a complete configuration of a model with the engine in `filename`, as a person would write it.
+
+    Raises `Unsupported` for tensors that no client can send.
+    """
+    profiles = [str(profile.index) for profile in signature.profiles]
+    group: Config = {"kind": "KIND_GPU", "count": 1}
+    if len(profiles) > 1:
+        group["profile"] = profiles
+    filled = autofill({"name": model, "instance_group": [group]}, signature)
+    lines = [f"name: {_text(model)}", 'backend: "tensorrt"', f"max_batch_size: {filled['max_batch_size']}"]
+    if filename != "model.plan":
+        lines.append(f"default_model_filename: {_text(filename)}")
+    for key in ("input", "output"):
+        lines += [
+            f"{key} [",
+            *(f"  {_entry(entry)}," for entry in filled[key][:-1]),
+            f"  {_entry(filled[key][-1])}",
+            "]",
+        ]
+    lines.append("instance_group [ { kind: KIND_GPU count: 1" + _profiles(group) + " } ]")
+    if "dynamic_batching" in filled:
+        lines.append("dynamic_batching { }")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    parts = [f"name: {_text(entry['name'])} data_type: {entry['data_type']} dims: {_numbers(entry['dims'])}"]
+    if "reshape" in entry:
+        parts.append(f"reshape {{ shape: {_numbers(entry['reshape']['shape'])} }}")
+    if entry.get("is_shape_tensor"):
+        parts.append("is_shape_tensor: true")
+    return "{ " + " ".join(parts) + " }"
+
+
+def _profiles(group: Config) -> str:
+    names = group.get("profile", [])
+    return f" profile: [ {', '.join(map(_text, names))} ]" if names else ""
+
+
+def _numbers(values: list[int]) -> str:
+    return f"[ {', '.join(map(str, values))} ]" if values else "[ ]"
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

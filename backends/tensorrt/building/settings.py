@@ -1,4 +1,7 @@
-"""The settings of a build, and which of them the installed TensorRT supports. Pure."""
+"""The settings of a build, and which of them the installed TensorRT supports. Pure.
+
+Optimization profiles from the command line: the shapes of inputs that an engine is built for. Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.tensorrt.signature import EngineTensor, Extent, Profile, shape_text
 from kernel.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
 #: Words of the command line → names of TensorRT's hardware compatibility levels.
@@ -84,3 +88,100 @@ def builder_flags(settings: BuildSettings, available: Collection[str], version: 
     if settings.version_compatible:
         wanted.append("VERSION_COMPATIBLE")
     return wanted
+
+
+if TYPE_CHECKING:
+    Shapes = Mapping[str, tuple[int, ...]]
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Return input → shape of a text such as `image:1x3x224x224,mask:1x7`. Raises `InvalidArgument`.
+
+    A name may contain colons; its shape begins after the last one.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, text.split(",")):
+        name, colon, dims = part.rpartition(":")
+        sizes = dims.split("x")
+        if not (colon and name and all(size.isascii() and size.isdigit() for size in sizes)):
+            raise InvalidArgument(f"'{part}' is not a shape of an input; write NAME:1x3x224x224")
+        if name in found:
+            raise InvalidArgument(f"input '{name}' has two shapes in '{text}'")
+        found[name] = tuple(map(int, sizes))
+    return found
+
+
+def profiles(settings: BuildSettings, inputs: Sequence[EngineTensor]) -> list[Profile]:
+    """Return the profiles of the options, one if no input has variable dimensions.
+
+    `inputs` are those of the network. What an option leaves out is taken from another one: the minimum from the
+    optimum, the optimum from the maximum, the maximum from the optimum. Raises `InvalidArgument`.
+    """
+    given = [
+        list(map(parse_shapes, texts)) for texts in (settings.min_shapes, settings.opt_shapes, settings.max_shapes)
+    ]
+    count = max(map(len, given), default=0)
+    if any(shapes and len(shapes) != count for shapes in given):
+        raise InvalidArgument(
+            "--min-shapes, --opt-shapes and --max-shapes make a profile each time they are given: give all of them "
+            f"{count} times, or leave one out"
+        )
+    known = {tensor.name for tensor in inputs}
+    for name in sorted({name for shapes in given for each in shapes for name in each} - known):
+        raise InvalidArgument(f"the model has no input '{name}', its inputs are: {', '.join(sorted(known))}")
+    return [
+        _profile(index, [shapes[index] if shapes else {} for shapes in given], inputs) for index in range(max(count, 1))
+    ]
+
+
+def _profile(index: int, given: Sequence[Shapes], inputs: Iterable[EngineTensor]) -> Profile:
+    low, best, high = given
+    dims: dict[str, Extent] = {}
+    values: dict[str, Extent] = {}
+    for tensor in inputs:
+        name = tensor.name
+        optimum = best.get(name) or high.get(name) or low.get(name)
+        if optimum is None:
+            if tensor.is_dynamic or tensor.is_shape_tensor:
+                raise _missing(tensor)
+            dims[name] = Extent(tensor.dims, tensor.dims, tensor.dims)
+            continue
+        extent = Extent(low.get(name) or optimum, optimum, high.get(name) or optimum)
+        if tensor.is_shape_tensor:
+            values[name] = extent
+            dims[name] = Extent(tensor.dims, tensor.dims, tensor.dims)
+        else:
+            _check(tensor, extent)
+            dims[name] = extent
+    return Profile(index, dims, values)
+
+
+def _missing(tensor: EngineTensor) -> InvalidArgument:
+    if tensor.is_shape_tensor:
+        return InvalidArgument(
+            f"input '{tensor.name}' is a shape tensor: say which values it has, for example "
+            f"--min-shapes {tensor.name}:1x1 --opt-shapes {tensor.name}:2x2 --max-shapes {tensor.name}:8x8"
+        )
+    example = {size: "x".join(str(size if dim == -1 else dim) for dim in tensor.dims) for size in (1, 8)}
+    return InvalidArgument(
+        f"input '{tensor.name}' has variable dimensions, {shape_text(tensor.dims)}: say for which shapes to build, for "
+        f"example --min-shapes {tensor.name}:{example[1]} --opt-shapes {tensor.name}:{example[8]} "
+        f"--max-shapes {tensor.name}:{example[8]}"
+    )
+
+
+def _check(tensor: EngineTensor, extent: Extent) -> None:
+    for shape in (extent.minimum, extent.optimum, extent.maximum):
+        if len(shape) != len(tensor.dims) or any(
+            dim not in (-1, size) for dim, size in zip(tensor.dims, shape, strict=True)
+        ):
+            raise InvalidArgument(
+                f"shape {shape_text(shape)} does not fit input '{tensor.name}', whose shape is "
+                f"{shape_text(tensor.dims)}"
+            )
+    ordered = zip(extent.minimum, extent.optimum, extent.maximum, strict=True)
+    if not all(low <= best <= high for low, best, high in ordered):
+        raise InvalidArgument(
+            f"the shapes of input '{tensor.name}' must grow: minimum {shape_text(extent.minimum)}, optimum "
+            f"{shape_text(extent.optimum)}, maximum {shape_text(extent.maximum)}"
+        )

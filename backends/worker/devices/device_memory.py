@@ -2,22 +2,47 @@
 
 A handle is opened once, when a request first uses the region. It is closed when the region has gone and nothing refers
 to its memory any more: a model may keep a tensor longer than its request lasts.
+
+Memory of the device that another worker has allocated, and the kernel has leased for this one.
+
+The lease ends when nothing in this process refers to the memory any more, and nothing reads it on the device: the
+worker that has it writes something else there then.
+
+Memory of the device in which the worker leaves tensors for other workers: results, and inputs of calls.
+
+It is allocated in a few pieces, the arenas. Each is exported once, and other workers open it once. An arena stays until
+the worker ends: memory that is freed while another process has it open would cost that process its device. Blocks are
+freed when the kernel says so, as those of the arena on the host (`backends/worker/output_memory.py`).
+
+How much there may be is a part of what `--cuda-memory-pool-byte-size` allows. Where that is not enough, tensors go
+through the host.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from typing import TYPE_CHECKING, NoReturn
 
-from backends.worker.devices.instance_device import end_if_lost
+from backends.transport import wire
+from backends.worker.devices.instance_device import DeviceBlock, end_if_lost
+from backends.worker.devices.tensors import DeviceArray
+from backends.worker.held_inputs import WatchedInput
 from backends.worker.memory import CopyingRegion
-from kernel.errors import InvalidArgument
+from kernel.errors import InternalError, InvalidArgument
+from shm.blocks import BlockAllocator
 from shm.cuda import TOO_SMALL, UNAVAILABLE, CudaError, CudaUnavailable, DeviceMemory, cuda
+from shm.datatypes import DATATYPES, element_count
+from shm.lease import RegionNumber
+from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from backends.worker.devices.instance_device import DeviceBlock
+    from collections.abc import Callable, Sequence
+
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.memory import CopyBuffers
+    from backends.worker.request import WorkerRequest
     from shm.cuda import Cuda
     from shm.tensor import Buffer
 
@@ -125,3 +150,160 @@ class OwnDeviceRegion(DeviceRegion):
 
     def close(self) -> None:
         """See `WorkerRegion`. The arena stays."""
+
+
+class LeasedMemory:
+    """The owner of the arrays over one tensor: as long as it lives, the tensor is leased and its memory open."""
+
+    __slots__ = ("__weakref__", "_memory", "readers")
+
+    def __init__(self, memory: OpenedMemory) -> None:
+        self._memory = memory
+        #: The streams on which libraries may read it, as `__dlpack__` numbers them.
+        self.readers: set[int] = set()
+
+
+class WatchedMemory(WatchedInput):
+    """Knows whether a `LeasedMemory` still lives."""
+
+    __slots__ = ("_device", "_readers")
+
+    def __init__(self, region: DeviceRegion, span: Span, owner: LeasedMemory, device: InstanceDevice) -> None:
+        super().__init__(region, span.offset, span.byte_size, owner)
+        self._device = device
+        # Not the owner: it could not be freed.
+        self._readers = owner.readers
+
+    def end(self) -> None:
+        """Nothing refers to the memory any more: wait until what libraries have enqueued has read it.
+
+        What this worker has enqueued itself has referred to the memory until it was done.
+        """
+        if self._readers:
+            try:
+                self._device.finish_readers(self._readers)
+            except InternalError as error:  # the device works no more as it should: the next request says so
+                logger.warning("a tensor of another model is released: %s", error.message)
+
+
+#: The smallest arena. A handle opens whole pages of the device, which have 2 MiB (cudaMalloc): an arena is alone in its
+#: pages, so that nothing else is opened with it.
+MIN_ARENA_BYTE_SIZE = 2 << 20
+
+
+def arena_byte_size(wanted: int, allocated: int, room: int) -> int | None:
+    """Return the size of the next arena for a tensor of `wanted` bytes; None where `room` is not enough.
+
+    It is a power of two, and doubles what is `allocated`, so that there are few arenas. Pure.
+    """
+    least = max(MIN_ARENA_BYTE_SIZE, 1 << (wanted - 1).bit_length())
+    size = max(least, 1 << (allocated.bit_length() - 1) if allocated else 0)
+    while size > max(room, least):
+        size //= 2
+    return size if size <= room else None
+
+
+class _DeviceArena:
+    __slots__ = ("allocator", "lease", "memory")
+
+    def __init__(self, memory: DeviceBlock, number: int) -> None:
+        self.memory = memory
+        # All that is freed stays: the pages of a device are never given back.
+        self.allocator = BlockAllocator(memory.byte_size, memory.byte_size)
+        self.lease = RegionNumber(number)
+
+
+class DeviceArenas:
+    """The arenas of one worker. Callable from any thread."""
+
+    def __init__(self, device: InstanceDevice, announce: Callable[[wire.DeviceArenaCreated], None]) -> None:
+        """`announce` tells the kernel of a new arena."""
+        self._device = device
+        self._announce = announce
+        #: By number, which is below 0.
+        self._arenas: dict[int, _DeviceArena] = {}
+        #: What the arenas have together.
+        self.byte_size = 0
+        self._lock = threading.Lock()
+        self._exportable = True
+
+    def take(self, byte_size: int) -> tuple[Span, int] | None:
+        """Return the span of a new block and its address; None if there is no memory for it, or none can be shared."""
+        with self._lock:
+            for number in self._arenas:
+                found = self._block(number, byte_size)
+                if found is not None:
+                    return found
+            added = self._add(byte_size)
+            return None if added is None else self._block(added, byte_size)
+
+    def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> DeviceArray | None:
+        """Return memory for an output in which a backend may compute it; None if there is none.
+
+        The block is freed with the request if it does not respond with it.
+        """
+        byte_size = element_count(shape) * DATATYPES[datatype].byte_size
+        former = request.reserved.pop(name, None)
+        if former is not None and former[1].span is not None:
+            self.drop(former[1].span)
+        place = self.take(byte_size) if byte_size else None
+        if place is None:
+            return None
+        span, address = place
+        array = DeviceArray(address, datatype, shape, self._device.device_id)
+        request.reserved[name] = array, Tensor(name, datatype, list(shape), None, span)
+        return array
+
+    def _block(self, number: int, byte_size: int) -> tuple[Span, int] | None:
+        arena = self._arenas[number]
+        offset = arena.allocator.take(byte_size)
+        if offset is None:
+            return None
+        return Span(arena.lease, offset, byte_size), arena.memory.address + offset
+
+    def _add(self, byte_size: int) -> int | None:
+        """Allocate and announce another arena; return its number, or None if there is no room for it."""
+        device = self._device
+        size = arena_byte_size(byte_size, self.byte_size, device.pool_room)
+        if size is None or not self._exportable:
+            return None
+        try:
+            memory = DeviceBlock(device.cuda, size, device.device_id)
+        except CudaError as error:  # the device is full: others may free memory later
+            end_if_lost(error)
+            logger.warning("no %d bytes on GPU %d for tensors between models: %s", size, device.device_id, error)
+            return None
+        try:
+            handle = device.cuda.export_handle(memory.address)
+        except CudaError as error:  # not every platform has handles
+            end_if_lost(error)
+            memory.free()
+            self._exportable = False
+            logger.warning("tensors between models go through the host: GPU %d: %s", device.device_id, error)
+            return None
+        number = -len(self._arenas) - 1
+        self._arenas[number] = _DeviceArena(memory, number)
+        self.byte_size += size
+        device.pooled(size)
+        self._announce(wire.DeviceArenaCreated(number, size, device.device_id, handle))
+        return number
+
+    def free(self, number: int, offsets: Sequence[int]) -> None:
+        """Free blocks of an arena. Raises KeyError for those that are not in use, which is a bug of ours."""
+        with self._lock:
+            for offset in offsets:
+                self._arenas[number].allocator.free(offset)
+
+    def drop(self, span: Span) -> None:
+        """Free the block of a tensor that is not sent."""
+        self.free(span.lease.region_number, [span.offset])
+
+    def region_of(self, number: int, buffers: CopyBuffers) -> OwnDeviceRegion:
+        """Return an arena as a region that is attached. Copies of what is in it are made in `buffers`."""
+        return OwnDeviceRegion(self._arenas[number].memory, buffers)
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks are in use."""
+        with self._lock:
+            return sum(arena.allocator.block_count for arena in self._arenas.values())

@@ -1,29 +1,36 @@
 """Inputs and outputs of requests on the device of the instance: between the backend, and the regions of clients and of
-other workers."""
+other workers.
+
+Makes the device of an instance, and lets its tensors be there. The worker imports it only for instances on a GPU.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.worker.devices.device_memory import DeviceRegion
-from backends.worker.devices.leased_memory import LeasedMemory, WatchedMemory
-from backends.worker.devices.staging import CopyStage
+from backends.worker.devices.device_memory import DeviceArenas, DeviceRegion, LeasedMemory, WatchedMemory
+from backends.worker.devices.instance_device import InstanceDevice
+from backends.worker.devices.pinning import HostPinning
+from backends.worker.devices.staging import CopyStage, StagingLimits
 from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.inputs import is_aligned
+from backends.worker.output_memory import ArenaOutputs
 from backends.worker.outputs import check_fits
-from kernel.errors import InvalidArgument
+from kernel.errors import InvalidArgument, Unavailable
 from shm.arena import INLINE_LIMIT
+from shm.cuda import CudaUnavailable, cuda
 from shm.datatypes import DATATYPES, element_count
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeGuard
 
-    from backends.worker.devices.device_arenas import DeviceArenas
+    from backends.transport import wire
     from backends.worker.devices.device_memory import OpenedMemory
-    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.held_inputs import HeldInputs
     from backends.worker.memory import AttachedRegions, WorkerRegion
+    from backends.worker.output_memory import OutputMemory
     from backends.worker.outputs import OutputWriter
     from shm.arrays import Array
     from shm.tensor import RequestedOutput
@@ -177,3 +184,44 @@ class DeviceOutputs:
         tensor, view = writer.place(name, datatype, shape, byte_size, requested)
         self._device.copy_to(array, view)
         return tensor
+
+
+def instance_device(load: wire.Load, regions: AttachedRegions) -> InstanceDevice:
+    """Return the device of the instance of this worker, which is not open yet.
+
+    Raises `Unavailable`, which says what is missing.
+    """
+    limits = StagingLimits(load.pinned_byte_size, load.device_pool_byte_size)
+    try:
+        return InstanceDevice(cuda(), load.device_id, regions, limits, late=True)
+    except CudaUnavailable as error:
+        raise Unavailable(f"GPU {load.device_id} cannot be used: {error}") from None
+
+
+class DeviceTensors:
+    """What a worker needs so that its tensors can be on its device."""
+
+    def __init__(
+        self,
+        device: InstanceDevice,
+        regions: AttachedRegions,
+        held: HeldInputs,
+        memory: OutputMemory,
+        *,
+        waits_at_once: bool,
+        announce: Callable[[wire.DeviceArenaCreated], None] | None,
+        count_memory: Callable[[str, int, int], None],
+    ) -> None:
+        """`announce` tells the kernel of arenas on the device; None if the worker shares no memory with others.
+
+        `count_memory` gets the kind of memory, the number of the device and the bytes that are kept between batches.
+        Shared memory is pinned from now on, also that of the worker's own outputs, `memory`.
+        """
+        if device.pinned_budget.limit_byte_size and isinstance(memory, ArenaOutputs):
+            device.pinning = HostPinning(device, regions, memory)
+        if waits_at_once:
+            device.poll_ns = 0  # batches overlap in threads, which would wait for the interpreter's lock
+        self.inputs = DeviceInputs(device, held)
+        device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
+        self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce)
+        self.outputs = DeviceOutputs(device, regions, waits_at_once=waits_at_once, arenas=self.arenas)

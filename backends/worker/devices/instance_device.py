@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from backends.reshape import TensorShapes
     from backends.worker.devices.batch_on_device import Stages
-    from backends.worker.devices.device_arenas import DeviceArenas
+    from backends.worker.devices.device_memory import DeviceArenas
     from backends.worker.devices.pinning import HostPinning
     from backends.worker.memory import AttachedRegions
     from backends.worker.request import WorkerRequest
@@ -245,7 +245,7 @@ class InstanceDevice:
     ) -> dict[str, DeviceArray]:
         """Return name → the rows of all requests, on the device when the stream has done what is enqueued now.
 
-        As `backends.gather.gather`, but BYTES are left out. Valid until the next call. The input of a batch of one that
+        As `backends.batch_tensors.gather`, but BYTES are left out. Valid until the next call. The input of a batch of one that
         is on this device, at a multiple of `alignment`, is used where it is; all else is copied into one block of this
         object, also `computed`: inputs that the worker makes, name → datatype and elements. Raises `InternalError` or
         `InvalidArgument`.

@@ -54,7 +54,7 @@ def gathered(
 ) -> dict[str, tuple[str, list[Piece]]]:
     """Return name → datatype, and the parts of the requests, in the model's shapes and in order; without BYTES.
 
-    Raises as `backends.gather.gather`.
+    Raises as `backends.batch_tensors.gather`.
     """
     wanted = [(view.name, view.datatype) for view in requests[0].inputs if view.datatype != "BYTES"]
     if any(len(request.inputs) != len(requests[0].inputs) for request in requests):

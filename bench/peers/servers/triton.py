@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from bench import onnx_models as models
+from bench import models
 from bench.peers.peer import NotInstalled, PeerServer, ServedPeer, Setup, v2_endpoints
 from bench.peers.servers.naiad import write_digits, write_python_models
 from bench.peers.workloads import ADD_SUB, DIGITS, GRPC, MEBIBYTE, V2_BINARY, V2_JSON

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from backends.base import ModelArguments as ModelArguments
     from backends.base import PreparedBatch as PreparedBatch
     from backends.base import Timings as Timings
-    from backends.gather import batch_sizes as batch_sizes
-    from backends.gather import gather as gather
+    from backends.batch_tensors import batch_sizes as batch_sizes
+    from backends.batch_tensors import gather as gather
+    from backends.batch_tensors import scatter as scatter
     from backends.reshape import TensorShapes as TensorShapes
     from backends.reshape import tensor_specs as tensor_specs
-    from backends.scatter import scatter as scatter
     from backends.streaming import StreamingBackend as StreamingBackend
     from backends.worker.devices.tensors import DeviceArray as DeviceArray
     from backends.worker.request import OutputValue as OutputValue
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from kernel.errors import UnknownError as UnknownError
     from kernel.errors import Unsupported as Unsupported
     from kernel.options import BadOption as BadOption
-    from kernel.repository.agents.interface import AgentModel as AgentModel
-    from kernel.repository.agents.interface import RepositoryAgent as RepositoryAgent
+    from kernel.repository.agents import AgentModel as AgentModel
+    from kernel.repository.agents import RepositoryAgent as RepositoryAgent
     from kernel.serving.batch import Batch as Batch
     from kernel.serving.events import BatchesRecalled as BatchesRecalled
     from kernel.serving.events import Cancelled as Cancelled
@@ -68,9 +68,8 @@ if TYPE_CHECKING:
 #: Module → its names that are public.
 _PLACES = {
     "backends.base": ("Backend CustomBackend CustomInstance CustomModel Host ModelArguments PreparedBatch Timings"),
-    "backends.gather": "batch_sizes gather",
+    "backends.batch_tensors": "batch_sizes gather scatter",
     "backends.reshape": "TensorShapes tensor_specs",
-    "backends.scatter": "scatter",
     "backends.streaming": "StreamingBackend",
     "backends.worker.devices.tensors": "DeviceArray",
     "backends.worker.request": "OutputValue WorkerRequest",
@@ -82,7 +81,7 @@ _PLACES = {
         "UnknownError Unsupported"
     ),
     "kernel.options": "BadOption",
-    "kernel.repository.agents.interface": "AgentModel RepositoryAgent",
+    "kernel.repository.agents": "AgentModel RepositoryAgent",
     "kernel.serving.batch": "Batch",
     "kernel.serving.events": (
         "BatchesRecalled Cancelled ChildResponded Consumed DeadlineReached InstanceIdle InstanceLost NoInstanceLeft "

@@ -6,9 +6,9 @@ import naiad.packages
 
 
 def main() -> None:
-    """Run a command, see `kernel.command.main`."""
+    """Run a command, see `kernel.tools.main`."""
     naiad.packages.share_names()
-    from kernel.command.main import main as run_command
+    from kernel.tools.main import main as run_command
 
     run_command()
 

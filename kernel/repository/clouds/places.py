@@ -1,26 +1,106 @@
-"""Where a repository is and how it is reached: the address, and the credentials of a file that may change."""
+"""Where a repository is and how it is reached: the address, and the credentials of a file that may change.
+
+Credentials of clouds: what Triton reads, as arguments of the stores' clients.
+
+Without a file the clients look themselves: the usual environment variables, files in the home folder, and what the
+machine has a right to. A file in JSON (TRITON_CLOUD_CREDENTIAL_PATH) has credentials for single buckets and folders:
+
+    {"s3": {"": {"key_id": "...", "secret_key": "...", "region": "...", "session_token": "...", "profile": "..."},
+            "s3://other-bucket": {...}},
+     "gs": {"": "PATH OF A KEY FILE"},
+     "as": {"": {"account_str": "ACCOUNT", "account_key": "..."}}}
+
+Of all entries of a cloud that an address begins with, the longest is used, as in Triton.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from kernel.errors import InternalError
-from kernel.files.regular_files import read_regular
-from kernel.repository.clouds.credentials import (
-    FILE_VARIABLE,
-    BadCredentials,
-    Credentials,
-    client_arguments,
-    parse_credentials,
-)
+from kernel.regular_files import read_regular
 from kernel.repository.clouds.messages import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kernel.repository.clouds.address import CloudAddress
+
+#: Names a file with credentials. Triton has it, too.
+FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
+
+
+class BadCredentials(Exception):
+    """The file of credentials cannot be used. The message names the place, and has no value of it."""
+
+
+class _S3(msgspec.Struct, frozen=True):
+    key_id: str = ""
+    secret_key: str = ""
+    region: str = ""
+    session_token: str = ""
+    profile: str = ""
+
+
+class _Azure(msgspec.Struct, frozen=True):
+    account_str: str = ""
+    account_key: str = ""
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """The content of a file: address → credentials, by cloud. The address "" is that of all others."""
+
+    s3: dict[str, _S3] = {}
+    gs: dict[str, str] = {}
+    azure: dict[str, _Azure] = msgspec.field(default={}, name="as")
+
+
+def parse_credentials(content: bytes) -> Credentials:
+    """Parse the content of a file. Raises `BadCredentials`."""
+    try:
+        return msgspec.json.decode(content, type=Credentials)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCredentials(str(error)) from None
+
+
+def client_arguments(address: CloudAddress, given: Credentials, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of the store's client in fsspec: credentials, and where the store is."""
+    text = str(address)
+    if address.cloud == "s3":
+        return _s3_arguments(address, _of_longest(text, given.s3))
+    if address.cloud == "gs":
+        key_file = _of_longest(text, given.gs)
+        return {"token": key_file} if key_file else {}
+    found = _of_longest(text, given.azure)
+    own = environment.get("AZURE_STORAGE_ACCOUNT", "") in ("", address.account)
+    key = found.account_key if found is not None else environment.get("AZURE_STORAGE_KEY", "") if own else ""
+    # Without a key: what the machine or the user has a right to (azure-identity), not anonymous access.
+    return {"account_name": address.account} | ({"account_key": key} if key else {"anon": False})
+
+
+def _s3_arguments(address: CloudAddress, found: _S3 | None) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    if found is not None:
+        named = {
+            "key": found.key_id, "secret": found.secret_key, "token": found.session_token, "profile": found.profile,
+        }  # fmt: skip
+        arguments = {name: value for name, value in named.items() if value}
+        if found.region:
+            arguments["client_kwargs"] = {"region_name": found.region}
+    if address.endpoint:
+        arguments["endpoint_url"] = address.endpoint
+    return arguments
+
+
+def _of_longest(address: str, given: Mapping[str, Any]) -> Any:
+    """Return the value of the longest key that is `address` or a folder above it; None if there is none."""
+    names = [name for name in given if not name or f"{address}/".startswith(f"{name.rstrip('/')}/")]
+    return given[max(names, key=len)] if names else None
+
 
 logger = logging.getLogger(__name__)
 

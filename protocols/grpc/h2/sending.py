@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.flow_control import PendingData
@@ -17,6 +16,7 @@ from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS, OK_TRAILERS_BLOCK, RESPONSE_BLOCK
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.streams import StreamEvent
+from protocols.request_limits import COPIED_RESPONSE_BYTE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

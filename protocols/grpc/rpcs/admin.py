@@ -1,4 +1,14 @@
-"""What gRPC clients read and change of the server, its models and its repository."""
+"""What gRPC clients read and change of the server, its models and its repository.
+
+RepositoryModelLoadRequest, whose files may be large: they stay where the message was received. Pure.
+
+Trace and log settings over gRPC: which fields of a message they are, and of which types.
+
+Values are checked by `kernel.settings`. Settings that Triton does not know are ignored, as it does here
+and not over HTTP.
+
+Shared memory that gRPC clients register, list and forget.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +16,114 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from google.protobuf.message import DecodeError
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unsupported
-from kernel.observe.report import model_report
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, Unavailable, Unsupported
 from kernel.observe.statistics import Duration
-from kernel.server_paths import SERVER_PATHS
-from kernel.serving.front_doors.model_metadata import model_metadata
+from kernel.serving.model_figures import model_metadata, model_report
+from kernel.texts import SERVER_PATHS
+from protocols.access import check_traced_model
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.grpclib_internals import stream_of
-from protocols.grpc.messages.load_request import parse_load_request
+from protocols.grpc.generated.grpc_service_pb2 import RepositoryModelLoadRequest
+from protocols.grpc.grpclib_internals import clean, stream_of
 from protocols.grpc.rpc import translated_errors
-from protocols.grpc.status_text import clean
+from protocols.grpc.wire_format import MAX_LOOP_FIELDS, MessageField, fields_of
+from protocols.request_limits import check_count
+from shm.region import RegionKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from grpclib.server import Stream
 
-    from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.observe.report import InferBatchStatistics, InferStatistics, ModelReport
+    from kernel.memory.input_placement import ReceiveBuffer
     from kernel.observe.statistics import ResponseStatistics
-    from kernel.serving.front_doors.interface import KernelInterface
-    from kernel.serving.front_doors.model_figures import ModelFigures
+    from kernel.serving.interface import KernelInterface
+    from kernel.serving.model_figures import InferBatchStatistics, InferStatistics, ModelFigures, ModelReport
+    from kernel.settings import TraceChange
+    from protocols.access import AdminAccess
     from protocols.grpc.handlers import HandlerCall
     from protocols.grpc.rpc import Caller
+    from shm.tensor import Buffer
+
+#: Numbers of the fields: a parameter of a request, its key and value in the map, the bytes in a value.
+_PARAMETER, _KEY, _VALUE, _BYTES = 3, 1, 2, 4
+
+#: The fields beside the parameters: the names of the repository and of the model.
+_OTHER_FIELDS = 2
+
+#: Parameters up to this size are parsed by protobuf.
+_SMALL_BYTE_SIZE = 4096
+
+#: The most bytes of a request without its large files: protobuf copies them in one piece. The configuration has a
+#: smaller limit of its own.
+_MAX_BYTE_SIZE = 2 << 20
+
+
+def parse_load_request(message: Buffer) -> tuple[RepositoryModelLoadRequest, dict[str, memoryview]]:
+    """Return the request without its large files, and those by their keys, as views of `message`.
+
+    Raises `InvalidArgument` for too many parameters or bytes that are no file, and protobuf's `DecodeError`.
+    """
+    view = memoryview(message)
+    rest: list[memoryview] = []
+    files: dict[str, memoryview] = {}
+    #: How many fields of the rest came before each large file: of parameters with one key the last one counts.
+    fields_before: dict[str, int] = {}
+    rest_size = 0
+    for count, field in enumerate(fields_of(view, MAX_LOOP_FIELDS), 1):
+        check_count("parameters", count - _OTHER_FIELDS)
+        if field.number == _PARAMETER and field.has_length and field.end - field.start > _SMALL_BYTE_SIZE:
+            found = _large_file(view[field.start : field.end])
+            if found is not None:
+                files[found[0]] = found[1]
+                fields_before[found[0]] = len(rest)
+                continue
+        rest_size += field.end - field.begin
+        if rest_size > _MAX_BYTE_SIZE:
+            raise InvalidArgument(
+                f"the names and parameters of the load request that are no files take more than {_MAX_BYTE_SIZE} bytes"
+            )
+        rest.append(view[field.begin : field.end])
+    request = RepositoryModelLoadRequest.FromString(b"".join(rest))
+    for key in files.keys() & request.parameters.keys():
+        later = RepositoryModelLoadRequest.FromString(b"".join(rest[fields_before[key] :]))
+        if key in later.parameters:
+            del files[key]
+        else:
+            del request.parameters[key]
+    return request, files
+
+
+def _large_file(parameter: memoryview) -> tuple[str, memoryview] | None:
+    """Return key and content of a parameter with bytes; None for any other, which protobuf parses."""
+    key, value = _single(parameter, _KEY), _single(parameter, _VALUE)
+    if key is None or value is None:
+        return None
+    content = _single(parameter[value.start : value.end], _BYTES)
+    if content is None:
+        return None
+    try:
+        name = str(parameter[key.start : key.end], "utf-8")
+    except UnicodeDecodeError:
+        raise DecodeError("a key that is not UTF-8") from None
+    return name, parameter[value.start : value.end][content.start : content.end]
+
+
+def _single(message: memoryview, number: int) -> MessageField | None:
+    """Return the only field with this number, None if there is none, several, or more of them than one of each."""
+    found = None
+    for index, field in enumerate(fields_of(message, MAX_LOOP_FIELDS)):
+        if index > 1:
+            return None
+        if field.number == number:
+            if found is not None or not field.has_length:
+                return None
+            found = field
+    return found
+
 
 _NO_FILES: Mapping[str, memoryview] = MappingProxyType({})
 
@@ -222,3 +314,151 @@ def _durations(section: InferStatistics | InferBatchStatistics | ResponseStatist
         for name, value in fields.items()
         if isinstance(value, Duration)
     }
+
+
+#: What can be asked for, in the order in which Triton looks at it. A change of the file is refused.
+_TRACE_SETTINGS = ("trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency")
+
+#: The same for logs, with the field of the value and what Triton calls it.
+_LOG_SETTINGS = (
+    ("log_info", "bool_param", "boolean"),
+    ("log_warning", "bool_param", "boolean"),
+    ("log_error", "bool_param", "boolean"),
+    ("log_verbose_level", "uint32_param", "int32"),
+    ("log_format", "string_param", "string"),
+)
+
+
+class SettingsRpcs:
+    """Both RPCs change the settings that the request names, and return all of them.
+
+    Those who may not administer the server may read, but not change them.
+    """
+
+    def __init__(self, kernel: KernelInterface, admin: AdminAccess) -> None:
+        self._kernel = kernel
+        self._admin = admin
+
+    def _check_admin(self, caller: Caller) -> None:
+        """Raise `Unavailable`, as for a restricted protocol, unless this client may administer the server."""
+        refusal = self._admin.refusal(caller.header, caller.peer)
+        if refusal is not None:
+            raise Unavailable(refusal)
+
+    async def trace(self, message: pb.TraceSettingRequest, caller: Caller) -> pb.TraceSettingResponse:
+        """Change and return the settings of a model, or of the server for an empty name."""
+        if message.settings:
+            self._check_admin(caller)
+        if message.model_name:
+            check_traced_model(self._kernel, message.model_name)
+        change: TraceChange = {}
+        for name in _TRACE_SETTINGS:
+            if name in message.settings:
+                texts = list(message.settings[name].value)
+                # Without values a setting is cleared; the file cannot even be cleared.
+                change[name] = texts or (None if name != "trace_file" else [""])
+        if change:
+            values = self._kernel.trace.update(change, message.model_name, got="got: ")
+        else:
+            values = self._kernel.trace.get(message.model_name)
+        response = pb.TraceSettingResponse()
+        for name, texts in values.as_dict().items():
+            response.settings[name].value.extend(texts)
+        return response
+
+    async def log(self, message: pb.LogSettingsRequest, caller: Caller) -> pb.LogSettingsResponse:
+        if message.settings:
+            self._check_admin(caller)
+        change = _log_change(message)
+        values = self._kernel.log.update(change) if change else self._kernel.log.values
+        response = pb.LogSettingsResponse()
+        for name, value in msgspec.structs.asdict(values).items():
+            setting = response.settings[name]
+            match value:
+                case bool():
+                    setting.bool_param = value
+                case int():
+                    setting.uint32_param = value
+                case _:
+                    setting.string_param = value
+        return response
+
+
+def _log_change(message: pb.LogSettingsRequest) -> dict[str, bool | int | str]:
+    change: dict[str, bool | int | str] = {}
+    if "log_file" in message.settings:
+        change["log_file"] = message.settings["log_file"].string_param
+    for name, field, kind in _LOG_SETTINGS:
+        if name not in message.settings:
+            continue
+        setting = message.settings[name]
+        match setting.WhichOneof("parameter_choice"):
+            case "bool_param" if field == "bool_param":
+                change[name] = setting.bool_param
+            case "uint32_param" if field == "uint32_param":
+                change[name] = setting.uint32_param
+            case "string_param" if field == "string_param":
+                change[name] = setting.string_param
+            case _:
+                raise InvalidArgument(f"expect {kind} for '{name}'")
+    return change
+
+
+class SharedMemoryRpcs:
+    """System and CUDA regions. Whether a caller may change them is the kernel's setting; so is which it may list."""
+
+    def __init__(self, kernel: KernelInterface) -> None:
+        self._kernel = kernel
+
+    async def system_status(
+        self, message: pb.SystemSharedMemoryStatusRequest, caller: Caller
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._kernel.regions.status(RegionKind.SYSTEM, message.name, caller.identity):
+            entry = response.regions[region.name]
+            entry.name, entry.key = region.name, region.key
+            entry.offset, entry.byte_size = region.offset, region.byte_size
+        return response
+
+    async def system_register(
+        self, message: pb.SystemSharedMemoryRegisterRequest, caller: Caller
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        self._kernel.check_client_shm(local_peer=caller.local)
+        self._kernel.regions.register_system(
+            message.name, message.key, message.offset, message.byte_size, caller.identity
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_unregister(
+        self, message: pb.SystemSharedMemoryUnregisterRequest, caller: Caller
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forget a region, or all for an empty name."""
+        self._kernel.check_client_shm(local_peer=caller.local)
+        self._kernel.regions.unregister(RegionKind.SYSTEM, message.name, caller.identity)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_status(
+        self, message: pb.CudaSharedMemoryStatusRequest, caller: Caller
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        response = pb.CudaSharedMemoryStatusResponse()
+        for region in self._kernel.regions.status(RegionKind.CUDA, message.name, caller.identity):
+            entry = response.regions[region.name]
+            entry.name, entry.device_id, entry.byte_size = region.name, region.device_id, region.byte_size
+        return response
+
+    async def cuda_register(
+        self, message: pb.CudaSharedMemoryRegisterRequest, caller: Caller
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        self._kernel.check_client_shm(local_peer=caller.local)
+        await self._kernel.regions.register_cuda(
+            message.name, message.raw_handle, message.device_id, message.byte_size, caller.identity
+        )
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def cuda_unregister(
+        self, message: pb.CudaSharedMemoryUnregisterRequest, caller: Caller
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Forget a region, or all for an empty name."""
+        self._kernel.check_client_shm(local_peer=caller.local)
+        self._kernel.regions.unregister(RegionKind.CUDA, message.name, caller.identity)
+        return pb.CudaSharedMemoryUnregisterResponse()

@@ -14,33 +14,32 @@ import msgspec
 from grpclib.const import Status
 
 from kernel.errors import InternalError, ServingError
-from kernel.tracing.front_doors import GRPC, Reception, at_iteration_end
+from kernel.records.front_doors import GRPC, Reception, at_iteration_end
 from protocols.forwarding import last_value
+from protocols.grpc.codec import response_parts
 from protocols.grpc.h2.headers import RETRY_LATER, status_trailers
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.handlers import CALL_TERMINATED
-from protocols.grpc.messages.codec import response_parts
-from protocols.grpc.messages.intake import MessageIntake
+from protocols.grpc.intake import MessageIntake
 from protocols.grpc.rpc import grpc_error
-from protocols.intake.intake import take
-from protocols.response_sinks import OnlyResponse
+from protocols.intake import OnlyResponse, take
 from protocols.status import may_retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kernel.memory.receive_buffer import ReceiveBuffer
-    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.memory.input_placement import ReceiveBuffer
+    from kernel.serving.interface import KernelInterface
     from kernel.serving.request import Request
     from kernel.serving.response import Response
     from protocols.grpc.compression import ResponseCompression
+    from protocols.grpc.framing import ReceivedMessage
     from protocols.grpc.h2.headers import RequestHead
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
-    from protocols.grpc.metadata import MetadataForwarder
-    from protocols.grpc.open_calls import OpenCalls
-    from protocols.grpc.special_messages import ReceivedMessage
-    from protocols.helpers.request_task import RequestTask
+    from protocols.grpc.intake import MetadataForwarder
+    from protocols.grpc.rpc import OpenCalls
+    from protocols.large_requests import RequestTask
 
 # A name of this module is found faster than a member of an enum (states.py).
 _CLOSED = StreamState.CLOSED
@@ -72,7 +71,7 @@ class InferCall(msgspec.Struct, eq=False):
     head: None = None
     #: The request, until it has its response.
     request: Request | None = None
-    #: As in `protocols.intake.intake.IntakeCall`.
+    #: As in `protocols.intake.IntakeCall`.
     decoded: object = None
     decoding: RequestTask | None = None
     request_id: str = ""
@@ -177,7 +176,7 @@ class InferCall(msgspec.Struct, eq=False):
         if buffer is not None:
             buffer.release()
 
-    # ---- protocols.intake.intake.IntakeCall ----------------------------------------------------------
+    # ---- protocols.intake.IntakeCall ----------------------------------------------------------
 
     @property
     def explain(self) -> bool:
@@ -204,7 +203,7 @@ class InferCall(msgspec.Struct, eq=False):
         return last_value(self._stream.request_head.fields, name)
 
     def reception(self) -> Reception:
-        """See `kernel.tracing.front_doors.FrontDoorSink`."""
+        """See `kernel.records.front_doors.FrontDoorSink`."""
         sending, compression = self._connection.sending, self.intake.compression
         if compression is None and self._stream.state is not _CLOSED and self._only is None and not sending.ended:
             # Usually `send` has something written at the end of the iteration, and nothing else is to be done.
@@ -213,7 +212,7 @@ class InferCall(msgspec.Struct, eq=False):
         return GRPC, self._begin_ns, self._received_ns, self._when_sent if compression is None else at_iteration_end
 
     def _when_sent(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when all output until now is written; see `kernel.tracing.front_doors.WhenSent`."""
+        """Call `callback` when all output until now is written; see `kernel.records.front_doors.WhenSent`."""
         sending = self._connection.sending
         if sending.ended:  # nothing is written any more
             callback()

@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, cast
 
 from kernel.errors import InternalError, NoMemory, ServingError
 from kernel.serving.response import Response
+from protocols.grpc.framing import CompressedMessage
 from protocols.grpc.grpclib_internals import stream_of
-from protocols.grpc.open_calls import ServerShuttingDown
-from protocols.grpc.rpcs.response_order import RequestOrder
+from protocols.grpc.rpc import ServerShuttingDown
 from protocols.grpc.rpcs.stream_messages import (
     MAX_OPEN_REQUESTS,
     MAX_UNANSWERED_REQUESTS,
     MESSAGES_PER_ITERATION,
     STEPS_PER_ITERATION,
     EncodedStreamResponse,
+    RequestOrder,
     StreamRequest,
     encode_for_stream,
 )
-from protocols.grpc.special_messages import CompressedMessage
 
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
-    from kernel.memory.receive_buffer import ReceiveBuffer
+    from kernel.memory.input_placement import ReceiveBuffer
+    from protocols.grpc.framing import ReceivedMessage
     from protocols.grpc.generated.grpc_service_pb2 import ModelInferRequest, ModelStreamInferResponse
     from protocols.grpc.handlers import HandlerCall
-    from protocols.grpc.messages.intake import MessageIntake
-    from protocols.grpc.special_messages import ReceivedMessage
+    from protocols.grpc.intake import MessageIntake
 
 
 class StreamCall:

@@ -13,23 +13,29 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.server_paths import SERVER_PATHS
 from kernel.serving.catalog import ModelState
-from kernel.texts import shown_text
-from protocols.http.dashboard.detail import model_detail
-from protocols.http.dashboard.processes import ProcessLoads
-from protocols.http.dashboard.rows import MAX_REASON, idle_row, model_row, take_reading, unchanged
-from protocols.http.dashboard.server_figures import ServerFigures, region_rows, server_figures
+from kernel.texts import SERVER_PATHS, shown_text
+from protocols.http.dashboard.figures import (
+    MAX_REASON,
+    ServerFigures,
+    idle_row,
+    model_detail,
+    model_row,
+    region_rows,
+    server_figures,
+    take_reading,
+    unchanged,
+)
 from protocols.http.dashboard.windows import Window
+from protocols.http.metrics.proc import ProcessLoads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kernel.serving.catalog import IndexItem
-    from kernel.serving.front_doors.interface import KernelInterface
-    from kernel.serving.front_doors.model_figures import ModelFigures
-    from protocols.http.dashboard.detail import ModelDetail
-    from protocols.http.dashboard.rows import ModelRow
+    from kernel.serving.interface import KernelInterface
+    from kernel.serving.model_figures import ModelFigures
+    from protocols.http.dashboard.figures import ModelDetail, ModelRow
 
 #: Seconds between two snapshots, at least and at most. Between these, making them takes `_MOST_SHARE` of a processor.
 INTERVAL_S = 1.0

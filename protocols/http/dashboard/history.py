@@ -15,7 +15,7 @@ import msgspec
 from protocols.http.dashboard.windows import quantile
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.model_figures import ModelCounters
+    from kernel.serving.model_figures import ModelCounters
 
 #: How many samples are kept, and how long after one the next is due.
 SAMPLES = 60

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from kernel.serving.front_doors.model_figures import ModelCounters
+    from kernel.serving.interface import KernelInterface
+    from kernel.serving.model_figures import ModelCounters
     from protocols.http.dashboard.history import History
 
 #: Seconds between two samples, at least and at most. Between these, samples take `_MOST_SHARE` of a processor.

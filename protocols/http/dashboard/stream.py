@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import Unavailable
-from kernel.observe.recent.recent_lines import SERVER
+from kernel.observe.recent import SERVER
 from protocols.http import web
-from protocols.http.dashboard.detail import recent_part
 from protocols.http.dashboard.feed import Feed, rows_for
+from protocols.http.dashboard.figures import recent_part
 from protocols.http.dashboard.viewer import find_viewer
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.observe.recent.recent_lines import RecentLine
-    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.observe.recent import RecentLine
+    from kernel.serving.interface import KernelInterface
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.feed import Key, Snapshot
     from protocols.http.dashboard.history import History

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.access.restricted import Category
+from protocols.access import Category
 
 if TYPE_CHECKING:
-    from protocols.access.restricted import Header, Restriction
+    from protocols.access import Header, Restriction
     from protocols.http.request_rules import RequestRules
 
 

@@ -1,11 +1,15 @@
 """GET / (of browsers) and /dashboard: a page that shows the server while it runs.
 
 Its modules are imported when it is first opened.
+
+The files of the page, which are part of the package. They load nothing from other hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocols.http import web
@@ -14,12 +18,14 @@ from protocols.http.dashboard.sampler import HistorySampler
 from protocols.http.responses import SERVER_HEADER
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.interface import KernelInterface
+    from kernel.serving.interface import KernelInterface
     from protocols.http.call import HttpCall
     from protocols.http.dashboard.stream import EventStreams
 
 PAGE_PATHS = ("/", "/dashboard")
+
 EVENTS_PATH = "/dashboard/events"
+
 FILE_PREFIX = "/dashboard/files/"
 
 
@@ -49,14 +55,12 @@ def asks_for_page(path: str, http: web.BaseRequest) -> bool:
 
 async def page(call: HttpCall) -> web.Response:
     """Return the page."""
-    from protocols.http.dashboard.files import PAGE  # as in `events`
 
     return await _file(call, PAGE, "text/html")
 
 
 async def file(call: HttpCall) -> web.Response:
     """Return a file that the page loads."""
-    from protocols.http.dashboard.files import FILES  # as in `events`
 
     name = call.names["file"]
     if name not in FILES:
@@ -65,7 +69,6 @@ async def file(call: HttpCall) -> web.Response:
 
 
 async def _file(call: HttpCall, name: str, content_type: str) -> web.Response:
-    from protocols.http.dashboard.files import POLICY, content_of  # as in `events`
 
     body = await asyncio.to_thread(content_of, name)
     headers = {
@@ -88,3 +91,39 @@ async def events(call: HttpCall) -> web.StreamResponse:
     if dashboard.streams is None:
         dashboard.streams = EventStreams(call.kernel, dashboard.sampler)
     return await send_events(call, dashboard.streams, peer_of(call.http))
+
+
+_FOLDER = Path(__file__).parent / "static"
+
+#: The page, and what it loads, with their types.
+PAGE = "index.html"
+
+FILES = {
+    "style.css": "text/css",
+    "icon.svg": "image/svg+xml",
+    "main.js": "text/javascript",
+    "page.js": "text/javascript",
+    "stream.js": "text/javascript",
+    "models.js": "text/javascript",
+    "detail.js": "text/javascript",
+    "charts.js": "text/javascript",
+    "example.js": "text/javascript",
+    "tensors.js": "text/javascript",
+    "pictures.js": "text/javascript",
+    "samples.js": "text/javascript",
+    "settings.js": "text/javascript",
+}
+
+#: Nothing but files of this server, no scripts and styles within the page, no frame around it, no form that leaves it,
+#: and no text that becomes HTML.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+
+
+@functools.cache
+def content_of(name: str) -> bytes:
+    """Return a file, which is `PAGE` or one of `FILES`. Blocks."""
+    return (_FOLDER / name).read_bytes()

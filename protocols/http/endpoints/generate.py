@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import InvalidArgument, ServingError
-from protocols.helpers.awaited import AwaitedTask
-from protocols.helpers.request_task import LOOP_BYTE_SIZE, tensor_with_own_lease
 from protocols.http import web
-from protocols.http.bodies.collector import BodyCollector
-from protocols.http.bodies.reading import json_too_large, read_body_into
+from protocols.http.bodies import BodyCollector, json_too_large, read_body_into, send, write
 from protocols.http.call import REQUEST_ID
-from protocols.http.generate.codec import encode_generate
-from protocols.http.generate.intake import GenerateCall, GenerateHead
-from protocols.http.generate.tasks import ENCODE_GENERATE
-from protocols.http.inference.codec import OutputFormat
 from protocols.http.inference.compression import IDENTITY
-from protocols.http.inference.response import HttpResponse
-from protocols.http.inference.response_task import response_cost_us
-from protocols.http.inference.tasks import encode_arguments
+from protocols.http.inference.decoding import OutputFormat
+from protocols.http.inference.generate_call import GenerateCall, GenerateHead
+from protocols.http.inference.generate_codec import encode_generate
+from protocols.http.inference.infer_call import response_cost_us
+from protocols.http.inference.tasks import ENCODE_GENERATE, encode_arguments
 from protocols.http.json.tensor import NeedsCare
-from protocols.http.responses import JSON, SERVER_HEADER, error_body, retry_headers
-from protocols.http.sending import send, write
+from protocols.http.responses import JSON, SERVER_HEADER, HttpResponse, error_body, retry_headers
+from protocols.large_requests import LOOP_BYTE_SIZE, AwaitedTask, tensor_with_own_lease
 from protocols.status import http_status
 
 if TYPE_CHECKING:

@@ -12,14 +12,10 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from kernel.errors import InvalidArgument
-from kernel.tracing.explanation import EXPLAIN_HEADER
-from protocols.access.peer_identity import Peer
-from protocols.body_sizes import MAX_BODY_BYTE_SIZE
-from protocols.helpers.request_task import LOOP_BYTE_SIZE
-from protocols.http.bodies.collector import BodyCollector
-from protocols.http.bodies.reading import json_too_large, read_body_into
+from kernel.records.traced_passage import EXPLAIN_HEADER
+from protocols.access import Peer
+from protocols.http.bodies import BodyCollector, json_too_large, read_body_into, send
 from protocols.http.call import REQUEST_ID
-from protocols.http.inference.call import ENTRY_POINT, EXPLAINS, HttpInferCall
 from protocols.http.inference.compression import (
     IDENTITY,
     SUPPORTED,
@@ -29,16 +25,17 @@ from protocols.http.inference.compression import (
     decompress_small,
     inflated_too_large,
 )
-from protocols.http.inference.head import InferRequestHead
-from protocols.http.inference.response_task import HEADER_LENGTH
+from protocols.http.inference.infer_call import ENTRY_POINT, EXPLAINS, HEADER_LENGTH, HttpInferCall
+from protocols.http.inference.prepared import InferRequestHead
 from protocols.http.inference.tasks import header_length
-from protocols.http.sending import send
+from protocols.large_requests import LOOP_BYTE_SIZE
+from protocols.request_limits import MAX_BODY_BYTE_SIZE
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
     from protocols.http import web
     from protocols.http.call import HttpCall
-    from protocols.http.inference.response import HttpResponse
+    from protocols.http.responses import HttpResponse
 
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 _NUMBER = re.compile(r"-?[0-9]+", re.ASCII)

@@ -1,17 +1,19 @@
-"""Metadata of the server and its models, configurations, statistics."""
+"""Metadata of the server and its models, configurations, statistics.
+
+Health of the server and of models.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.config.to_json import to_json
-from kernel.errors import InvalidArgument
-from kernel.observe.report import model_report
-from kernel.serving.front_doors.model_metadata import model_metadata
-from protocols.http.responses import json_response, json_text_response
+from kernel.config.to_text import to_json
+from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion
+from kernel.serving.model_figures import model_metadata, model_report
+from protocols.http.responses import empty_response, json_response, json_text_response
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.model_figures import ModelFigures
+    from kernel.serving.model_figures import ModelFigures
     from protocols.http import web
     from protocols.http.call import HttpCall
 
@@ -61,3 +63,22 @@ def _with_statistics(call: HttpCall) -> list[ModelFigures]:
         if not models:
             raise InvalidArgument(f"requested model version is not available for model '{name}'")
     return models
+
+
+async def live(call: HttpCall) -> web.Response:
+    return empty_response(plain=True, status=200 if call.kernel.live() else 400)
+
+
+async def ready(call: HttpCall) -> web.Response:
+    return empty_response(plain=True, status=200 if await call.kernel.server_is_ready() else 400)
+
+
+async def model_ready(call: HttpCall) -> web.Response:
+    """Respond whether a version is ready; one that does not exist is not ready (Triton)."""
+    try:
+        found = await call.kernel.model_is_ready(call.names["model"], call.names["version"])
+    except (ModelNotFound, NoAvailableVersion, ModelNotReady):
+        found = False
+    if not found:
+        raise InvalidArgument("Model version not ready")
+    return empty_response(plain=True)

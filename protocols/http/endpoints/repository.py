@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError, InvalidArgument, Unsupported
-from kernel.server_paths import SERVER_PATHS
-from protocols.helpers.awaited import AwaitedTask
-from protocols.helpers.request_task import LOOP_BYTE_SIZE
-from protocols.http.bodies.collector import BodyCollector
-from protocols.http.bodies.load_request import DECODE_LOAD, decode_load, load_parameters, read_load
-from protocols.http.bodies.reading import json_too_large, read_body_into, read_control_text
+from kernel.texts import SERVER_PATHS
+from protocols.http.bodies import BodyCollector, json_too_large, read_body_into, read_control_text
 from protocols.http.json.document import ABSENT, as_bool, member, parse
+from protocols.http.load_request import DECODE_LOAD, decode_load, load_parameters, read_load
 from protocols.http.responses import empty_response, json_response
+from protocols.large_requests import LOOP_BYTE_SIZE, AwaitedTask
 
 if TYPE_CHECKING:
     from kernel.serving.catalog import IndexItem

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from protocols.http.bodies.reading import read_control_text
+from protocols.access import check_traced_model
+from protocols.http.bodies import read_control_text
 from protocols.http.json.document import ABSENT, as_array, as_bool, as_string, as_unsigned, member, parse
 from protocols.http.responses import json_response
-from protocols.traced_models import check_traced_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ import binascii
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InvalidArgument
-from protocols.access.peer_identity import Peer
-from protocols.http.bodies.reading import read_control_text
+from protocols.access import Peer
+from protocols.http.bodies import read_control_text
 from protocols.http.call import peer_of
 from protocols.http.json.document import ABSENT, as_string, as_unsigned, member, parse, required
 from protocols.http.responses import empty_response, json_response

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError, InvalidArgument, Unsupported
-from kernel.observe.access import peer_text
-from protocols.http.bodies.reading import read_control_text
+from kernel.observe.access_log import peer_text
+from protocols.http.bodies import read_control_text
 from protocols.http.call import peer_of
 from protocols.http.json.document import parse
 from protocols.http.responses import json_response
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.traffic_control import TrafficControl
+    from kernel.serving.interface import TrafficControl
     from protocols.http import web
     from protocols.http.call import HttpCall
 

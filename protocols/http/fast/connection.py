@@ -15,23 +15,21 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, cast
 
 from kernel.loop.iteration_end import IterationEnd
-from protocols.access.peer_identity import Peer
-from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
-from protocols.http.client_timeouts import UnreadResponse
-from protocols.http.fast.access_log import ConnectionAccessLog
-from protocols.http.fast.body_receiver import BodyReceiver, IncomingBody, incoming_body
-from protocols.http.fast.call import FastCall
-from protocols.http.fast.request_head import END, HttpRequestHead, can_become_head
-from protocols.http.fast.response_bytes import response_bytes
-from protocols.http.fast.response_writer import ResponseWriter
-from protocols.http.fast.shared_aiohttp import SharedAiohttp
-from protocols.http.inference.response import http_error
+from protocols.access import Peer
+from protocols.http.access_log import ConnectionAccessLog
+from protocols.http.aiohttp_internals import SharedAiohttp
+from protocols.http.client_limits import UnreadResponse
+from protocols.http.fast.call import BodyReceiver, FastCall, IncomingBody, incoming_body
+from protocols.http.fast.request_heads import END, HttpRequestHead, can_become_head
+from protocols.http.fast.response_bytes import ResponseWriter, response_bytes
+from protocols.http.responses import http_error
+from protocols.request_limits import RECEIVE_BUFFER_BYTE_SIZE
 
 if TYPE_CHECKING:
     from protocols.http.fast.fast_path import FastPath
-    from protocols.http.fast.known_request_heads import KnownRequestHead, Refusal
+    from protocols.http.fast.request_heads import KnownRequestHead, Refusal
     from protocols.http.fast.response_bytes import ResponseBytes
-    from protocols.http.inference.head import InferRequestHead
+    from protocols.http.inference.prepared import InferRequestHead
 
 #: Requests of one connection that may wait for their responses; then nothing more is read.
 MAX_OUTSTANDING = 32

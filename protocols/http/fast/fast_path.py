@@ -7,20 +7,18 @@ import functools
 from typing import TYPE_CHECKING
 
 from kernel.loop.clock import in_next_iteration
-from protocols.http.client_timeouts import TIMEOUTS
+from protocols.http.client_limits import TIMEOUTS, abort_gone
 from protocols.http.fast.connection import MESSAGES_AT_ONCE, FastConnection
-from protocols.http.fast.known_request_heads import KnownRequestHeads
-from protocols.http.gone_clients import abort_gone
+from protocols.http.fast.request_heads import KnownRequestHeads
 from protocols.http.request_rules import RequestRules
-from protocols.iteration_budget import IterationBudget
-from protocols.message_budget import MessageBudget
+from protocols.loop_budgets import IterationBudget, MessageBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from protocols.http.aiohttp_internals import AiohttpServer
-    from protocols.http.client_timeouts import ClientTimeouts
-    from protocols.http.inference.call import HttpInference
+    from protocols.http.client_limits import ClientTimeouts
+    from protocols.http.inference.infer_call import HttpInference
 
 #: How often connections are checked, which is also how exact their timeouts are.
 _TICK_S = 1.0

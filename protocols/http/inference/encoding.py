@@ -14,7 +14,7 @@ from shm.datatypes import element_count
 
 if TYPE_CHECKING:
     from kernel.serving.response import Response
-    from protocols.http.inference.codec import OutputFormat
+    from protocols.http.inference.decoding import OutputFormat
     from shm.tensor import Buffer, Tensor
 
 

@@ -1,6 +1,8 @@
 """Large inference bodies over HTTP, decoded and encoded in a helper: the functions that run there, and their arguments.
 
-Pure. `protocols/helpers/request_task.py` and `protocols/http/inference/response_task.py` start them.
+Pure. `protocols/large_requests.py` and `protocols/http/inference/infer_call.py` start them.
+
+Large bodies of /generate, decoded and encoded in a helper: the functions that run there. Pure.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ from kernel.errors import InvalidArgument, ServingError, request_prefix
 from kernel.serving.helper_tasks import TaskResult
 from kernel.serving.request import NO_SINK, Request
 from kernel.serving.response import Response
-from protocols.helpers.decoded_request import TensorBytes, decode_steps
-from protocols.helpers.request_task import joined
-from protocols.http.inference.codec import (
+from protocols.http.inference.compression import IDENTITY, compress_parts, decompress
+from protocols.http.inference.decoding import (
     OutputFormat,
     decode_infer,
+    decode_raw,
     decode_typed,
     json_input_too_large,
 )
-from protocols.http.inference.compression import IDENTITY, compress_parts, decompress
 from protocols.http.inference.encoding import encode_infer
-from protocols.http.inference.raw_input import decode_raw
+from protocols.http.inference.generate_codec import decode_generate, encode_generate
 from protocols.http.json.document import LARGE_BYTE_SIZE
 from protocols.http.json.large import TooManyStrings, packed_size, write_data, write_flat
 from protocols.http.json.tensor import NeedsCare, check_readable
+from protocols.large_requests import TensorBytes, decode_steps, joined
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, Tensor
 
@@ -193,7 +195,9 @@ class EncodeArguments(msgspec.Struct, array_like=True):
 
 
 _encode_arguments_decoder = msgspec.msgpack.Decoder(EncodeArguments)
+
 _length_decoder = msgspec.msgpack.Decoder(tuple[int, bool])
+
 _format_decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, bool]])
 
 #: The place of an output that the model wrote to the client's region: it is not part of the body.
@@ -256,3 +260,37 @@ def read_response(arguments: bytes, sources: Sequence[memoryview]) -> Response:
     ]
     parameters: dict[str, ParameterValue] | None = None if known.parameters is None else dict(known.parameters)
     return Response(known.model_name, known.model_version, known.id, outputs, parameters)
+
+
+#: The names of the functions.
+DECODE_GENERATE, ENCODE_GENERATE = "http.decode_generate", "http.encode_generate"
+
+
+class DecodeGenerateArguments(msgspec.Struct, array_like=True):
+    """What is known of a body before it is decoded."""
+
+    spec: ModelSpec
+    max_input_size: int
+
+
+_decoder = msgspec.msgpack.Decoder(DecodeGenerateArguments)
+
+
+def decode_generate_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
+    """Decode the body of a request."""
+    known = _decoder.decode(arguments)
+    request = Request(known.spec.name, [], NO_SINK, streaming=True)
+    contents: list[TensorBytes | None] = []
+
+    def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
+        contents.append(json_bytes(request, name, datatype, text, count, max_input_size))
+        return b""
+
+    decode_generate(bytes(joined(sources)), request, known.spec, known.max_input_size, defer)
+    return (yield from decode_steps(request, contents))
+
+
+def encode_generate_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
+    """Encode a response; the output is its body."""
+    return TaskResult(b"", [encode_generate(read_response(arguments, sources))])
+    yield b""  # never: it makes a generator, as every task function is

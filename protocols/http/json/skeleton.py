@@ -17,8 +17,7 @@ import orjson
 
 from protocols.http.json.document import UNDECODABLE
 from protocols.http.json.tensor import ELEMENT_TYPES, FAST_DEPTH, nesting, typed_decoder
-from shm.datatypes import DATATYPES
-from shm.strings import encode_strings
+from shm.datatypes import DATATYPES, encode_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

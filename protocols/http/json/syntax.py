@@ -27,6 +27,10 @@ _LITERALS = {0x74: b"true", 0x66: b"false", 0x6E: b"null"}
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _DOT, _ZERO = b'"\\:,-.0'
 
+#: How many values are read one by one, each in 2 to 4 us, and without serving others. Plain elements of arrays do not
+#: count: many are read at once.
+MAX_VALUES = 500
+
 #: Stands for the end of the text, as the NUL behind a C string does.
 _END = 0
 
@@ -40,7 +44,10 @@ class JsonSyntaxError(InternalError):
 
 
 def check_syntax(text: bytes) -> int:
-    """Return where the document in `text` ends. Raises `JsonSyntaxError`. Nesting may be of any depth."""
+    """Return where the document in `text` ends. Raises `JsonSyntaxError`. Nesting may be of any depth.
+
+    What is behind the first `MAX_VALUES` values is not looked at: the end of `text` is returned then.
+    """
     return _Scanner(text).document()
 
 
@@ -57,7 +64,11 @@ class _Scanner:
         if self._peek() == _END:
             raise JsonSyntaxError("The document is empty.", self._at)
         self._value()
+        values = 1
         while self._open:
+            values += 1
+            if values > MAX_VALUES:
+                return len(self._text)
             self._next_member()
         end = self._at
         self._skip_space()

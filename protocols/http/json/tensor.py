@@ -27,8 +27,7 @@ from protocols.http.json.document import (
     parse_leniently,
     reads_slowly,
 )
-from shm.datatypes import DATATYPES
-from shm.strings import BadFraming, decode_strings, encode_strings
+from shm.datatypes import DATATYPES, BadFraming, decode_strings, encode_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

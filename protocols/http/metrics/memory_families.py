@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocols.http.metrics.families import labels_of
-from protocols.http.metrics.text import label_text
+from protocols.http.metrics.formats import label_text
+from protocols.http.metrics.model_families import labels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kernel.serving.front_doors.model_figures import ModelFigures
+    from kernel.serving.model_figures import ModelFigures
 
 REPORTED = "naiad_model_instance_memory_bytes"
 MEASURED = "naiad_worker_memory_bytes"

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 from kernel.observe.custom_metrics import merged_families
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
-from protocols.access.restricted import Category
+from kernel.serving.interface import CacheFigures
+from protocols.access import Category
+from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.listener import HttpListener
-from protocols.http.metrics.cache_families import render_cache
-from protocols.http.metrics.custom_families import render_custom
-from protocols.http.metrics.families import render_models
-from protocols.http.metrics.gpu_families import render_gpus
+from protocols.http.metrics.formats import OPENMETRICS, prefers_openmetrics, to_openmetrics
 from protocols.http.metrics.memory_families import WorkerMemoryReader, render_memory
-from protocols.http.metrics.openmetrics import OPENMETRICS, prefers_openmetrics, to_openmetrics
-from protocols.http.metrics.readiness import render_readiness
-from protocols.http.metrics.server_families import ServerMetrics
+from protocols.http.metrics.model_families import render_custom, render_models, render_readiness
+from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import request_path
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from kernel.serving.front_doors.interface import KernelInterface
-    from protocols.access.keys import KeyReader
+    from kernel.serving.interface import KernelInterface
+    from protocols.access import KeyReader
     from protocols.frontend import DoorParts
 
 logger = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ def make_door(parts: DoorParts) -> MetricsServer:
     return MetricsServer(parts.kernel, parts.sock, options.metrics, http=options.http, keys=parts.keys)
 
 
-class MetricsServer:
+class MetricsServer(FrontDoor):
     """Serves GET /metrics on a bound socket. A `protocols.frontend.FrontDoor`."""
 
     def __init__(
@@ -114,8 +112,8 @@ class MetricsServer:
         lines = render_models(models, self._config, now_ns, time.time_ns() - now_ns if openmetrics else None)
         lines += render_readiness(self._kernel.catalog.wanted())
         lines += render_memory(models, self._memory.byte_sizes)
-        if self._kernel.cache_figures is not None:
-            lines += render_cache(models, self._kernel.cache_figures, self._config, now_ns)
+        for figures in self._kernel.part_figures(CacheFigures):
+            lines += render_cache(models, figures, self._config, now_ns)
         lines += render_gpus(self._kernel.gpu_figures if self._shows_gpus else None)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)

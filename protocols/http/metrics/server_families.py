@@ -1,21 +1,37 @@
 """Metrics of the server, not of a model: how busy the machine is, connections, lost lines of the log.
 
 They are in a registry of aioprometheus, written by its formatter. Further families can be added to that registry.
+
+The metrics of GPUs: Triton's names, help texts and labels (core/src/metrics.cc). Only for servers that have GPUs.
+
+The metrics of the response cache, by model and for the server: Triton's names, help texts and labels, and ours.
+
+They are on the page of a server with a cache only, and a model has series only if it uses the cache (Triton).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
-from protocols.http.metrics.host_load import HostLoad
+from kernel.serving.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
+from protocols.http.metrics.formats import number
+from protocols.http.metrics.model_families import Summary, Value, labelled, render_summary, render_values
+from protocols.http.metrics.proc import HostLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
+    from kernel.observe.metrics_config import MetricsConfig
     from kernel.options import MetricsOptions
-    from kernel.serving.front_doors.interface import KernelInterface
-    from kernel.serving.front_doors.traffic_control import TrafficControl
+    from kernel.serving.interface import CacheFigures, KernelInterface, TrafficControl
+    from kernel.serving.model_figures import ModelFigures
+
+_Figures = TypeVar("_Figures")
 
 
 class ServerMetrics:
@@ -100,29 +116,32 @@ class ServerMetrics:
             self._utilization.set({}, self._load.utilization(now_ns))
             self._memory_total.set({}, memory.total)
             self._memory_used.set({}, memory.total - memory.available)
-        for protocol, count in self._kernel.connections.items():
-            self._connections.set({"protocol": protocol}, count())
-        for protocol, expiry in self._kernel.certificate_expiry.items():
-            if (expires_s := expiry()) is not None:
-                self._expiry.set({"protocol": protocol}, expires_s)
+        for door in self._kernel.part_figures(DoorFigures):
+            self._connections.set({"protocol": door.protocol}, door.connections)
+            if door.certificate_expiry_s is not None:
+                self._expiry.set({"protocol": door.protocol}, door.certificate_expiry_s)
         self._memory_refusals.set({}, self._kernel.memory_refusals.count)
         self._lost_log_lines.set({}, self._kernel.lost_log_lines())
-        self._background_failures.set({}, self._kernel.repository_health.background_failures)
-        if (polled_s := self._kernel.repository_health.succeeded_s) is not None:
-            self._last_poll.set({}, polled_s)
+        repository = self._figures(RepositoryFigures)
+        self._background_failures.set({}, repository.background_failures)
+        if repository.polled_s is not None:
+            self._last_poll.set({}, repository.polled_s)
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
-        written, lost = self._kernel.trace_counts()
-        self._traces.set({}, written)
-        self._lost_traces.set({}, lost)
-        written, lost = self._kernel.record_counts()
-        self._records.set({}, written)
-        self._lost_records.set({}, lost)
+        traces, records = self._figures(TraceFigures), self._figures(RecordFigures)
+        self._traces.set({}, traces.written)
+        self._lost_traces.set({}, traces.lost)
+        self._records.set({}, records.written)
+        self._lost_records.set({}, records.lost)
         text: bytes
         # `openmetrics` makes that format of the whole page: in that of aioprometheus, Triton's counters would get names
         # that end in `_total`.
         text, _ = render(self.registry, [])
         return text.decode()
+
+    def _figures(self, kind: type[_Figures]) -> _Figures:
+        """Return the figures of this kind; those of a part that has done nothing if the server has no such part."""
+        return next(iter(self._kernel.part_figures(kind)), kind())
 
     def _set_traffic(self, traffic: TrafficControl) -> None:
         # Versions that have ended, or have no share any more, have no series.
@@ -147,3 +166,161 @@ class ServerMetrics:
 
     def _gauge(self, name: str, help_text: str) -> Any:
         return Gauge(name, help_text, registry=self.registry)
+
+
+class GpuFamily(msgspec.Struct, frozen=True):
+    """A family with one value for each GPU that has it."""
+
+    name: str
+    help: str
+    value: Callable[[GpuFigures], float | None]
+    kind: str = "gauge"
+
+
+FAMILIES = (
+    GpuFamily("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
+    GpuFamily("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda gpu: gpu.total_byte_size),
+    GpuFamily("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda gpu: gpu.used_byte_size),
+    GpuFamily("nv_gpu_power_usage", "GPU power usage in watts", lambda gpu: gpu.power_w),
+    GpuFamily("nv_gpu_power_limit", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w),
+    GpuFamily(
+        "nv_energy_consumption", "GPU energy consumption in joules since the Triton Server started",
+        lambda gpu: gpu.energy_j, kind="counter",
+    ),
+)  # fmt: skip
+
+
+def render_gpus(reader: GpuFigureReader | None) -> list[str]:
+    """Return the lines of all families; of a server without a GPU those of pinned memory, which it has none of."""
+    lines: list[str] = []
+    figures = () if reader is None else reader.figures
+    pinned = (0, 0) if reader is None or not figures else (reader.pinned.byte_size, reader.pinned.used_byte_size)
+    for family in FAMILIES if figures else ():
+        lines += _head(family.name, family.help, family.kind)
+        for gpu in figures:
+            value = family.value(gpu)
+            if value is not None:
+                lines.append(f'{family.name}{{gpu_uuid="{gpu.uuid}"}} {number(value)}')
+    for name, what, byte_size in (
+        ("nv_pinned_memory_pool_total_bytes", "total", pinned[0]),
+        ("nv_pinned_memory_pool_used_bytes", "used", pinned[1]),
+    ):
+        lines += [*_head(name, f"Pinned memory pool {what} memory size, in bytes", "gauge"), f"{name} {byte_size}"]
+    return lines
+
+
+def _head(name: str, help_text: str, kind: str) -> list[str]:
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+
+
+COUNTERS = (
+    Value(
+        "nv_cache_num_hits_per_model",
+        "Number of cache hits per model",
+        lambda model: model.statistics.cache_hit.count,
+    ),
+    Value(
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda model: model.statistics.cache_hit.ns // 1000,
+    ),
+    Value(
+        "nv_cache_num_misses_per_model",
+        "Number of cache misses per model",
+        lambda model: model.statistics.cache_miss.count,
+    ),
+    Value(
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        lambda model: model.statistics.cache_miss.ns // 1000,
+    ),
+)
+
+SUMMARIES = (
+    Summary(
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit counts/durations per model, in microseconds.",
+        lambda summaries: summaries.cache_hit,
+    ),
+    Summary(
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss counts/durations per model, in microseconds.",
+        lambda summaries: summaries.cache_miss,
+    ),
+)
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A family with one value for the whole cache."""
+
+    name: str
+    help: str
+    value: Callable[[CacheFigures], float]
+    kind: str = "gauge"
+    #: Only a cache in the memory of the server has it.
+    local: bool = False
+
+
+FIGURES = (
+    Figure(
+        "nv_cache_util",
+        "Cache utilization [0.0 - 1.0]",
+        lambda figures: figures.used_byte_size / figures.byte_size,
+        local=True,
+    ),
+    Figure(
+        "nv_cache_num_entries",
+        "Number of responses stored in response cache",
+        lambda figures: figures.entries,
+        local=True,
+    ),
+    Figure("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits),
+    Figure("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses),
+    Figure("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups),
+    Figure(
+        "nv_cache_num_evictions",
+        "Number of cache evictions in response cache",
+        lambda figures: figures.evictions,
+        local=True,
+    ),
+    Figure(
+        "nv_cache_lookup_duration",
+        "Total cache lookup duration (hit and miss), in microseconds",
+        lambda figures: figures.lookup_ns // 1000,
+    ),
+    Figure(
+        "nv_cache_insertion_duration",
+        "Total cache insertion duration, in microseconds",
+        lambda figures: figures.insertion_ns // 1000,
+    ),
+    Figure(
+        "naiad_cache_failures_total",
+        "Number of calls of the response cache that failed or took too long",
+        lambda figures: figures.failures,
+        kind="counter",
+    ),
+    Figure(
+        "naiad_cache_not_stored_total",
+        "Number of responses that were not stored in the response cache, because they are too large or it has no room",
+        lambda figures: figures.not_stored,
+        kind="counter",
+    ),
+)
+
+
+def render_cache(
+    models: Iterable[ModelFigures], figures: CacheFigures, config: MetricsConfig, now_ns: int
+) -> list[str]:
+    """Return the lines of all families."""
+    series = labelled(model for model in models if model.statistics.cached)
+    lines: list[str] = []
+    for family in COUNTERS if config.counter_latencies else ():
+        render_values(lines, family, series)
+    for figure in FIGURES:
+        if figures.byte_size or not figure.local:
+            value = number(figure.value(figures))
+            lines += (f"# HELP {figure.name} {figure.help}", f"# TYPE {figure.name} {figure.kind}")
+            lines.append(f"{figure.name} {value}")
+    for summary in SUMMARIES if config.summary_latencies else ():
+        render_summary(lines, summary, series, config.quantiles, now_ns)
+    return lines

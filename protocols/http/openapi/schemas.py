@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.settings import LOG_FORMATS, TRACE_LEVELS
-from protocols.http.openapi.operation import ref
+from protocols.http.openapi.paths import ref
 from shm.datatypes import DATATYPES, MAX_SIZE
 
 if TYPE_CHECKING:
-    from protocols.http.openapi.operation import Part
+    from protocols.http.openapi.paths import Part
 
 _UINT64_MAX = 2**64 - 1
 

@@ -86,7 +86,7 @@ def test_a_model_whose_outputs_do_not_match_its_inputs_is_refused(lab: Lab) -> N
 def slow(lab: Lab, monkeypatch: pytest.MonkeyPatch, instance: str, parameters: dict[str, str]) -> list[float]:
     """Return how long a model with `parameters` sleeps while it loads, and while it executes."""
     slept: list[float] = []
-    monkeypatch.setattr("backends.builtin.delays.time.sleep", slept.append)
+    monkeypatch.setattr("backends.builtin.identity.time.sleep", slept.append)
     config: dict[str, Any] = {"name": "identity", "input": [tensor("A")], "output": [tensor("X")]}
     config["parameters"] = {key: {"string_value": value} for key, value in parameters.items()}
     backend = IdentityBackend(lab)

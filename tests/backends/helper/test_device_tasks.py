@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.helper import device_tasks
-from kernel.observe.reporting.device_messages import FoundGpus
+from kernel.observe.gpu_figures import FoundGpus
 from shm.cuda import BINDINGS_VARIABLE, cuda
 from tests.fake_cuda import runtime
 

@@ -1,4 +1,7 @@
-"""Python models in a temporary model repository, and requests for them."""
+"""Python models in a temporary model repository, and requests for them.
+
+Writes Python models that tests load in their own process.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from shm.tensor import RequestedOutput, Tensor
 from tests.backends.recorded_host import RecordedHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from backends.worker.request import OutputValue
@@ -188,3 +191,30 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         # Only modules of the model: some installed packages cannot be imported twice.
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")) or name == "1":
             del sys.modules[name]
+
+
+if TYPE_CHECKING:
+    WriteModel = Callable[..., Path]
+
+MODEL_CONFIG = """
+backend: "python"
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+
+MODEL_IMPORTS = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+
+
+@pytest.fixture
+def write_model(tmp_path: Path) -> WriteModel:
+    """Return a function that writes a model from the methods of its class, and returns its folder."""
+
+    def write(methods: str, config: str = MODEL_CONFIG, name: str = "lab", version: int = 1) -> Path:
+        folder = tmp_path / name
+        (folder / str(version)).mkdir(parents=True, exist_ok=True)
+        (folder / "config.pbtxt").write_text(config)
+        body = textwrap.indent(textwrap.dedent(methods), "    ")
+        (folder / str(version) / "model.py").write_text(f"{MODEL_IMPORTS}class TritonPythonModel:\n{body}\n")
+        return folder
+
+    return write

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from backends.python.failures import TritonModelException
-from backends.python.request_arguments import (
+from backends.python.requests import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
+    InferenceRequest,
     InferenceTrace,
     PreferredMemory,
 )
-from backends.python.requests import InferenceRequest
 from backends.python.tensors import Tensor
 from kernel.errors import InternalError
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from backends.pytorch.model_file import Argument, ModelSignature
 from backends.pytorch.naming import Places, places
-from backends.pytorch.signature import Argument, ModelSignature
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from tests.backends.pytorch.conftest import config_of, tensors
 

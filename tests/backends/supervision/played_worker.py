@@ -8,11 +8,10 @@ import os
 import socket
 from typing import TYPE_CHECKING, TypeVar
 
+from backends.helper.process import Helper
+from backends.launch.launcher import Pending, not_shown
+from backends.launch.output import OutputLimits, WorkerOutput
 from backends.supervision.handle import WorkerHandle
-from backends.supervision.helper_process import Helper
-from backends.supervision.launcher import Pending, not_shown
-from backends.supervision.output.limits import OutputLimits
-from backends.supervision.output.worker_output import WorkerOutput
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel
@@ -30,6 +29,8 @@ from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
+
+    from backends.launch.launcher import Announce
 
 
 SomeBench = TypeVar("SomeBench", bound="Bench")
@@ -64,6 +65,12 @@ class FakeWorker:
 
     def folder(self, path: str) -> str:
         return self.folders.get(path, path)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            announce(theirs.fileno())
+        return ours
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         self._on_lost = callback
@@ -119,7 +126,8 @@ class Bench:
         assert await self.session.load(wire.Load("{}", "", 1, "m_0")) == 5
         assert [type(message) for message in await self.received()] == [wire.Load]
         spec = model_spec("m", dims=(-1,), decoupled=self._decoupled)
-        self.model = Model(spec, ModelConfig(), 1, direct, FakeClock())
+        self.clock = FakeClock()
+        self.model = Model(spec, ModelConfig(), 1, direct, self.clock)
         self.model.start()
         self.polling = BusyPolling(50_000, processor_count=2)
         self.handle = WorkerHandle(

@@ -10,6 +10,7 @@ import pytest
 from backends.transport import wire
 from backends.transport.outbox import IN_MODEL
 from kernel.errors import RequestCancelled, ServerStopping, WorkerLost
+from kernel.loop.cancellations import MOST_AT_ONCE, MOST_WAITING
 from kernel.serving.batch import Batch
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
@@ -260,3 +261,32 @@ def test_a_request_that_is_cancelled_while_others_of_its_lost_worker_fail_is_not
         assert bench.model.live.queued_requests() == [other]
 
     run(scenario)
+
+
+def test_the_requests_of_a_large_batch_fail_some_in_each_iteration() -> None:
+    async def scenario(bench: Bench) -> None:
+        requests = [Request("m", [], RecordingSink(), owner=bench.model) for _ in range(1024)]
+        for request in requests:
+            bench.model.live.add(request)
+        bench.model.instances.dispatch(bench.handle, Batch([*requests]))
+        requests.append(request_with_large_input(bench))
+        await bench.say(wire.Started(1), wire.Started(2))
+
+        def ended() -> int:
+            return sum(request.finished for request in requests)
+
+        bench.worker.die("exit code 1")
+        assert ended() <= MOST_AT_ONCE
+        requests[-1].cancel()
+        requests[-2].fail(ServerStopping("the server exits"))
+        while not all(request.finished for request in requests):
+            before = ended()
+            bench.model.check()
+            bench.clock.end_iteration()
+            assert before < ended() <= before + MOST_WAITING
+        assert {*map(str, map(responses, requests[:-2]))} == {"['WorkerLost']"}
+        assert [responses(request) for request in requests[-2:]] == [["ServerStopping"], ["WorkerLost"]]
+        assert not any(request.in_use for request in requests)
+        assert blocks_of(bench) == 0
+
+    run(scenario, concurrency=2)

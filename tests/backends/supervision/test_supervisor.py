@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.supervision.helper_process import Helper
-from backends.supervision.launcher import Pending, not_shown
-from backends.supervision.output.limits import OutputLimits
-from backends.supervision.output.worker_output import WorkerOutput
+from backends.helper.process import Helper
+from backends.launch.launcher import Pending, not_shown
+from backends.launch.output import OutputLimits, WorkerOutput
+from backends.supervision.instance_watch import ExecutionLimits
 from backends.supervision.supervisor import InstanceSupervisor
-from backends.supervision.watch.instance_watch import ExecutionLimits
-from backends.supervision.watch.watchdog import Watchdog
+from backends.supervision.watchdog import Watchdog
 from backends.transport import wire
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InternalError, ServerStopping
@@ -30,7 +29,7 @@ from tests.backends.supervision.played_worker import FakeWorker
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from backends.supervision.launcher import Launcher
+    from backends.launch.launcher import Launcher
 
 
 class SilentWorker(FakeWorker):

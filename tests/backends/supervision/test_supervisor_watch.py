@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.supervision.helper_process import Helper
-from backends.supervision.launcher import Pending, not_shown
+from backends.helper.process import Helper
+from backends.launch.launcher import Pending, not_shown
+from backends.supervision.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS, ExecutionLimits
 from backends.supervision.supervisor import InstanceSupervisor
-from backends.supervision.watch.instance_watch import MESSAGE_LIMIT_NS, TERM_GRACE_NS, ExecutionLimits
-from backends.supervision.watch.watchdog import Watchdog
+from backends.supervision.watchdog import Watchdog
 from backends.transport import wire
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ServerStopping

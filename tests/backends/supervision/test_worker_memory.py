@@ -19,7 +19,7 @@ from backends.transport import wire
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from shm.arena import Arena
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from shm.lease import RegionNumber
 from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import RequestedOutput, Span, Tensor

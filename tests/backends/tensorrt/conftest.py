@@ -12,7 +12,7 @@ import pytest
 import shm.cuda
 from backends.base import ModelArguments
 from backends.tensorrt.backend import TensorRtBackend
-from backends.tensorrt.plans.library import MODULE_VARIABLE
+from backends.tensorrt.library import MODULE_VARIABLE
 from backends.worker.devices.instance_device import InstanceDevice
 from backends.worker.devices.tensors import DeviceArray
 from backends.worker.memory import AttachedRegions

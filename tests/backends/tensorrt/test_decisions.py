@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 
 from backends.base import ModelArguments
-from backends.tensorrt.autofill import autofill
-from backends.tensorrt.check import check_agreement
-from backends.tensorrt.graph_keys import graph_key
-from backends.tensorrt.plans.plan import plan_file
-from backends.tensorrt.plans.plan_errors import plan_hint
-from backends.tensorrt.profiles import choose_profile, group_of, instance_profiles, misfit
+from backends.tensorrt.configuration import autofill, check_agreement
+from backends.tensorrt.plan import plan_file, plan_hint
+from backends.tensorrt.profiles import choose_profile, graph_key, group_of, instance_profiles, misfit
 from backends.tensorrt.settings import EngineSettings, engine_settings
 from backends.tensorrt.signature import EngineSignature, EngineTensor, Extent, Profile
 from backends.worker.devices.graph_specs import GraphKey, best_graph, graph_specs

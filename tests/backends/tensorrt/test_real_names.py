@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backends.tensorrt.plans.library import _RUNTIMES
+from backends.tensorrt.library import _RUNTIMES
 from backends.tensorrt.signature import DATATYPES
 from bench.checkout import ROOT
 from tests import fake_tensorrt

@@ -1,4 +1,7 @@
-"""The two ends of a channel: order, descriptors, broken peers."""
+"""The two ends of a channel: order, descriptors, broken peers.
+
+A process that a model forks leaves the connection of its worker to its parent.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -254,3 +259,39 @@ def test_a_worker_that_has_waited_for_a_while_notices_it_and_receives_the_next_m
     assert worker.receive() == [b"message"]
     worker.close()
     ours.close()
+
+
+#: A worker whose connection is standard input. Its child reads and sends, and writes what it gets.
+FORKS = """
+import os, socket, sys
+from backends.transport import wire
+from backends.transport.channel import BlockingChannel
+from backends.transport.channel import leave_to_parent
+
+connection = socket.socket(fileno=os.dup(0))
+worker = BlockingChannel(connection)
+leave_to_parent(worker, connection)
+child = os.fork()
+if not child:
+    print("child reads", worker.receive())
+    try:
+        worker.send(wire.Detach(1))
+    except BrokenPipeError:
+        print("child sends to nobody", flush=True)
+    worker.close()
+    os._exit(0)
+os.waitpid(child, 0)
+worker.send(wire.Detach(7))
+"""
+
+
+def test_a_child_neither_speaks_for_its_parent_nor_ends_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = subprocess.run(
+            [sys.executable, "-c", FORKS], stdin=theirs.fileno(), capture_output=True, text=True, timeout=50, check=True
+        )
+        assert found.stdout == "child reads None\nchild sends to nobody\n"
+        assert b"Detach" in ours.recv(1000)
+        theirs.shutdown(socket.SHUT_RDWR)
+        assert ours.recv(1000) == b""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backends.transport import wire
 from backends.transport.channel import BlockingChannel, LoopChannel
 from backends.transport.outbox import BYTE_SIZE, IN_MODEL, Outbox, OutboxReader, Progress
-from shm.memfd import NotSealedMemory
+from shm.region import NotSealedMemory
 
 
 def test_what_is_kept_is_read_from_any_position() -> None:

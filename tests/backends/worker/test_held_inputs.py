@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backends.transport import wire
-from backends.worker.held_inputs import HeldInputs
+from backends.worker.held_inputs import HeldInputs, LateRelease
 from backends.worker.memory import CopiedRegion
 from tests.backends.worker.regions import attached_region
 
@@ -170,3 +171,28 @@ def test_an_input_ends_without_another_at_the_same_place() -> None:
     bench.held.report_freed()
     assert bench.sent == [wire.InputsHeld([1]), wire.InputsFreed([1])]
     region.close()
+
+
+def test_what_is_dropped_while_nothing_happens_is_released() -> None:
+    released = threading.Semaphore(0)
+    late = LateRelease(released.release, delay_s=0)
+    late.signal()
+    assert not released.acquire(blocking=False), "the thread is not there yet"
+    for _ in range(3):
+        late.start()
+        assert released.acquire(timeout=20)
+        late.signal()
+        late.signal()
+    assert released.acquire(timeout=20)
+
+
+def test_the_thread_ends_when_the_kernel_is_gone() -> None:
+    def release() -> None:
+        raise BrokenPipeError
+
+    late = LateRelease(release, delay_s=0)
+    late.start()
+    late.signal()
+    assert late._thread is not None
+    late._thread.join(20)
+    assert not late._thread.is_alive()

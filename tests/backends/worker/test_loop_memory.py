@@ -11,7 +11,7 @@ import pytest
 from backends.transport import wire
 from backends.worker.request import OutputValue
 from shm.lease import RegionNumber
-from shm.memfd import check_sealed
+from shm.region import check_sealed
 from shm.tensor import Span
 from tests.backends.worker.regions import arena_with
 from tests.backends.worker.threaded_worker import LARGE, Bench, echo, request

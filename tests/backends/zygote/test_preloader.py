@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends import registry
-from backends.preloading.chosen_modules import PreloadFailed
+from backends.worker.preloading import PreloadFailed
 from backends.zygote.preloader import Preloader, ThreadsStarted, thread_names
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def test_what_the_operator_says_of_telemetry_stays(one_thread: list[str], monkey
 def test_built_in_backends_are_imported_and_others_are_not(
     one_thread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "backends.builtin.square", raising=False)
+    monkeypatch.delitem(sys.modules, "backends.builtin.decoupled", raising=False)
     preloader = Preloader()
     preloader.import_backend("no such backend")
     preloader.import_backend("square")
-    assert "backends.builtin.square" in sys.modules
-    monkeypatch.delitem(sys.modules, "backends.builtin.square")
+    assert "backends.builtin.decoupled" in sys.modules
+    monkeypatch.delitem(sys.modules, "backends.builtin.decoupled")
     preloader.import_backend("square")
-    assert "backends.builtin.square" not in sys.modules, "it is imported once"
+    assert "backends.builtin.decoupled" not in sys.modules, "it is imported once"
 
 
 def test_a_backend_that_cannot_be_imported_is_left_to_the_worker(

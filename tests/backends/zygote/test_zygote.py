@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from backends.transport import zygote_messages as messages
 from backends.zygote import zygote
-from backends.zygote.title import ProcessTitle
+from backends.zygote.become import ProcessTitle
 from backends.zygote.zygote import Zygote
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from bench import store
 from bench.contenders import OURS, TRITON
 from bench.heavy import command
 from bench.heavy.attack import MIB
-from bench.heavy.report import HeavyReport, HeavyResult, print_report
-from bench.heavy.verdict import judge
+from bench.heavy.report import HeavyReport, HeavyResult, judge, print_report
 from bench.store import read_json
 from tests.bench.conftest import MACHINE
-from tests.bench.heavy.test_verdict import row, sample
+from tests.bench.heavy.test_report import row, sample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from bench.peers.command import print_table, summarize
 from bench.peers.connections import CLOSED, KEEP_ALIVE, PIPELINED, ConnectionPoint, points, verdicts
-from bench.peers.measurement import PeerDescription, PeerFailure, PeerResults, has_time, merged
+from bench.peers.measurement import PEERS, PeerDescription, PeerFailure, PeerResults, has_time, merged
 from bench.peers.rows import ROWS, PeerSample, applies
-from bench.peers.servers.known import PEERS
-from bench.peers.table import print_table, summarize
 from bench.store import read_json, write_json
 from tests.bench.conftest import MACHINE
 

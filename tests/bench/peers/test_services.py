@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.peers import environments
-from bench.peers.environments import environment
-from bench.peers.measurement import chosen, worker_counts
-from bench.peers.peer import NotInstalled, PeerServer, Setup
-from bench.peers.servers.known import PEERS
+from bench.peers import peer
+from bench.peers.measurement import PEERS, chosen, worker_counts
+from bench.peers.peer import NotInstalled, PeerServer, Setup, environment
 from bench.peers.serving import serving
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ def failing(peer: PeerServer, requirement: str) -> PeerServer:
 def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(peer, "FOLDER", tmp_path)
     (tmp_path / "absent" / "bin").mkdir(parents=True)
     (tmp_path / "absent" / "bin" / "python").symlink_to(sys.executable)
     with pytest.raises(NotInstalled, match="ERROR: .*a/path/that/is/not/there"):
@@ -83,7 +81,7 @@ def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(
 def test_an_environment_that_is_there_is_taken_with_its_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(peer, "FOLDER", tmp_path)
     (tmp_path / "absent").mkdir()
     record = {"requirements": ["Some_Server[fast]"], "frozen": ["some-server==1.2", "numpy==2.0"]}
     (tmp_path / "absent" / "installed.json").write_text(json.dumps(record))
@@ -93,7 +91,7 @@ def test_an_environment_that_is_there_is_taken_with_its_versions(
 
 
 def test_a_service_that_ends_is_reported_with_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(peer, "FOLDER", tmp_path)
     programs = tmp_path / "absent" / "bin"
     programs.mkdir(parents=True)
     record = {"requirements": ["absent"], "frozen": []}

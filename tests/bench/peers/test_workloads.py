@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.peers.servers.known import PEERS
+from bench.peers.measurement import PEERS
 from bench.peers.workloads import (
     ADD_SUB,
     BASE64_JSON,

@@ -20,14 +20,13 @@ import msgspec
 
 from bench.checkout import ROOT
 from bench.contenders import OURS, Contender
-from bench.heavy.attacker import Order
+from bench.heavy.attacker import Order, heavy_rows
 from bench.heavy.command import ATTACK_TIMEOUT_S, BUDGET_BYTE_SIZE, FLAGS, our_flags
 from bench.heavy.healthy import Waits
 from bench.heavy.measurement import Attackers, healthy_client, measure_row
-from bench.heavy.rows.table import heavy_rows
-from bench.heavy.verdict import judge
+from bench.heavy.report import judge
+from bench.machine import memory_of
 from bench.models import write_echoes
-from bench.process_memory import memory_of
 from bench.server import ServerProcess, wait_for
 from tests.faults.health import watched
 from tests.faults.load import Load

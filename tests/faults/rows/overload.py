@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from bench.machine import memory_of
 from bench.models import ADD_SUB, PYTHON_MODELS, write_python_model
-from bench.process_memory import memory_of
 from bench.server import ServerProcess
 from tests.faults.health import watched
 from tests.faults.open_loop import OpenLoad, OpenSpec, run_apart

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.machine import children_of
-from bench.process_memory import memory_of
+from bench.machine import children_of, memory_of
 from bench.server import ServerProcess, wait_for
 from tests.faults.client import SERVICE, Client, number_body, number_message
 from tests.faults.ledger import Outcome

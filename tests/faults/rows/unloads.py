@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.process_memory import memory_of
+from bench.machine import memory_of
 from bench.server import ServerProcess, wait_for
 from tests.faults.models import PAIR, write_echo, write_obey
 from tests.faults.requests import post

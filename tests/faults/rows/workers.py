@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.heavy.measurement import healthy_client
-from bench.machine import children_of
-from bench.process_memory import memory_of
+from bench.machine import children_of, memory_of
 from bench.server import ServerProcess, wait_for
 from tests.faults.health import watched
 from tests.faults.load import Load

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bench.machine import children_of
-from bench.process_memory import ProcessMemory, memory_of
+from bench.machine import ProcessMemory, children_of, memory_of
 
 if TYPE_CHECKING:
     from bench.server import ServerProcess

@@ -15,7 +15,8 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import InvalidArgument, ServerStopping
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
+from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
@@ -23,11 +24,10 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
-from kernel.tracing.tracer import Tracer
 from protocols.helper_tasks import TASKS
 from schedulers.direct import direct
 from shm.arena import Arena
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FakeHelpers:
         self.tasks = 0
         self._runs: set[asyncio.Task[None]] = set()
 
-    def start(self, task: HelperTask) -> None:
+    def add(self, task: HelperTask) -> None:
         self.tasks += 1
         run = asyncio.get_running_loop().create_task(self._run(task))
         self._runs.add(run)

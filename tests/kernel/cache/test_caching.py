@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from kernel.cache.access import CacheAccess
 from kernel.cache.caching import ResponseCaching, files_salt
 from kernel.cache.local import LocalCache
+from kernel.cache.lookup import CacheAccess
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
 from schedulers.direct import direct
 from tests.kernel.cache.caching_bench import FakeHelpers
-from tests.kernel.cache.test_access import SlowCache
+from tests.kernel.cache.test_lookup import SlowCache
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import BlockingConnectionPool, SSLConnection
 
+from kernel.cache.caching import make_cache
 from kernel.cache.config import CacheChoice, local_byte_size, parse_cache_config
 from kernel.cache.local import LocalCache
 from kernel.cache.redis_store import PASSWORD_VARIABLE, USER_VARIABLE, RedisSettings, RedisStore, redis_settings
-from kernel.cache.registry import make_cache
 from kernel.cache.stored import StoredCache
 from kernel.errors import InvalidArgument
 from kernel.testing import FakeClock
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from kernel.cache.local import ENTRY_BYTE_SIZE, SLICE_BYTE_SIZE, LocalCache
 from shm.arena import Arena
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -1,19 +1,38 @@
-"""A cache over a store elsewhere: a store that fails, hangs or lies costs a miss, and is left alone for a time."""
+"""A cache over a store elsewhere: a store that fails, hangs or lies costs a miss, and is left alone for a time.
+
+The circuit breaker: when a store that fails is asked again.
+
+A signed value is one that a server with the same key has stored under the same key of the store.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
-from kernel.cache.breaker import FAILURE_LIMIT, FIRST_PAUSE_NS
-from kernel.cache.encoding import MAX_STRINGS, STRINGS_AT_ONCE
-from kernel.cache.signing import Signing
-from kernel.cache.stored import MAX_INSERTED_BYTE_SIZE, MAX_INSERTIONS, MAX_LOOKUPS, StoredCache
+import pytest
+
+from kernel.cache.encoding import MAX_STRINGS, STRINGS_AT_ONCE, BadEntry
+from kernel.cache.stored import (
+    FAILURE_LIMIT,
+    FIRST_PAUSE_NS,
+    LONGEST_PAUSE_NS,
+    MAX_INSERTED_BYTE_SIZE,
+    MAX_INSERTIONS,
+    MAX_LOOKUPS,
+    CircuitBreaker,
+    Signing,
+    StoredCache,
+    read_signing_key,
+)
+from kernel.errors import InvalidArgument
 from kernel.testing import FakeClock
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from kernel.cache.interface import CachedResponse
 
@@ -266,3 +285,100 @@ def test_with_a_signing_key_only_signed_values_are_found() -> None:
         assert await case.find() is None, "the value of another key"
 
     run(scenario, signing=Signing(b"0123456789abcdef"))
+
+
+def failed_breaker(now_ns: int = 0) -> CircuitBreaker:
+    breaker = CircuitBreaker()
+    told = [breaker.failed(now_ns) for _ in range(FAILURE_LIMIT)]
+    assert told == [False] * (FAILURE_LIMIT - 1) + [True]
+    return breaker
+
+
+def test_failures_with_a_success_between_them_do_not_stop_calls() -> None:
+    breaker = CircuitBreaker()
+    for _ in range(3 * FAILURE_LIMIT):
+        assert breaker.allows(0)
+        assert not breaker.failed(0)
+        assert not breaker.succeeded()
+
+
+def test_after_failures_in_a_row_no_call_is_made_for_a_time_and_then_one() -> None:
+    breaker = failed_breaker(5)
+    assert breaker.paused
+    assert not breaker.allows(5 + FIRST_PAUSE_NS - 1)
+    assert breaker.allows(5 + FIRST_PAUSE_NS)
+    assert not breaker.allows(5 + FIRST_PAUSE_NS), "one call tries, the others wait for its result"
+
+
+def test_a_try_that_succeeds_lets_all_calls_pass() -> None:
+    breaker = failed_breaker()
+    assert breaker.allows(FIRST_PAUSE_NS)
+    assert breaker.succeeded()
+    assert not breaker.paused
+    assert breaker.allows(FIRST_PAUSE_NS)
+    assert breaker.allows(FIRST_PAUSE_NS)
+
+
+def test_each_try_that_fails_doubles_the_time_up_to_a_limit() -> None:
+    breaker, now_ns, pauses = failed_breaker(), 0, []
+    for _ in range(8):
+        pause_ns = next(ns for ns in (FIRST_PAUSE_NS << i for i in range(10)) if breaker_allows(breaker, now_ns, ns))
+        pauses.append(pause_ns)
+        now_ns += min(pause_ns, LONGEST_PAUSE_NS)
+        assert not breaker.failed(now_ns)
+    assert pauses[:4] == [FIRST_PAUSE_NS, 2 * FIRST_PAUSE_NS, 4 * FIRST_PAUSE_NS, 8 * FIRST_PAUSE_NS]
+    assert pauses[-1] == pauses[-2], "the time does not grow for ever"
+
+
+def breaker_allows(breaker: CircuitBreaker, now_ns: int, pause_ns: int) -> bool:
+    return breaker.allows(now_ns + min(pause_ns, LONGEST_PAUSE_NS))
+
+
+def test_a_call_from_before_the_pause_that_fails_late_changes_nothing() -> None:
+    breaker = failed_breaker()
+    assert not breaker.failed(10)
+    assert breaker.allows(FIRST_PAUSE_NS)
+
+
+SIGNING = Signing(b"0123456789abcdef")
+
+
+def test_a_signed_value_is_read_by_servers_with_the_key_only() -> None:
+    stored = SIGNING.signed(b"key", b"value")
+    assert bytes(Signing(b"0123456789abcdef").verified(b"key", stored)) == b"value"
+    other = Signing(b"0123456789abcdeF")
+    assert other.name != SIGNING.name
+    with pytest.raises(BadEntry, match="a wrong signature"):
+        other.verified(b"key", stored)
+
+
+@pytest.mark.parametrize("change", [0, 31, 32, 36])
+def test_a_changed_value_is_refused(change: int) -> None:
+    stored = bytearray(SIGNING.signed(b"key", b"value"))
+    stored[change] ^= 1
+    with pytest.raises(BadEntry):
+        SIGNING.verified(b"key", bytes(stored))
+
+
+@pytest.mark.parametrize("stored", [b"", b"value", bytes(32), bytes(100)])
+def test_an_unsigned_value_is_refused(stored: bytes) -> None:
+    with pytest.raises(BadEntry):
+        SIGNING.verified(b"key", stored)
+
+
+def test_a_value_under_another_key_is_refused() -> None:
+    with pytest.raises(BadEntry):
+        SIGNING.verified(b"yek", SIGNING.signed(b"key", b"value"))
+
+
+def test_the_key_is_the_content_of_its_file_without_line_feeds_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"0123456789abcdef\n")
+    assert read_signing_key(str(tmp_path / "key")).name == SIGNING.name
+
+
+def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"secret\n")
+    os.mkfifo(tmp_path / "fifo")
+    for name, reason in (("short", "16 to 4096 bytes"), ("absent", "No such file"), ("fifo", "it is a FIFO")):
+        with pytest.raises(InvalidArgument, match=reason):
+            read_signing_key(str(tmp_path / name))

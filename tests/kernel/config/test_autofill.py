@@ -6,7 +6,7 @@ from kernel.config.autofill import fill_backend, normalise
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.config.gpus import NO_GPUS, UsableGpus
 from kernel.errors import BadConfig
-from kernel.repository.versions import choose_versions
+from kernel.repository.source import choose_versions
 
 
 def filled(files: dict[str, bool] | None, **fields: str) -> tuple[str, str, str]:

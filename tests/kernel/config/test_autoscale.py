@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.config.autoscale import AutoscaleSettings, autoscale_settings
 from kernel.config.check import check_config
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.model_parameters import model_parameters
+from kernel.config.model_parameters import AutoscaleSettings, autoscale_settings, model_parameters
 from kernel.errors import BadConfig
 
 MS, S = 10**6, 10**9

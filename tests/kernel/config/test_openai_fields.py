@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.model_parameters import model_parameters
-from kernel.config.openai_fields import openai_fields
+from kernel.config.model_parameters import model_parameters, openai_fields
 from kernel.errors import BadConfig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.config.sequence_spec import SequenceBatching, sequence_batching
+from kernel.config.spec import SequenceBatching, sequence_batching
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,9 @@
-"""Registered regions: bounds, names, and unregistering while in use. Texts are Triton's."""
+"""Registered regions: bounds, names, and unregistering while in use. Texts are Triton's.
+
+Users who shorten their memory are distrusted for a time.
+
+Names of regions, shared or of each client, and how many each client has.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +26,16 @@ from kernel.errors import (
     RegionExists,
     RegionNotFound,
 )
-from kernel.memory.client_regions import RegionRegistry
-from kernel.memory.distrust import DISTRUST_NS
-from shm.budget import ByteBudget
-from shm.region import RegionKind
+from kernel.memory.client_regions import DISTRUST_NS, DistrustedUsers, RegionRegistry, RegionTables
+from shm.blocks import ByteBudget
+from shm.region import FileHandle, Region, RegionKind
 from shm.tensor import ClientSpan
 from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kernel.observe.repeats.limited_log import LimitedLog
-    from shm.region import Region
+    from kernel.observe.limited_log import LimitedLog
 
 
 @pytest.fixture
@@ -195,7 +198,7 @@ def test_without_any_descriptor_registering_says_so(
     def fail(*given: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("shm.posix.os.open", fail)
+    monkeypatch.setattr("shm.region.os.open", fail)
     with pytest.raises(NoDescriptorLeft):
         registry.register_system("r", key, 0, 4096)
 
@@ -372,3 +375,55 @@ def test_a_region_of_a_client_is_unknown_to_others(key: str) -> None:
     assert registry.status(RegionKind.SYSTEM, "", "user 1") == []
     assert registry.status(RegionKind.SYSTEM, "", "user 2") == [region]
     registry.close()
+
+
+def test_a_user_is_distrusted_for_a_time_after_the_last_occasion() -> None:
+    users = DistrustedUsers()
+    assert not users.has(1000, 5)
+    assert users.add(1000, 5)
+    assert users.has(1000, 5)
+    assert not users.has(1001, 5)
+    assert not users.add(1000, 100), "it was distrusted already"
+    assert users.has(1000, 99 + DISTRUST_NS)
+    assert not users.has(1000, 100 + DISTRUST_NS)
+    assert users.add(1000, 100 + DISTRUST_NS)
+
+
+def region(name: str) -> Region:
+    return Region(name, RegionKind.SYSTEM, FileHandle(-1), 64)
+
+
+def test_shared_names_are_those_of_all_clients() -> None:
+    tables = RegionTables(owned=False)
+    mine, theirs = region("mine"), region("theirs")
+    tables.add(mine, "a")
+    tables.add(theirs, "b")
+    for peer in ("a", "b", "c"):
+        assert tables.names(peer) == {"mine": mine, "theirs": theirs}
+    assert set(tables) == {mine, theirs}
+
+
+def test_owned_names_are_those_of_one_client() -> None:
+    tables = RegionTables(owned=True)
+    mine, theirs = region("same"), region("same")
+    tables.add(mine, "a")
+    tables.add(theirs, "b")
+    assert (tables.names("a"), tables.names("b"), tables.names("c")) == ({"same": mine}, {"same": theirs}, {})
+    tables.remove(mine)
+    assert (tables.names("a"), tables.names("b")) == ({}, {"same": theirs})
+    assert list(tables) == [theirs]
+    assert list(tables._tables) == ["", "b"], "clients that have no regions any more leave nothing"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_regions_are_counted_for_each_client_and_once(owned: bool) -> None:
+    tables = RegionTables(owned=owned)
+    first, second = region("first"), region("second")
+    tables.add(first, "a")
+    tables.add(second, "a")
+    assert (len(tables), tables.count("a"), tables.count("b")) == (2, 2, 0)
+    tables.remove(first)
+    tables.remove(first)
+    assert (len(tables), tables.count("a")) == (1, 1)
+    tables.remove(second)
+    assert (len(tables), tables.count("a"), tables._counts) == (0, 0, {})

@@ -1,4 +1,7 @@
-"""Where inputs lie when a worker reads them: in the message, in the model's arena, or where they were already."""
+"""Where inputs lie when a worker reads them: in the message, in the model's arena, or where they were already.
+
+The errors of requests without memory: whether to try again, and what the log says.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ import pytest
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import ArenaFull, RegionNotFound
 from kernel.memory.client_regions import RegionRegistry
-from kernel.memory.input_placement import InputPlacer
-from kernel.memory.receive_buffer import ALIGNMENT
+from kernel.memory.input_placement import ALIGNMENT, InputPlacer, MemoryRefusals
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, RecordingSink, model_spec
 from schedulers.direct import direct
 from shm.arena import INLINE_LIMIT
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 from tests.leased_tensor import leased_tensor
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from shm.tensor import Buffer
 
 CAPACITY = 1 << 18
+
 LARGE = INLINE_LIMIT + 8
 
 
@@ -276,3 +279,29 @@ def test_without_a_descriptor_for_an_arena_a_message_is_received_elsewhere(
     request = Request("m", [Tensor("IN", "UINT8", [LARGE], bytes(LARGE))], RecordingSink())
     with pytest.raises(OSError, match="Too many open files"):
         bench.placer.place_large(request, bench.model, None)
+
+
+def test_an_error_says_which_limit_is_too_small_for_ever() -> None:
+    refusals = MemoryRefusals(1000, ByteBudget(5000))
+    found = [(error.message, error.retry_later) for error in map(refusals.no_room, (900, 1001, 5001))]
+    never = "bytes is larger than all memory that there is for it"
+    assert found == [
+        ("no memory left for a tensor of 900 bytes; try again later", True),
+        (f"a tensor of 1001 {never} (--arena-byte-size=1000)", False),
+        (f"a tensor of 5001 {never} (--memory-byte-size=5000)", False),
+    ]
+    assert refusals.count == 3
+
+
+def test_the_log_says_what_is_in_use_and_which_flag_limits_it(caplog: pytest.LogCaptureFixture) -> None:
+    budget = ByteBudget(5000)
+    budget.add(4500)
+    MemoryRefusals(1000, budget).full()
+    assert [record.getMessage() for record in caplog.records] == [
+        "a request is refused: no memory left: tensors of other requests take all of it; try again later; "
+        "all requests together use 4500 of 5000 bytes (--memory-byte-size)"
+    ]
+
+
+def test_without_a_budget_only_the_limit_of_a_model_counts() -> None:
+    assert "--arena-byte-size=1000" in MemoryRefusals(1000, None).no_room(2000).message

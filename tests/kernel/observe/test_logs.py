@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.observe.log_context import about_model
+from kernel.observe.log_lines import about_model
 from kernel.observe.logs import ESCAPE_VARIABLE
 from kernel.options import BadOption
 from kernel.settings import LogSettings, LogValues

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.observe.reporting.execution_times import ExecutionTimes
+from kernel.observe.execution_reports import ExecutionTimes
 
 
 def times_until(end_ns: int, *, input_ns: int = 0, infer_ns: int = 0, output_ns: int = 0) -> ExecutionTimes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from kernel.config.autoscale import AutoscaleSettings
-from kernel.repository.autoscaler import FIRST_PAUSE_NS, Autoscaler, LoadSample
+from kernel.config.model_parameters import AutoscaleSettings
+from kernel.repository.autoscaling import FIRST_PAUSE_NS, Autoscaler, LoadSample
 
 MS, S = 10**6, 10**9
 SETTINGS = AutoscaleSettings(8, 1, 500 * MS, 10 * S)

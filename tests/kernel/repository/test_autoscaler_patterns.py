@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from kernel.config.autoscale import AutoscaleSettings
-from kernel.repository.autoscaler import Autoscaler, LoadSample
+from kernel.config.model_parameters import AutoscaleSettings
+from kernel.repository.autoscaling import Autoscaler, LoadSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

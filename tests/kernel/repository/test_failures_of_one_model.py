@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.repository import composition
+from kernel.repository import ensembles
 from kernel.repository.loading import VersionLoader
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.source import ModelSource
@@ -153,7 +153,7 @@ def test_any_exception_while_ensembles_are_looked_for_is_of_one_model(
     def failing(text: bytes | None, source: str) -> object:
         raise Unexpected("of a library")
 
-    monkeypatch.setattr(composition, "from_pbtxt", failing)
+    monkeypatch.setattr(ensembles, "from_pbtxt", failing)
 
     async def scenario(lab: RepositoryLab) -> None:
         assert await lab.lifecycle.start() == []
@@ -171,10 +171,10 @@ def test_a_poll_that_fails_unexpectedly_is_logged_counted_shown_and_begun_again(
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.start()
         lifecycle = lab.lifecycle
-        before = lifecycle.polling.background_failures
+        before = lifecycle.figures().background_failures
         with monkeypatch.context() as patch:
-            patch.setattr(lifecycle._repositories, "scan", failing_scan)
-            await until(lambda: lifecycle.polling.background_failures >= before + 2)
+            patch.setattr(lifecycle._repositories._repositories[0], "list_entries", failing_listing)
+            await until(lambda: lifecycle.figures().background_failures >= before + 2)
             assert lifecycle.polling.trouble() == (
                 "The last poll of the model repositories has failed: unexpected Unexpected"
             )
@@ -188,7 +188,7 @@ def test_a_poll_that_fails_unexpectedly_is_logged_counted_shown_and_begun_again(
     run(lab, scenario)
 
 
-async def failing_scan(only: str = "") -> object:
+async def failing_listing(only: str = "") -> object:
     raise Unexpected("of a library")
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.config.load import from_json
-from kernel.config.to_json import to_json
+from kernel.config.to_text import to_json
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft
 from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.observe.repeats.limited_log import LimitedLog
+    from kernel.observe.limited_log import LimitedLog
 
 
 def test_the_files_of_a_load_request_replace_the_folder_until_the_next_load(lab: RepositoryLab) -> None:
@@ -51,7 +51,7 @@ def test_a_load_request_that_fails_again_and_again_is_logged_a_few_times(
     lab: RepositoryLab, caplog: pytest.LogCaptureFixture, log_two_lines: Callable[[str], LimitedLog]
 ) -> None:
     log_two_lines("kernel.repository.load_failures._failures")
-    log_two_lines("kernel.repository.load_log._failures")
+    log_two_lines("kernel.repository.load_failures._logged_failures")
     lab.write("bad", config="nonsense")
 
     async def scenario(lab: RepositoryLab) -> None:

@@ -1,4 +1,7 @@
-"""A model's configuration, from its folder to the forms that workers and requests use."""
+"""A model's configuration, from its folder to the forms that workers and requests use.
+
+Changes that a serving version can adopt, and changes that need a reload.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.gpus import NO_GPUS
-from kernel.config.to_json import to_json
+from kernel.config.load import from_pbtxt
+from kernel.config.to_text import to_json
 from kernel.errors import BadConfig, InternalError, NotFound, ServingError, Unsupported
-from kernel.repository.layout import ModelFolder
-from kernel.repository.source import ModelSource, scan
+from kernel.repository.layout import Entry, ModelFolder, model_folder
+from kernel.repository.source import (
+    ModelSource,
+    Origin,
+    available_versions,
+    choose_versions,
+    missing_versions,
+    scan,
+    with_changes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,3 +178,114 @@ def test_warmup_files_are_read_from_their_folder(tmp_path: Path) -> None:
     (tmp_path / "m" / "warmup").mkdir()
     (tmp_path / "m" / "warmup" / "a").write_bytes(b"1234")
     assert model.read_warmup_files(model.read()) == {"a": b"1234"}
+
+
+def folder(**modified_ns: int) -> ModelFolder:
+    """Return a listing of `/r/m` with two versions. All times are 1 ns, except those in `modified_ns` by name."""
+    files = {"config.pbtxt": False, "labels.txt": False, "configs": True, "1": True, "2": True}
+    children = [Entry(name, is_folder=is_folder, modified_ns=1) for name, is_folder in files.items()]
+    for name, time_ns in modified_ns.items():
+        index = list(files).index(name.removeprefix("v").replace("_", "."))
+        children[index] = Entry(children[index].name, is_folder=children[index].is_folder, modified_ns=time_ns)
+    return model_folder("/r", Entry("m", is_folder=True, children=tuple(children)))
+
+
+def config(count: int = 1, versions: int = 1, max_batch_size: int = 0) -> ModelConfig:
+    made = ModelConfig(name="m", max_batch_size=max_batch_size)
+    made.instance_group.add(name="m_0", count=count)
+    made.version_policy.latest.num_versions = versions
+    made.parameters["a"].string_value = "b"
+    return made
+
+
+BEFORE = Origin(folder(), config(), "/r/m/config.pbtxt")
+
+
+@pytest.mark.parametrize(
+    ("now", "needed"),
+    [
+        (BEFORE, False),
+        (Origin(folder(config_pbtxt=2), config(count=3), "/r/m/config.pbtxt"), False),
+        (Origin(folder(), config(versions=2), "/r/m/config.pbtxt"), False),
+        (Origin(folder(v2=2), config(), "/r/m/config.pbtxt"), False),
+        (Origin(folder(v1=2), config(count=3), "/r/m/config.pbtxt"), True),
+        (Origin(folder(labels_txt=2), config(), "/r/m/config.pbtxt"), True),
+        (Origin(folder(configs=2), config(), "/r/m/config.pbtxt"), True),
+        (Origin(folder(), config(max_batch_size=2), "/r/m/config.pbtxt"), True),
+        (Origin(model_folder("/other", BEFORE.folder.entry), config(), "/other/m/config.pbtxt"), True),
+    ],
+    ids=[
+        "nothing", "instances", "the version policy", "another version", "the version", "labels",
+        "alternative configurations", "the batch size", "another repository",
+    ],
+)  # fmt: skip
+def test_a_version_is_reloaded_after_changes_of_its_files_or_settings(now: Origin, needed: bool) -> None:
+    assert BEFORE.needs_reload(now, 1) == needed
+
+
+def test_a_change_of_the_selected_configuration_file_alone_needs_no_reload() -> None:
+    before = Origin(folder(), config(), "/r/m/configs/fast.pbtxt")
+    assert not before.needs_reload(Origin(folder(configs=2), config(count=2), "/r/m/configs/fast.pbtxt"), 1)
+    assert before.needs_reload(Origin(folder(config_pbtxt=2), config(), "/r/m/configs/fast.pbtxt"), 1)
+
+
+def test_changes_keep_the_completed_fields() -> None:
+    completed = config(max_batch_size=4)
+    changed = with_changes(completed, config(count=3, versions=2))
+    assert changed == config(count=3, versions=2, max_batch_size=4)
+    assert completed == config(max_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen"),
+    [
+        ("latest { num_versions: 1 }", [10]),
+        ("latest { num_versions: 2 }", [3, 10]),
+        ("latest { num_versions: 9 }", [1, 3, 10]),
+        ("all {}", [1, 3, 10]),
+        ("specific { versions: [3, 1, 7] }", [1, 3]),
+        ("specific { versions: [10, 10] }", [10]),
+    ],
+)
+def test_the_policy_selects_among_the_available_versions(policy: str, chosen: list[int]) -> None:
+    config = from_pbtxt(f"version_policy {{ {policy} }}".encode(), "")
+    assert choose_versions(config, [10, 1, 3]) == chosen
+
+
+@pytest.mark.parametrize(
+    ("policy", "available"),
+    [
+        ("latest { num_versions: 1 }", []),
+        ("latest { num_versions: 0 }", [1]),
+        ("all {}", []),
+        ("specific { versions: [9] }", [1]),
+        ("specific {}", [1]),
+    ],
+)
+def test_a_policy_without_an_available_version_is_an_error(policy: str, available: list[int]) -> None:
+    config = from_pbtxt(f'name: "m" version_policy {{ {policy} }}'.encode(), "")
+    with pytest.raises(BadConfig) as caught:
+        choose_versions(config, available)
+    assert caught.value.message == ("at least one version must be available under the version policy of model 'm'")
+
+
+def test_absent_versions_that_the_policy_names_cause_warnings() -> None:
+    config = from_pbtxt(b'name: "m" version_policy { specific { versions: [9, 1, 2, 9] } }', "")
+    assert missing_versions(config, [1]) == [
+        "version 2 is specified for model 'm', but the version directory is not present",
+        "version 9 is specified for model 'm', but the version directory is not present",
+    ]
+    assert missing_versions(from_pbtxt(b"version_policy { all {} }", ""), []) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "available"),
+    [
+        ("ensemble_scheduling {}", [], [1]),
+        ("ensemble_scheduling {} version_policy { specific { versions: [3, 5] } }", [], [3, 5]),
+        ("ensemble_scheduling {}", [2], [2]),
+        ("", [], []),
+    ],
+)
+def test_an_ensemble_without_a_folder_of_a_version_has_one(config: str, found: list[int], available: list[int]) -> None:
+    assert list(available_versions(from_pbtxt(config.encode(), ""), found)) == available

@@ -14,18 +14,18 @@ from kernel import errors
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
+from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
-from kernel.serving.front_doors.route import route_to
 from kernel.serving.kernel import Kernel, KernelSettings
 from kernel.serving.model import Model
 from kernel.serving.prepared import prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.serving.response import Response
+from kernel.serving.route import route_to
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
-from kernel.tracing.tracer import Tracer
 from schedulers.direct import direct
-from shm.budget import ByteBudget
+from shm.blocks import ByteBudget
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, Tensor
 from tests.leased_tensor import leased_tensor

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernel.errors import InternalError
-from kernel.serving.request import Request
+from kernel.serving.prepared import prepare
+from kernel.serving.request import NO_SINK, Request, WantedInference
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
 from shm.region import FileHandle, Region, RegionKind
@@ -160,3 +163,32 @@ def test_a_response_without_outputs_and_error_is_empty() -> None:
     assert Response("m", "1", "").empty
     assert not Response("m", "1", "", outputs=[]).empty
     assert not Response("m", "1", "", error=InternalError("no")).empty
+
+
+def test_what_is_wanted_and_what_the_kernel_keeps_are_one_object_of_one_block() -> None:
+    sink = RecordingSink()
+    route: Any = None  # `prepare` keeps it, and nothing else
+    prepared = prepare(Request("m", [Tensor("IN", "FP32", [1], bytes(4))], sink, id="first"), route)
+    inputs: list[Tensor] = []
+    count = 2000
+    kept: list[Request | None] = [None] * count
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getallocatedblocks()
+        for number in range(count):
+            kept[number] = prepared.with_inputs(inputs, "x", NO_SINK)
+        blocks = (sys.getallocatedblocks() - before) / count
+    finally:
+        gc.enable()
+    assert round(blocks, 1) == 1.0
+    assert sys.getsizeof(kept[0]) <= 352
+
+
+def test_what_is_wanted_is_copied_with_the_request_and_has_nothing_of_the_kernel() -> None:
+    request = Request("m", [], NO_SINK, id="x", priority=3)
+    request.response_count = 2
+    copied = request.copy()
+    assert (copied.id, copied.priority, copied.response_count) == ("x", 3, 2)
+    wanted = WantedInference("m", [], NO_SINK, id="x")
+    assert not {"finished", "owner", "trace", "passage", "in_use", "batch_size"} & set(wanted.__struct_fields__)

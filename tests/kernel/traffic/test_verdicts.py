@@ -7,8 +7,20 @@ import math
 import pytest
 
 from bench.verdicts import SimulatedRow, line, simulate
-from kernel.traffic.evidence import BadEvents, evidence_above, evidence_below, evidence_good, evidence_worse
-from kernel.traffic.verdicts import ERRORS, LATENCY, OUTPUTS, Counts, GuardVerdict, judge, together
+from kernel.traffic.verdicts import (
+    ERRORS,
+    LATENCY,
+    OUTPUTS,
+    BadEvents,
+    Counts,
+    GuardVerdict,
+    evidence_above,
+    evidence_below,
+    evidence_good,
+    evidence_worse,
+    judge,
+    together,
+)
 
 
 def test_nothing_is_known_without_events() -> None:

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.sequence_spec import SequenceBatching
+from kernel.config.spec import SequenceBatching
 from kernel.serving.catalog import ModelState
 from kernel.serving.request import Request
 from kernel.serving.response import Response
-from kernel.serving.sequences.sequence_model import loaded_model
+from kernel.serving.sequence_model import loaded_model
 from kernel.testing import FakeInstance, RecordingSink, model_spec
 from kernel.traffic.control import Traffic
 from protocols.testing import FrontDoorLab
 from schedulers.direct import direct
-from schedulers.sequence.scheduler import sequence
+from schedulers.sequence import sequence
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ class TrafficLab:
         self.catalog = self.front.catalog
         self.sequences = sequences
         self.traffic = Traffic(
-            self.kernel, self.front.clock, draw=random.Random(7).random, utc=lambda: datetime(2026, 11, 28, tzinfo=UTC)
+            self.kernel.rules,
+            self.front.clock,
+            draw=random.Random(7).random,
+            utc=lambda: datetime(2026, 11, 28, tzinfo=UTC),
         )
         self.kernel.traffic = self.traffic
         self.models = {version: self.add(version) for version in versions}

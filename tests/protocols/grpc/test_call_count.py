@@ -23,16 +23,16 @@ from kernel.serving.response import Response
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
-from protocols.grpc.h2.keepalive import KeepaliveRules
-from protocols.grpc.h2.testing import CLIENT_PREFACE, FIELDS
+from protocols.grpc.h2.limits import KeepaliveRules
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.handlers import Handlers
-from protocols.grpc.listener import GrpcListener, ListenerOptions
-from protocols.grpc.open_calls import OpenCalls
+from protocols.grpc.rpc import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
+from protocols.grpc.server import GrpcListener, ListenerOptions
 from protocols.grpc.service import MODEL_INFER
 from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.protocols.grpc.h2.client_frames import CLIENT_PREFACE, FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

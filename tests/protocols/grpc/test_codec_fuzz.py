@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from kernel.errors import ServingError
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
+from protocols.grpc.codec import decode_request, encode_response, start_request
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.messages.codec import decode_request, encode_response, start_request
 from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
 

@@ -12,12 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernel.errors import ArenaFull, MemoryFull
-from protocols.body_sizes import RECEIVE_BUFFER_BYTE_SIZE
 from protocols.grpc import framing
-from protocols.grpc.framing import InflatedTooLarge, MessageFault, MessageMemory, MessageReader, inflate
-from protocols.grpc.special_messages import CompressedMessage, RefusedMessage
-from protocols.helpers.request_task import LOOP_BYTE_SIZE
-from shm.budget import ByteBudget
+from protocols.grpc.framing import (
+    CompressedMessage,
+    InflatedTooLarge,
+    MessageFault,
+    MessageMemory,
+    MessageReader,
+    RefusedMessage,
+    inflate,
+)
+from protocols.large_requests import LOOP_BYTE_SIZE
+from protocols.request_limits import RECEIVE_BUFFER_BYTE_SIZE
+from shm.blocks import ByteBudget
 
 
 def framed(content: bytes, flag: int = 0) -> bytes:

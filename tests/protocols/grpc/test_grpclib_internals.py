@@ -14,23 +14,31 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.events import _DispatchServerEvents
 from grpclib.exceptions import GRPCError
+from grpclib.metadata import encode_grpc_message
 from h2.exceptions import StreamClosedError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocols.grpc import grpclib_internals as internals
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from protocols.grpc.grpclib_internals import MAX_STATUS_BYTE_SIZE, clean, status_text
 from protocols.grpc.handlers import HandlerCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+if TYPE_CHECKING:
     Stream = grpclib.server.Stream[Any, Any]
 
 PATH = "/service/Method"
+
 FIELDS = [
     (":method", "POST"), (":scheme", "http"), (":path", PATH), (":authority", "a"), ("te", "trailers"),
     ("content-type", "application/grpc"), ("user-agent", "me"), ("key", "value"), ("raw-bin", "AAE="),
 ]  # fmt: skip
+
 REQUEST = HealthCheckRequest(service="s").SerializeToString()
+
 RESPONSE = HealthCheckResponse(status=HealthCheckResponse.SERVING)
 
 
@@ -241,3 +249,26 @@ def test_texts_and_times_are_encoded_as_grpc_has_them() -> None:
 def test_the_error_for_a_closed_stream_takes_its_number() -> None:
     assert internals.StreamClosedError is StreamClosedError
     assert StreamClosedError(7).stream_id == 7
+
+
+def test_ordinary_text_is_left_as_it_is() -> None:
+    text = "line one\nline 'two' \"quoted\" 100% é 😀"
+    assert clean(text) == text
+    assert status_text(text) == text
+
+
+def test_characters_that_utf8_cannot_encode_become_question_marks() -> None:
+    assert clean("caf\udce9") == "caf?"
+
+
+@given(st.text("a \n%é😀\udce9", max_size=50), st.integers(1, 400))
+def test_a_long_status_is_cut_to_what_clients_accept(piece: str, count: int) -> None:
+    text = status_text(piece * count)
+    assert len(encode_grpc_message(text)) <= MAX_STATUS_BYTE_SIZE
+    assert clean(piece * count).startswith(text)
+
+
+def test_a_status_that_just_fits_is_not_cut() -> None:
+    text = "a" * MAX_STATUS_BYTE_SIZE
+    assert status_text(text) == text
+    assert status_text(text + "b") == text

@@ -10,11 +10,10 @@ import pytest
 
 from kernel.config.spec import ModelSpec
 from kernel.options import AdminOptions
-from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
-from protocols.grpc.admission import ADMINISTERS, CATEGORIES
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
-from protocols.grpc.service import MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
+from protocols.grpc.service import ADMINISTERS, CATEGORIES, MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
+from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 from protocols.testing import FrontDoorLab
 from tests.protocols.grpc.test_calls_on_the_wire import ask, fields
 
@@ -156,7 +155,7 @@ def test_with_local_access_only_clients_on_the_machine_administer_the_server(
     path: str,
     local: bool,
 ) -> None:
-    monkeypatch.setattr("protocols.access.restricted.is_local", lambda peer: local)
+    monkeypatch.setattr("protocols.access.is_local", lambda peer: local)
     served(AdminOptions("local"))
     _, text = talk(lab, lambda channel: outcome(channel, path, WRITES[path]))
     refused = "This protocol is restricted to clients on the server's machine (--admin-access=local)"

@@ -19,14 +19,14 @@ from kernel.loop.clock import LoopClock
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.options import HttpOptions
+from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.events import Cancelled, Submitted
-from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
 from kernel.serving.model import Model
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
-from kernel.tracing.tracer import Tracer
 from protocols.http.server import HttpServer
 from protocols.testing import DirectHelpers
 from shm.tensor import Tensor
@@ -138,10 +138,8 @@ def build_kernel() -> Kernel:
     catalog.set_state("unloaded", 1, ModelState.UNAVAILABLE, "unloaded")
     settings = KernelSettings(trace=TraceSettings(), log=LogSettings())
     tracer = Tracer(settings.trace, clock)
-    kernel = Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings, tracer)
-    kernel.repository = FakeRepository(catalog)
-    kernel.helpers = DirectHelpers()
-    return kernel
+    parts = KernelParts(FakeRepository(catalog), DirectHelpers())
+    return Kernel(catalog, regions, InputPlacer(regions, 1 << 26), clock, settings, tracer, parts)
 
 
 def close_kernel(kernel: Kernel) -> None:

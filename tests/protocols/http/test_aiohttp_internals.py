@@ -14,7 +14,7 @@ from aiohttp.http_parser import RawRequestMessage
 
 from protocols.http import web as our_web
 from protocols.http.aiohttp_internals import AiohttpServer, check_not_begun, is_response_begun, send_continue
-from protocols.http.bodies.reading import read_body
+from protocols.http.bodies import read_body
 from protocols.http.responses import empty_response
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from protocols.http.aiohttp_internals import AiohttpConnection
-from protocols.http.client_timeouts import TIMEOUTS
+from protocols.http.client_limits import TIMEOUTS
 from protocols.http.server import HttpServer
 from protocols.testing import listening
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.options import AdminOptions, HttpOptions
-from protocols.body_sizes import MAX_CONTROL_BYTE_SIZE
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.openapi.paths import generic_paths
 from protocols.http.routes import find_endpoint
 from protocols.http.server import HttpServer
+from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 from protocols.testing import listening
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ def test_settings_can_be_read_without_the_key(talk: Callable[..., None]) -> None
 def test_with_local_access_only_clients_on_the_machine_administer_the_server(
     talk: Callable[..., None], monkeypatch: pytest.MonkeyPatch, path: str, local: bool
 ) -> None:
-    monkeypatch.setattr("protocols.access.restricted.is_local", lambda peer: local)
+    monkeypatch.setattr("protocols.access.is_local", lambda peer: local)
 
     async def conversation(client: Client, kernel: Any) -> None:
         status, error = await client.call("POST", path, body=BODY)

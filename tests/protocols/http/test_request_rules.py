@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.options import BadOption, HttpOptions
-from protocols.access.restricted import Category
+from protocols.access import Category
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.request_rules import RequestRules, make_request_rules
 

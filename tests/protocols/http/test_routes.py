@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.http.endpoints import generate, health, infer, models, repository, settings, shared_memory
+from protocols.http.endpoints import generate, infer, models, repository, settings, shared_memory
 from protocols.http.routes import Handler, find_endpoint, request_path
 
 
@@ -12,7 +12,7 @@ from protocols.http.routes import Handler, find_endpoint, request_path
     ("method", "path", "handler", "names"),
     [
         ("GET", "/v2", models.server_metadata, {}),
-        ("GET", "/v2/health/live", health.live, {}),
+        ("GET", "/v2/health/live", models.live, {}),
         ("GET", "/v2/models/stats", models.statistics, {}),
         ("GET", "/v2/models/a", models.metadata, {"model": "a", "version": ""}),
         ("GET", "/v2/models/a%2fb/versions/3", models.metadata, {"model": "a%2fb", "version": "3"}),

@@ -9,11 +9,10 @@ import pytest
 from aiohttp import web
 
 from kernel.errors import InvalidArgument
-from protocols.access.restricted import Category
-from protocols.http import aiohttp_internals, routes
-from protocols.http.bodies import reading
-from protocols.http.bodies.reading import read_json_text
-from protocols.http.client_timeouts import ClientTimeouts
+from protocols.access import Category
+from protocols.http import aiohttp_internals, bodies, routes
+from protocols.http.bodies import read_json_text
+from protocols.http.client_limits import ClientTimeouts
 from protocols.http.routes import Endpoint
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def test_an_announced_size_beyond_all_limits_is_refused_at_once(exchange: Exchan
 
 
 def test_a_body_that_does_not_go_on_is_given_up(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "TIMEOUTS", ClientTimeouts(body_s=0.01))
+    monkeypatch.setattr(bodies, "TIMEOUTS", ClientTimeouts(body_s=0.01))
     monkeypatch.setattr(aiohttp_internals, "TIMEOUTS", ClientTimeouts(unwanted_body_s=0.01))
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
@@ -182,7 +181,7 @@ def test_a_body_that_does_not_go_on_is_given_up(exchange: Exchange, monkeypatch:
 def test_a_body_may_not_be_cut_into_too_many_chunks(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_CHUNKS", 100)
+    monkeypatch.setattr(bodies, "MAX_CHUNKS", 100)
     monkeypatch.setattr(aiohttp_internals, "TIMEOUTS", ClientTimeouts(unwanted_body_s=0.01))
 
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocols.access.peer_identity import Peer
+from protocols.access import Peer
 
 
 class Waiter:

@@ -13,16 +13,12 @@ from kernel.errors import InternalError
 from kernel.serving.request import NO_SINK, Request
 from kernel.serving.response import Response
 from kernel.serving.validation import validate
-from protocols.openai.dialects.choosing import dialect_of, required_dialect
-from protocols.openai.dialects.input_each import InputEach
-from protocols.openai.dialects.pieces import read_piece
-from protocols.openai.dialects.vllm import VllmDialect
-from protocols.openai.dialects.whole_request import WholeRequest
+from protocols.openai.dialects import InputEach, VllmDialect, WholeRequest, dialect_of, read_piece, required_dialect
 from protocols.openai.errors import ApiError
-from protocols.openai.requests.plans import Api, make_plan, read_document
-from shm.strings import decode_strings
+from protocols.openai.plans import Api, make_plan, read_document
+from shm.datatypes import decode_strings
 from shm.tensor import Tensor
-from tests.protocols.openai.requests.test_fields import chat, completion
+from tests.protocols.openai.test_fields import chat, completion
 
 #: The inputs that NVIDIA's backend for vLLM adds to a configuration.
 VLLM = """

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from kernel.config.ensemble_spec import EnsembleSpec
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from kernel.config.spec import EnsembleSpec
 from kernel.testing import model_spec
-from schedulers.ensemble.on_devices import OutputsOnDevices
-from schedulers.ensemble.plan import EnsemblePlan
+from schedulers.ensemble.plan import EnsemblePlan, OutputsOnDevices
 from schedulers.testing import spec_of, step
 from shm.tensor import RequestedOutput
 

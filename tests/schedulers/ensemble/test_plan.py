@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.config.spec import EnsembleSpec
 from schedulers.ensemble.plan import EnsemblePlan
 from schedulers.testing import spec_of, step
 from shm.tensor import RequestedOutput

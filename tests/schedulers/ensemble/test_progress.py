@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.config.spec import EnsembleSpec
 from schedulers.ensemble.plan import EnsemblePlan
 from schedulers.ensemble.progress import EnsembleProgress, Placed
 from schedulers.testing import spec_of, step
@@ -12,7 +12,7 @@ from shm.arena import Arena
 from shm.tensor import RequestedOutput, Tensor
 
 if TYPE_CHECKING:
-    from kernel.config.ensemble_spec import EnsembleStep
+    from kernel.config.spec import EnsembleStep
     from schedulers.ensemble.progress import StepCall
 
 

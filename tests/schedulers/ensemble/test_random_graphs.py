@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.config.spec import EnsembleSpec
 from kernel.errors import InternalError
 from schedulers.testing import KernelLab, spec_of, step
 from shm.arena import Arena

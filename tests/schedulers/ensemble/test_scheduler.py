@@ -10,13 +10,12 @@ import gc
 import msgspec
 import pytest
 
-from kernel.config.ensemble_spec import EnsembleSpec
+from kernel.config.spec import EnsembleSpec
 from kernel.errors import InternalError, InvalidArgument, InvalidRequest, ModelNotFound, RequestCancelled, ServingError
 from kernel.serving.catalog import ModelState
 from kernel.serving.events import Submitted
 from kernel.serving.request import Request
-from schedulers.ensemble.stalls import LONGEST_STALL_NS
-from schedulers.ensemble.step_limits import LONGEST_WAIT_NS, MOST_STARTED
+from schedulers.ensemble.waits import LONGEST_STALL_NS, LONGEST_WAIT_NS, MOST_STARTED
 from schedulers.testing import KernelLab, spec_of, step
 from shm.arena import Arena
 from shm.tensor import RequestedOutput, Tensor

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.config.ensemble_spec import EnsembleSpec, EnsembleStep
-from kernel.config.spec import TensorSpec
+from kernel.config.spec import EnsembleSpec, EnsembleStep, TensorSpec
 from kernel.testing import model_spec
 from tests.simulation import draw
 from tests.simulation.checks import Checks

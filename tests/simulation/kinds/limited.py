@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import DynamicBatching
-from kernel.limiting.instance_gate import InstanceGate
-from kernel.limiting.limiter import GLOBAL, InstanceNeeds, Resource
 from kernel.testing import model_spec
+from schedulers.ratelimit import GLOBAL, InstanceGate, InstanceNeeds, Resource
 from tests.simulation import draw
 from tests.simulation.checks import Checks
 from tests.simulation.kinds import register

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from backends.transport import wire
 from kernel import errors
-from kernel.config.sequence_spec import SequenceBatching
-from kernel.serving.sequences.sequence_model import SequenceModel
+from kernel.config.spec import SequenceBatching
+from kernel.serving.sequence_model import SequenceModel
 from kernel.testing import model_spec
 from tests.simulation import draw
 from tests.simulation.checks import Checks
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from kernel.serving.batch import Batch
-    from kernel.serving.sequences.sequence import Sequence
+    from kernel.serving.live_sequences import Sequence
     from tests.simulation.clients import Client
     from tests.simulation.versions import SimulatedVersion
     from tests.simulation.workers import SimulatedHandle, SimulatedWorker

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backends.tensorrt.building.command import run_command
-from backends.tensorrt.building.config_text import config_text
-from backends.tensorrt.building.monitor import BarDisplay, NoDisplay, progress_monitor
-from backends.tensorrt.building.settings import BuildSettings, builder_flags, byte_size
-from backends.tensorrt.building.shapes import parse_shapes, profiles
-from backends.tensorrt.plans.library import MODULE_VARIABLE
+from backends.tensorrt.building.command import config_text, run_command
+from backends.tensorrt.building.engine import BarDisplay, NoDisplay, progress_monitor
+from backends.tensorrt.building.settings import BuildSettings, builder_flags, byte_size, parse_shapes, profiles
+from backends.tensorrt.library import MODULE_VARIABLE
 from backends.tensorrt.signature import EngineSignature, EngineTensor, Extent
 from kernel.config.load import from_pbtxt
 from kernel.errors import InvalidArgument, ServingError, Unsupported

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.checkout import ROOT
-from kernel.command.cli import run_command
+from kernel.tools.cli import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from backends.reshape import TensorShapes
 from backends.transport import wire
+from backends.worker.devices.batch_on_device import joined
 from backends.worker.devices.device_tensors import DeviceOutputs
 from backends.worker.devices.instance_device import InstanceDevice
-from backends.worker.devices.small_outputs import joined
 from backends.worker.devices.staging import StagingLimits
 from backends.worker.devices.tensors import DeviceArray, DeviceInput
 from backends.worker.memory import AttachedRegions

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 import pytest
 
+from kernel.repository.clouds import process
 from kernel.repository.clouds import process as process_module
 from kernel.repository.clouds import reader as module
-from kernel.repository.clouds import stores
-from kernel.repository.clouds.download import StoreError
 from kernel.repository.clouds.messages import (
     MAX_ITEM_COUNT,
     Download,
@@ -24,6 +23,7 @@ from kernel.repository.clouds.messages import (
     ReadObjects,
     StoredObject,
 )
+from kernel.repository.clouds.process import StoreError
 from kernel.repository.clouds.reader import CloudFailed, ReaderProcesses
 from tests.child_processes import children_with
 from tests.fake_s3.store import BUCKET, FakeS3
@@ -201,21 +201,21 @@ def test_a_process_that_was_killed_is_replaced(store: FakeS3) -> None:
 
 
 def test_a_folder_with_too_many_objects_is_refused(store: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MAX_OBJECT_COUNT", 3)
+    monkeypatch.setattr(process, "MAX_OBJECT_COUNT", 3)
     for number in range(4):
         store.put(f"repo/m/{number}", "x")
     with pytest.raises(StoreError, match="the folder has more than 3 objects"):
-        stores.Stores().answer(ListObjects(place(store)), lambda _: None)
+        process.Stores().answer(ListObjects(place(store)), lambda _: None)
 
 
 def test_long_work_shows_that_it_goes_on(store: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A request without a sign is ended after a while: each page of a listing is one, and each object."""
-    monkeypatch.setattr(stores, "_PAGE", 50)
+    monkeypatch.setattr(process, "_PAGE", 50)
     for number in range(120):
         store.put(f"repo/m/{number:03}", "x")
     names = [f"m/{number:03}" for number in range(120)]
     signs: list[int] = []
-    clients = stores.Stores()
+    clients = process.Stores()
     found = clients.answer(ListObjects(place(store)), signs.append)
     assert [each.name for each in found] == names
     assert signs == [50, 100]
@@ -228,7 +228,7 @@ def test_long_work_shows_that_it_goes_on(store: FakeS3, monkeypatch: pytest.Monk
 def test_a_long_listing_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, each small enough for the kernel, and with the same types as a short one."""
     objects = [StoredObject(f"m/1/{number:05}", number, "etag", number) for number in range(2 * MAX_ITEM_COUNT + 1)]
-    monkeypatch.setattr(stores.Stores, "answer", lambda *_: objects)
+    monkeypatch.setattr(process.Stores, "answer", lambda *_: objects)
 
     async def main(source: BinaryIO, target: BinaryIO, own: socket.socket) -> None:
         process = object.__new__(module._Process)
@@ -296,7 +296,7 @@ def test_secrets_of_the_environment_and_signatures_are_in_no_text(monkeypatch: p
         "session-of-user, secret-of-user at https://a?sv=1&sig=sas-of-user and "
         "https://b?X-Amz-Signature=abc&X-Amz-Credential=key&X-Amz-Date=today in eu-1"
     )
-    text = stores._text(error, Place("s3", "bucket", {"secret": "secret-of-user"}))
+    text = process._text(error, Place("s3", "bucket", {"secret": "secret-of-user"}))
     assert text == (
         "ValueError: ***, *** at https://a?*** and "
         "https://b?X-Amz-Signature=***&X-Amz-Credential=***&X-Amz-Date=today in eu-1"

@@ -9,7 +9,7 @@ from protocols.grpc.h2.flow_control import PeerLimits, PendingData, ReceiveWindo
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode, Setting
 from protocols.grpc.h2.headers import request_head
 from protocols.grpc.h2.streams import Stream
-from protocols.grpc.h2.testing import FIELDS
+from tests.protocols.grpc.h2.client_frames import FIELDS
 
 
 def stream_with_window(send_window: int) -> Stream:

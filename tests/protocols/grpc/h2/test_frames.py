@@ -5,7 +5,7 @@ import pytest
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.sending import WriteQueue
-from protocols.grpc.h2.testing import sent_frames
+from tests.protocols.grpc.h2.client_frames import sent_frames
 
 
 @pytest.mark.parametrize(

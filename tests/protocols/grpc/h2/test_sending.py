@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from protocols.body_sizes import COPIED_RESPONSE_BYTE_SIZE
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
 from protocols.grpc.h2.frames import H2ErrorCode
@@ -19,7 +18,8 @@ from protocols.grpc.h2.headers import (
 from protocols.grpc.h2.sending import SendingHalf, WriteQueue
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.streams import Stream, StreamEvent, Streams
-from protocols.grpc.h2.testing import END_BOTH, FIELDS, message, resets, sent_frames, take_events
+from protocols.request_limits import COPIED_RESPONSE_BYTE_SIZE
+from tests.protocols.grpc.h2.client_frames import END_BOTH, FIELDS, message, resets, sent_frames, take_events
 
 SECOND = 10**9
 

@@ -19,7 +19,7 @@ from protocols.grpc.h2.states import (
     connection_state_after,
 )
 from protocols.grpc.h2.streams import Stream
-from protocols.grpc.h2.testing import (
+from tests.protocols.grpc.h2.client_frames import (
     CLIENT_PREFACE,
     END_BOTH,
     FIELDS,

@@ -7,7 +7,7 @@ from protocols.grpc.h2.headers import request_head
 from protocols.grpc.h2.limits import STREAM_WINDOW_BYTE_SIZE
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.streams import Stream, Streams
-from protocols.grpc.h2.testing import FIELDS
+from tests.protocols.grpc.h2.client_frames import FIELDS
 
 
 def opened(*stream_ids: int) -> Streams:

@@ -12,8 +12,7 @@ from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import encode_block, status_trailers
 from protocols.grpc.h2.streams import Stream, StreamCallbacks
 from protocols.grpc.h2.transport import ServerConnection
-from protocols.iteration_budget import ITERATION_BYTE_SIZE
-from protocols.message_budget import ITERATION_MESSAGE_COUNT, ITERATION_NS
+from protocols.loop_budgets import ITERATION_BYTE_SIZE, ITERATION_MESSAGE_COUNT, ITERATION_NS
 
 SECOND = 10**9
 GREETING = frames.PREFACE + frames.settings([])

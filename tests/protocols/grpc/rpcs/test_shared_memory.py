@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import pytest
 
 from kernel.errors import ClientSharedMemoryDisabled, InvalidArgument, NotFound, RegionExists
-from protocols.access.peer_identity import Peer
+from protocols.access import Peer
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
-from protocols.grpc.rpcs.shared_memory import SharedMemoryRpcs
+from protocols.grpc.rpcs.admin import SharedMemoryRpcs
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from kernel.errors import InternalError
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.messages.intake import MessageIntake
+from protocols.grpc.intake import MessageIntake
 from protocols.grpc.rpcs.stream import StreamCall
 from protocols.grpc.rpcs.stream_messages import STEPS_PER_ITERATION
 from protocols.grpc.server import GrpcServer

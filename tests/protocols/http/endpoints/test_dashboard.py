@@ -15,9 +15,9 @@ from kernel.errors import Unavailable
 from kernel.options import HttpOptions
 from kernel.version import __version__
 from protocols.http.dashboard import stream
-from protocols.http.dashboard.files import FILES
 from protocols.http.dashboard.sampler import HistorySampler
 from protocols.http.endpoints import dashboard
+from protocols.http.endpoints.dashboard import FILES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -12,8 +12,8 @@ import pytest
 
 from kernel.serving.response import Response
 from protocols.http.endpoints.infer import AiohttpInferCall
-from protocols.http.inference.call import HttpInference
-from protocols.http.inference.response import HttpResponse
+from protocols.http.inference.infer_call import HttpInference
+from protocols.http.responses import HttpResponse
 from tests.leased_tensor import leased_tensor
 from tests.protocols.http.waiter import Waiter
 

@@ -21,7 +21,7 @@ PATH = "/v2/models/echo/traffic"
 
 def test_a_rule_is_set_and_shown_and_reset(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.traffic = Traffic(kernel, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock())
         async with session.get(PATH) as response:
             assert (await response.json())["source"] == "none"
         async with session.post(PATH, json={"labels": {"stable": 1}, "weights": {"stable": 1}}) as response:
@@ -52,7 +52,7 @@ def test_a_rule_is_set_and_shown_and_reset(exchange: Exchange) -> None:
 )
 def test_a_wrong_rule_is_refused(exchange: Exchange, body: str, status: int, text: str) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.traffic = Traffic(kernel, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock())
         async with session.post(PATH, data=body) as response:
             assert response.status == status
             assert text in (await response.json(content_type=None))["error"]
@@ -64,7 +64,7 @@ def test_an_unknown_model_and_a_server_without_rules(exchange: Exchange) -> None
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async with session.get(PATH) as response:
             assert response.status == 501
-        kernel.traffic = Traffic(kernel, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock())
         async with session.get("/v2/models/nothing/traffic") as response:
             assert response.status == 404
         async with session.get("/v2/models/echo/versions/1/traffic") as response:

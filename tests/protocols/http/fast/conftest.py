@@ -11,7 +11,7 @@ from kernel.options import HttpOptions
 from protocols.http.aiohttp_internals import AiohttpServer
 from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
-from protocols.http.inference.call import HttpInference
+from protocols.http.inference.infer_call import HttpInference
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import empty_response
 

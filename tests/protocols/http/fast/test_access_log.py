@@ -5,13 +5,13 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from protocols.http.fast.access_log import ConnectionAccessLog
+from protocols.http.access_log import ConnectionAccessLog
 from protocols.http.fast.call import FastCall
-from protocols.http.fast.request_head import HttpRequestHead
+from protocols.http.fast.request_heads import HttpRequestHead
 from protocols.http.fast.response_bytes import ResponseBytes
-from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
-from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.infer_call import HttpInference
+from protocols.http.inference.prepared import InferRequestHead
 from tests.protocols.http.fast.conversations import access_log_lines
 
 if TYPE_CHECKING:

@@ -3,11 +3,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernel.errors import ArenaFull
-from protocols.http.fast.body_receiver import IncomingBody, incoming_body
-from protocols.http.fast.call import FastCall
-from protocols.http.inference.call import HttpInference
+from protocols.http.fast.call import FastCall, IncomingBody, incoming_body
 from protocols.http.inference.compression import IDENTITY
-from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.infer_call import HttpInference
+from protocols.http.inference.prepared import InferRequestHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable

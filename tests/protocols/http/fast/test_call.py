@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from kernel.serving.response import Response
 from protocols.http.fast.call import FastCall
-from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
-from protocols.http.inference.head import InferRequestHead
-from protocols.http.inference.response import http_error
-from protocols.http.inference.response_task import HEADER_LENGTH
+from protocols.http.inference.infer_call import HEADER_LENGTH, HttpInference
+from protocols.http.inference.prepared import InferRequestHead
+from protocols.http.responses import http_error
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 from tests.protocols.http.waiter import Waiter
@@ -96,7 +95,7 @@ def test_responses_to_prepared_requests_are_filled_into_a_template(
         encoded: list[bytes] = []
         for number in range(4):
             if number == 2:  # the first request is prepared, the second response is the template
-                monkeypatch.setattr("protocols.http.inference.call.encode_infer", None)
+                monkeypatch.setattr("protocols.http.inference.infer_call.encode_infer", None)
             released: list[str] = []
             call = begin(inference, id=str(number))
             call.send(response(4, str(number), released))

@@ -18,7 +18,7 @@ from kernel.errors import InvalidArgument
 from kernel.loop.iteration_end import IterationEnd
 from kernel.serving.response import Response
 from protocols.http.fast.connection import MAX_PIPELINED
-from protocols.message_budget import ITERATION_NS
+from protocols.loop_budgets import ITERATION_NS
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 
@@ -353,7 +353,7 @@ def test_an_unexpected_exception_is_a_number_for_the_client(
         raise ZeroDivisionError("the secret of the server")
 
     async def test(lab: Any) -> None:
-        monkeypatch.setattr("protocols.http.inference.call.decode_body", broken)
+        monkeypatch.setattr("protocols.http.inference.infer_call.decode_body", broken)
         lab.connection.data_received(infer(1))
         monkeypatch.undo()
         assert statuses(lab.transport.written) == [500]

@@ -10,19 +10,18 @@ import pytest
 from kernel.options import HttpOptions
 from kernel.serving.catalog import ModelState
 from protocols.forwarding import ForwardedHeaders
-from protocols.http.fast import known_request_heads
-from protocols.http.fast.known_request_heads import KnownRequestHeads
-from protocols.http.fast.request_head import parse_head
-from protocols.http.inference.call import HttpInference
+from protocols.http.fast import request_heads
+from protocols.http.fast.request_heads import KnownRequestHeads, parse_head
 from protocols.http.inference.compression import GZIP, IDENTITY
-from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.infer_call import HttpInference
+from protocols.http.inference.prepared import InferRequestHead
 from protocols.http.request_rules import RequestRules, make_request_rules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.kernel import Kernel
-    from protocols.http.inference.response import HttpResponse
+    from protocols.http.responses import HttpResponse
 
     WithKernel = Callable[[Callable[[Kernel], Awaitable[None]]], None]
 
@@ -187,7 +186,7 @@ def test_a_limited_number_of_heads_of_limited_length_is_remembered(
     with_kernel: WithKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(kernel: Kernel) -> None:
-        monkeypatch.setattr(known_request_heads, "_MAX_HEADS", 2)
+        monkeypatch.setattr(request_heads, "_MAX_HEADS", 2)
         heads = known_heads(kernel)
         long = head("/v2/models/echo/infer", "Content-Length: 7", "X: " + "y" * 2000)
         assert heads.find(long) is not heads.find(long)
@@ -253,5 +252,5 @@ def test_a_head_with_another_length_is_not_parsed_again(
         heads.find(head("/v2/models/echo/infer", "Content-Length: 1000"))
         assert len(parsed) == 2, "the models have changed"
 
-    monkeypatch.setattr(known_request_heads, "parse_head", parse)
+    monkeypatch.setattr(request_heads, "parse_head", parse)
     with_kernel(test)

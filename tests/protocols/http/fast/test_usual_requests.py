@@ -13,8 +13,7 @@ import pytest
 
 from kernel.serving.catalog import ModelState
 from kernel.serving.response import Response
-from protocols.http.fast.body_receiver import BodyReceiver
-from protocols.http.fast.call import FastCall
+from protocols.http.fast.call import BodyReceiver, FastCall
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
 

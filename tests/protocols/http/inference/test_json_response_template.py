@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kernel.serving.response import Response
-from protocols.http.inference.codec import OutputFormat
+from protocols.http.inference.decoding import OutputFormat
 from protocols.http.inference.encoding import encode_infer
-from protocols.http.inference.json_response_template import JsonResponseTemplate
-from shm.strings import encode_strings
+from protocols.http.inference.response_templates import JsonResponseTemplate
+from shm.datatypes import encode_strings
 from shm.tensor import ClientSpan, Tensor
 
 NOW_S = 5.0

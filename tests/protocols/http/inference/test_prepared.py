@@ -9,15 +9,13 @@ import pytest
 
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
-from protocols.http.inference.codec import decode_infer
 from protocols.http.inference.compression import GZIP, IDENTITY
-from protocols.http.inference.head import InferRequestHead
-from protocols.http.inference.json_response_template import JsonResponseTemplate
-from protocols.http.inference.prepared import PreparedBodies
-from protocols.http.inference.response_template import ResponseTemplate
+from protocols.http.inference.decoding import decode_infer
+from protocols.http.inference.prepared import InferRequestHead, PreparedBodies
+from protocols.http.inference.response_templates import JsonResponseTemplate, ResponseTemplate
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.route import ModelRoute
+    from kernel.serving.route import ModelRoute
 
 ROUTE: ModelRoute = object()  # type: ignore[assignment]  # prepared bodies only hand it back
 SINK = RecordingSink()

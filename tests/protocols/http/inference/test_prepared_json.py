@@ -10,13 +10,12 @@ import pytest
 
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.testing import RecordingSink
-from protocols.http.inference.codec import decode_infer
-from protocols.http.inference.head import InferRequestHead
-from protocols.http.inference.prepared import PreparedBodies
+from protocols.http.inference.decoding import decode_infer
+from protocols.http.inference.prepared import InferRequestHead, PreparedBodies
 from shm.tensor import ClientSpan
 
 if TYPE_CHECKING:
-    from kernel.serving.front_doors.route import ModelRoute
+    from kernel.serving.route import ModelRoute
 
 ROUTE: ModelRoute = object()  # type: ignore[assignment]  # prepared bodies only hand it back
 SINK = RecordingSink()

@@ -18,9 +18,9 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import model_spec
 from kernel.serving.response import Response
 from protocols.http.fast.call import FastCall
-from protocols.http.inference.call import HttpInference
 from protocols.http.inference.compression import IDENTITY
-from protocols.http.inference.head import InferRequestHead
+from protocols.http.inference.infer_call import HttpInference
+from protocols.http.inference.prepared import InferRequestHead
 from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
 from tests.protocols.http.waiter import Waiter

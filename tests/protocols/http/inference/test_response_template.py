@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.serving.response import Response
-from protocols.http.inference.codec import OutputFormat
+from protocols.http.inference.decoding import OutputFormat
 from protocols.http.inference.encoding import encode_infer
-from protocols.http.inference.response_template import ResponseTemplate
+from protocols.http.inference.response_templates import ResponseTemplate
 from shm.tensor import ClientSpan, Tensor
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernel.errors import ServingError
 from kernel.serving.request import NO_SINK, Request
-from protocols.http.inference.codec import OutputFormat, decode_infer, decode_typed
+from protocols.http.inference.decoding import OutputFormat, decode_infer, decode_typed
 from protocols.http.json.tensor import NeedsCare
 
 LIMIT = 1 << 20

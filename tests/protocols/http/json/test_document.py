@@ -47,7 +47,7 @@ def test_a_document_nested_beyond_reason_is_refused() -> None:
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"]":', "}]"), ("[1,", "]")])
 def test_a_member_that_is_nested_beyond_reason_is_a_container_like_any_other(opening: str, closing: str) -> None:
-    deep = opening * 2000 + "0" + closing * 2000
+    deep = opening * 1400 + "0" + closing * 1400
     document = parse(f'{{"ready": {deep}, "other": [1], "more": {deep}, "end": "]"}}'.encode())
     assert list(document) == ["ready", "other", "more", "end"]
     assert (type(document["ready"]), document["other"], document["end"]) == (
@@ -129,3 +129,24 @@ def test_special_numbers_are_read_in_all_their_forms(text: str) -> None:
     assert kept == f"-NaN Inf {text}"
     [found] = parse(f"[{text}]".encode())
     assert math.isnan(found) if "NaN" in text else found == float(text)
+
+
+def test_strings_beside_special_numbers_stay_as_they_are() -> None:
+    text = '["-NaN", -NaN, "a\\"Inf", Inf, "\\u0000", "\\\\", -Inf, {"Infinity": Infinity, "NaN": ""}]'
+    found = parse(text.encode())
+    assert math.isnan(found[1])
+    assert [each for each in found if each == each] == [
+        "-NaN", 'a"Inf', math.inf, "\0", "\\", -math.inf, {"Infinity": math.inf, "NaN": ""}
+    ]  # fmt: skip
+    with pytest.raises(JsonSyntaxError):
+        parse(b"[-NaN" + b"," + b" " * 9000 + b"\0, Inf]")
+
+
+def test_strings_in_a_text_that_is_nested_too_deep_do_not_count_as_containers() -> None:
+    found = parse(b'{"a":' + b"[" * 1500 + b'"[[[[\\"]]",' * 3 + b"1" + b"]" * 1500 + b',"b":"]}"}')
+    assert found["b"] == "]}"
+    depth = 0
+    found = found["a"]
+    while found:
+        [found], depth = found, depth + 1
+    assert depth == 99, "what is deeper is left out"

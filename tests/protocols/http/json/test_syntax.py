@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.http.json import syntax
-from protocols.http.json.syntax import JsonSyntaxError, check_syntax
+from protocols.http.json.syntax import MAX_VALUES, JsonSyntaxError, check_syntax
 
 # Recorded from Triton 2.51.
 REFUSED = [
@@ -144,3 +144,18 @@ def test_elements_that_are_skipped_together_are_judged_as_one_by_one(tokens: lis
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(syntax, "_PLAIN_ELEMENTS", re.compile(rb"(?!)"))
         assert judged() == together
+
+
+@pytest.mark.parametrize("part", [b"[1,", b"[{},", b"[1e1,", b'["",'])
+def test_of_thousands_of_values_only_the_first_are_looked_at_one_by_one(part: bytes) -> None:
+    text = part * MAX_VALUES + b"?"
+    assert check_syntax(text) == len(text)
+    with pytest.raises(JsonSyntaxError, match="Invalid value"):
+        check_syntax(part * (MAX_VALUES // 3) + b"?")
+
+
+def test_plain_elements_are_looked_at_up_to_the_last_one() -> None:
+    text = b"[" + b"1,NaN," * 10 * MAX_VALUES + b"?]"
+    with pytest.raises(JsonSyntaxError) as caught:
+        check_syntax(text)
+    assert caught.value.offset == text.index(b"?")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from protocols.http.json.tensor import decode_data, json_values
-from shm.datatypes import DATATYPES
-from shm.strings import decode_strings, encode_strings
+from shm.datatypes import DATATYPES, decode_strings, encode_strings
 
 NOT_UNSIGNED = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
 INTEGERS = [f"{kind}{bits}" for kind in ("UINT", "INT") for bits in (8, 16, 32, 64)]

@@ -6,9 +6,9 @@ import asyncio
 import os
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.observe.reporting.instance_memory import MemoryUsage
-from kernel.serving.front_doors.model_figures import figures_of
+from kernel.observe.execution_reports import MemoryUsage
 from kernel.serving.model import Model
+from kernel.serving.model_figures import figures_of
 from kernel.testing import FakeClock, model_spec
 from protocols.http.metrics.memory_families import WorkerMemoryReader, private_byte_size, render_memory
 from schedulers.direct import direct

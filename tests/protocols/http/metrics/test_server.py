@@ -13,6 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kernel.observe.metric_rules import MetricKind
 from kernel.options import BadOption, MetricsOptions
+from kernel.serving.interface import CacheFigures
+from kernel.serving.server_parts import (
+    DoorFigures,
+    RecordFigures,
+    RepositoryFigures,
+    ServerPart,
+    TraceFigures,
+)
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
 
@@ -32,6 +40,16 @@ def bound_socket() -> socket.socket:
     return sock
 
 
+class _Part(ServerPart):
+    """A part with these figures."""
+
+    def __init__(self, figures: object) -> None:
+        self._figures = figures
+
+    def figures(self) -> object:
+        return self._figures
+
+
 def page(kernel: Kernel, options: MetricsOptions = MetricsOptions()) -> str:  # noqa: B008 - it is frozen
     with bound_socket() as sock:
         return MetricsServer(kernel, sock, options).render().decode()
@@ -39,7 +57,7 @@ def page(kernel: Kernel, options: MetricsOptions = MetricsOptions()) -> str:  # 
 
 def test_the_page_is_one_that_prometheus_reads(with_kernel: WithKernel) -> None:
     async def test(kernel: Kernel) -> None:
-        kernel.connections["grpc"] = lambda: 3
+        kernel.server_parts.append(_Part(DoorFigures("grpc", 3, 17.5)))
         families = {family.name: family for family in text_string_to_metric_families(page(kernel))}
         successes = families["nv_inference_request_success"].samples
         assert {sample.labels["model"] for sample in successes} == {m.name for m in kernel.catalog.ready_models()}
@@ -48,6 +66,30 @@ def test_the_page_is_one_that_prometheus_reads(with_kernel: WithKernel) -> None:
         assert (connections.labels, connections.value) == ({"protocol": "grpc"}, 3)
         total, used = (families[f"nv_cpu_memory_{part}_bytes"].samples[0].value for part in ("total", "used"))
         assert 0 < used < total
+        (expiry,) = families["naiad_server_certificate_expiry_timestamp_seconds"].samples
+        assert (expiry.labels, expiry.value) == ({"protocol": "grpc"}, 17.5)
+
+    with_kernel(test)
+
+
+def test_the_page_has_what_the_parts_of_the_server_say(with_kernel: WithKernel) -> None:
+    async def test(kernel: Kernel) -> None:
+        before = page(kernel)
+        assert "naiad_traces_total 0" in before
+        assert "naiad_records_lost_total 0" in before
+        assert "nv_cache_num_hits" not in before
+        figures = (
+            TraceFigures(5, 6), RecordFigures(7, 8), RepositoryFigures(9, 10.5, "It waits."), CacheFigures(3, 2), None,
+        )  # fmt: skip
+        kernel.server_parts.extend(map(_Part, figures))
+        after = page(kernel).splitlines()
+        for line in (
+            "naiad_traces_total 5", "naiad_traces_lost_total 6", "naiad_records_total 7", "naiad_records_lost_total 8",
+            "nv_cache_num_hits 2",
+        ):  # fmt: skip
+            assert line in after
+        assert any(line.endswith(" 9") for line in after if line.startswith("naiad_") and "background" in line)
+        assert any(line.endswith(" 10.5") for line in after if line.startswith("naiad_") and "poll" in line)
 
     with_kernel(test)
 
@@ -170,19 +212,18 @@ def test_connections_are_counted_once_with_and_without_the_fast_path(with_kernel
         sock = bound_socket()
         server = HttpServer(kernel, sock, fast_path=fast_path)
         await server.start()
-        count = kernel.connections["http"]
-        assert count() == 0
+        assert server.figures().connections == 0
         clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(2)]
         for head in ("GET /v2 HTTP/1.1", "POST /v2/models/echo/infer HTTP/1.1"):
             for reader, writer in clients:
                 writer.write(f"{head}\r\nHost: h\r\nContent-Length: 0\r\n\r\n".encode())
                 assert b"\r\n\r\n" in await reader.readuntil(b"}")
-            assert count() == 2
+            assert server.figures().connections == 2
         for _, writer in clients:
             writer.close()
             await writer.wait_closed()
         await server.stop(1.0)
-        assert count() == 0
+        assert server.figures().connections == 0
 
     with_kernel(test)
 

@@ -12,8 +12,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from kernel.config.spec import ModelSpec, TensorSpec
 from kernel.options import AdminOptions, HttpOptions
 from kernel.serving.catalog import ModelState
-from protocols.access.keys import KeyReader
-from protocols.access.restricted import HTTP, Restrictions, parse_restrictions
+from protocols.access import HTTP, KeyReader, Restrictions, parse_restrictions
 from protocols.http import routes
 from protocols.http.openapi.document import openapi_document
 from protocols.http.routes import find_endpoint

@@ -1,0 +1,172 @@
+"""What starts workers. Supervision uses only these interfaces, and does not know where and how workers are started.
+
+`backends/launch/` has the launchers of this machine. A launcher for other hosts returns a `Launched`
+over its own connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
+
+The delay before a worker is restarted. Pure.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Hashable
+
+    from backends.launch.output import WorkerOutput
+
+if TYPE_CHECKING:
+    Socket = socket.socket
+
+#: How long to wait for the end of a killed process, in seconds.
+KILL_WAIT_S = 10.0
+
+
+#: Shows what a launch waits for, in the repository index, such as `its environment is prepared`; "" when it waits no
+#: more.
+Pending = Callable[[str], None]
+
+
+def not_shown(text: str) -> None:
+    """The `Pending` of launches that no repository index shows."""
+
+
+class Announce(Protocol):
+    """Sends a worker's process what it needs for its end of a further connection."""
+
+    def __call__(self, fd: int | None = None, *, address: str = "", token: bytes = b"") -> None:
+        """Send the descriptor of its end, which stays the caller's; or an address to connect to, and a token.
+
+        The token is the first thing that the process sends over the connection.
+        """
+
+
+class Launched(Protocol):
+    """A started worker. The code that launched it calls `stop` or `kill` at the end."""
+
+    #: The kernel's end of the framed connection. The channel that uses it owns it.
+    socket: Socket
+
+    #: Logs what the worker prints, and what its messages log.
+    output: WorkerOutput
+
+    def folder(self, path: str) -> str:
+        """Return where the worker finds the folder of its model, which this machine has at `path`."""
+
+    async def connect(self, announce: Announce) -> Socket:
+        """Return the kernel's end of a further connection, for a model that comes to the worker's process.
+
+        Calls `announce` once, so that the process gets its end. May wait until it has connected, but not without end.
+        The channel that uses the socket owns it. Raises `OSError` or `ServingError`.
+        """
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` once, with the cause, when the worker has ended for any reason."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the worker does not run, although it has not ended: a signal has stopped its process.
+
+        The watchdog asks often, so it must be cheap. A launcher for other hosts has to know it without asking the
+        worker, which does not respond then, nor while its model executes.
+        """
+
+    @property
+    def work_mark(self) -> Hashable:
+        """A value that changes while the worker's process works; None if that is not known."""
+
+    def write_stacks(self) -> None:
+        """Let a worker that has loaded its model write to its log where its threads are."""
+
+    def terminate(self) -> None:
+        """Ask the worker and the processes that it started to end (SIGTERM). `on_lost` follows if the worker does."""
+
+    def kill(self) -> None:
+        """Kill the worker. `on_lost` follows."""
+
+    async def stop(self, grace_s: float) -> None:
+        """Wait at most `grace_s` seconds until the worker has ended by itself, then kill it.
+
+        Returns also if it cannot be killed.
+        """
+
+
+class Launcher(Protocol):
+    """Starts workers."""
+
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> Launched:
+        """Start a worker whose output is logged under `title`. Raises `OSError` or `ServingError`.
+
+        A `helper` runs no model, has low priority, and always shares memory with the kernel. `needs` are those of the
+        model that the worker will load. A launch may take minutes: it gives `pending` a text that says what it waits
+        for, and can be cancelled.
+        """
+
+
+class ChosenLauncher(Launcher, Protocol):
+    """Starts some of the workers, for example on other hosts."""
+
+    def takes(self, needs: WorkerNeeds) -> bool:
+        """Whether it starts the workers of models with these needs."""
+
+
+class LauncherSet:
+    """Starts each worker by the first launcher that takes it, else on this machine. Implements `Launcher`.
+
+    Helpers are always on this machine: they share memory with the kernel.
+    """
+
+    def __init__(self, local: Launcher, *others: ChosenLauncher) -> None:
+        self.local = local
+        self._others = others
+
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> Launched:
+        """See `Launcher`."""
+        launcher = next((each for each in self._others if not helper and each.takes(needs)), self.local)
+        return await launcher.launch(title, helper=helper, needs=needs, pending=pending)
+
+
+def ended_by_bus_error(cause: str) -> bool:
+    """Whether a worker ended because it accessed memory that no longer existed; `cause` is that of `on_lost`."""
+    return cause.startswith(describe_exit(-signal.SIGBUS))
+
+
+def describe_exit(code: int) -> str:
+    """Return how a process ended, as text: `killed by signal 9 (SIGKILL)` or `exit code 3`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"killed by signal {-code}"
+    return f"killed by signal {-code} ({name})"
+
+
+#: Delays in seconds: before the first restart, and before each next one after failed attempts in a row.
+DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+
+
+class Backoff:
+    """Counts workers in a row that died before they executed a batch."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        """A worker has executed a batch: the next restart is without delay."""
+        self._failures = 0
+
+    def next_delay_s(self) -> float:
+        """Return the delay before the next attempt in seconds, and count the attempt."""
+        delay = DELAYS_S[min(self._failures, len(DELAYS_S) - 1)]
+        self._failures += 1
+        return delay

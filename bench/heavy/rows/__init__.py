@@ -1,1 +1,0 @@
-"""What attackers send: the rows of `python -m bench heavy`, and their bodies and messages."""

@@ -1,0 +1,141 @@
+"""What a worker needs of the files of this machine, described so that another host can fetch it: names and digests.
+
+Only a launcher for other hosts asks for it. A launch on this machine uses the paths of `WorkerNeeds`, and nothing here
+is read. Names are relative to the model's folder, so a host may have that folder anywhere (`Launched.folder`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kernel.errors import Unavailable, Unsupported
+from kernel.regular_files import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernel.repository.execution_environment import ExecutionEnvironment
+    from kernel.repository.worker_needs import WorkerNeeds
+
+#: The most files of one model.
+MAX_FILES = 100_000
+
+
+class DescribedFile(msgspec.Struct, frozen=True):
+    """One file. Files with the same digest have the same content, whatever host they are on."""
+
+    #: Relative to the model's folder, with `/` between folders. Of an environment elsewhere only the file's own name.
+    name: str
+    byte_size: int
+    #: SHA-256 of the content, in hexadecimal.
+    digest: str
+    executable: bool = False
+
+
+class DescribedEnvironment(msgspec.Struct, frozen=True):
+    """An environment of a model's own: an archive, or a file of requirements. One of the two names is set."""
+
+    #: The name of the archive, or of a folder of the model with an unpacked environment.
+    archive: str = ""
+    requirements: str = ""
+    #: The archive, if it does not lie in the model's folder: its files do not have it then.
+    elsewhere: DescribedFile | None = None
+
+
+class LaunchDescription(msgspec.Struct, frozen=True):
+    """All files that the worker of a model version needs, and how it is started."""
+
+    #: In the order of their names.
+    files: tuple[DescribedFile, ...]
+    #: SHA-256 of the names, sizes and digests of `files`: a host that has files of this digest need not fetch them.
+    digest: str
+    #: Modules to import before the model is loaded, and the name of a file to run then; "" for none.
+    preload_modules: tuple[str, ...] = ()
+    preload_file: str = ""
+    environment: DescribedEnvironment | None = None
+
+
+def describe_launch(needs: WorkerNeeds) -> LaunchDescription:
+    """Return the description of what a worker with these needs has. Blocks: reads all these files.
+
+    The folders of other versions are left out. Links are followed, so the description has what they lead to. Raises
+    `Unavailable` if a file cannot be read, and `Unsupported` for what cannot be brought to another host.
+    """
+    try:
+        names = list(_names(needs.folder, needs.version))
+        files = tuple(_described(os.path.join(needs.folder, name), name) for name in sorted(names))
+        environment = None if needs.environment is None else _environment(needs.environment, needs.folder)
+    except OSError as error:
+        raise Unavailable(f"'{error.filename or needs.folder}' cannot be read: {error.strerror}") from error
+    return LaunchDescription(
+        files,
+        hashlib.sha256(msgspec.json.encode(files)).hexdigest(),
+        needs.preload.modules,
+        _relative(needs.preload.file, needs.folder) if needs.preload.file else "",
+        environment,
+    )
+
+
+def _names(folder: str, version: int) -> Iterator[str]:
+    """Return the names of the files in the model's folder, without other versions. Raises `OSError`, `Unsupported`."""
+    left: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
+    count = 0
+    while left:
+        prefix, above = left.pop()
+        with os.scandir(os.path.join(folder, prefix)) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if not entry.is_dir():
+                    count += 1
+                    if count > MAX_FILES:
+                        raise Unsupported(f"the folder '{folder}' has more than {MAX_FILES} files")
+                    yield name
+                elif prefix or not _is_version(entry.name) or int(entry.name) == version:
+                    real = os.path.realpath(entry.path)
+                    if real in above:
+                        raise Unsupported(f"the link '{entry.path}' leads to a folder that it is in")
+                    left.append((f"{name}/", (*above, real)))
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _described(path: str, name: str) -> DescribedFile:
+    """Return the description of a file. Raises `OSError`."""
+    fd = open_regular(path)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return DescribedFile(name, status.st_size, digest, bool(status.st_mode & 0o100))
+
+
+def _environment(environment: ExecutionEnvironment, folder: str) -> DescribedEnvironment:
+    """Return the description of an environment. Raises `OSError` and `Unsupported`."""
+    if environment.requirements:
+        return DescribedEnvironment(requirements=_relative(environment.requirements, folder))
+    path = environment.path
+    if _is_within(path, folder):
+        return DescribedEnvironment(_relative(path, folder))
+    if os.path.isdir(path):
+        raise Unsupported(
+            f"the environment '{path}' is a folder outside the model's, and its paths are those of this machine; an "
+            "archive of it (conda-pack) can be brought to another host"
+        )
+    return DescribedEnvironment(os.path.basename(path), elsewhere=_described(path, os.path.basename(path)))
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))
+
+
+def _relative(path: str, folder: str) -> str:
+    """Return the name of a file of the model. Raises `Unsupported` for one that is elsewhere."""
+    if not _is_within(path, folder):
+        raise Unsupported(f"'{path}' is not in the model's folder '{folder}'")
+    return Path(os.path.abspath(path)).relative_to(os.path.abspath(folder)).as_posix()

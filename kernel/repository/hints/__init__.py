@@ -1,1 +1,0 @@
-"""Sentences that help after a mistake, beside Triton's texts."""

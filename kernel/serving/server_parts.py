@@ -1,0 +1,66 @@
+"""The parts of a server, such as its front doors, its tracer and its response cache, and their figures as data.
+
+All parts stand in one list (`kernel/app.py`). What metrics and the page show of a part is what the part says itself: a
+new part needs no attribute of the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class ServerPart(Protocol):
+    """A part of the server. Each may use those before it in the list, and is closed before these.
+
+    A part derives from this class, and overrides what it needs.
+    """
+
+    async def start(self) -> object:
+        """Begin. Raises `ServingError` if the server cannot start. Only the caller knows what the result is for."""
+        return None
+
+    async def close(self) -> object:
+        """End what the part does, and its processes. Follows also if `start` has failed, or was not called."""
+        return None
+
+    def figures(self) -> object | None:
+        """Return what the part has done, as one of the classes of figures; None if it has no figures. Never waits."""
+        return None
+
+
+class DoorFigures(msgspec.Struct, frozen=True):
+    """The figures of a front door that clients send requests to."""
+
+    #: `http`, `grpc` or `openai`.
+    protocol: str
+    #: How many connections clients have.
+    connections: int
+    #: When its certificate expires, in seconds since the epoch; None without TLS, or if that is not known.
+    certificate_expiry_s: float | None = None
+
+
+class TraceFigures(msgspec.Struct, frozen=True):
+    """How many traces were written, and how many were lost."""
+
+    written: int = 0
+    lost: int = 0
+
+
+class RecordFigures(msgspec.Struct, frozen=True):
+    """How many records of the flight recorder were written, and how many were lost."""
+
+    written: int = 0
+    lost: int = 0
+
+
+class RepositoryFigures(msgspec.Struct, frozen=True):
+    """Whether the server can still follow its model repositories."""
+
+    #: How much work in the background has ended by an exception that nobody expected.
+    background_failures: int = 0
+    #: When the repositories were last polled without a failure, in seconds since the epoch; None if never.
+    polled_s: float | None = None
+    #: What is wrong with the polls now, in a sentence for people; empty if nothing is.
+    trouble: str = ""

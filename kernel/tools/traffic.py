@@ -1,0 +1,291 @@
+"""`naiad traffic`: shows and changes the traffic rule of a model of a running server.
+
+`naiad rollout`: guarded rollouts of a running server.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from kernel.errors import ServingError
+from kernel.options import BadOption
+from kernel.tools.client import ClientError, base_url, call
+from kernel.tools.printing import table_text
+from kernel.traffic.settings import TrafficSettings, read_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def show_traffic(
+    url: str,
+    model: str,
+    *,
+    weights: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    key: str | None = None,
+    file: Path | None = None,
+    reset: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Change the rule if that is asked for, and print it as it is then. Returns the exit code. Raises `BadOption`."""
+    members = changes_of(weights, labels, key, file)
+    if reset and members:
+        raise BadOption("--reset cannot be used with another change")
+    path = f"/v2/models/{urllib.parse.quote(model, safe='')}/traffic"
+    try:
+        address = f"{base_url(url)}{path}"
+        if "labels" in members and file is None:
+            members["labels"] = {**call(address)["rule"].get("labels", {}), **members["labels"]}
+        if reset:
+            address, members = f"{address}/reset", {}
+        found = call(address, members) if members or reset else call(address)
+    except ClientError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        typer.echo(traffic_text(found), nl=False)
+    return 0
+
+
+def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, file: Path | None) -> dict[str, Any]:
+    """Return the members of the rule that the command line sets. Raises `BadOption`."""
+    if file is not None:
+        if weights or labels or key is not None:
+            raise BadOption("--file replaces the whole rule: give no other change with it")
+        try:
+            settings = read_toml(file.read_bytes())
+        except OSError as error:
+            raise BadOption(f"'{file}' cannot be read: {error.strerror}") from None
+        except ServingError as error:
+            raise BadOption(f"'{file}': {error.message}") from None
+        every: dict[str, Any] = msgspec.to_builtins(TrafficSettings())
+        empty = {"labels": {}, "weights": {}, "rules": [], "key": "", "salt": ""}
+        return {**empty, **every, **settings.as_dict()}
+    members: dict[str, Any] = {}
+    if weights:
+        members["weights"] = dict(_pair(text, "TARGET=WEIGHT") for text in weights)
+    if labels:
+        members["labels"] = dict(_pair(text, "LABEL=VERSION") for text in labels)
+    if key is not None:
+        members["key"] = key
+    return members
+
+
+def _pair(text: str, form: str) -> tuple[str, int]:
+    name, found, number = text.rpartition("=")
+    if not (found and name and number.isascii() and number.isdigit() and len(number) <= 18):
+        raise BadOption(f"expected {form} with a whole number, not '{text}'")
+    return name, int(number)
+
+
+def traffic_text(found: dict[str, Any]) -> str:
+    """Return what is printed for the report of a server."""
+    rule = found["rule"]
+    sources = {"none": "no rule: the newest version gets all requests", "file": "traffic.toml", "client": "a client"}
+    lines = [f"{found['model']}: {sources[found['source']]}\n"]
+    if "file_error" in found:
+        lines.append(f"traffic.toml has no effect: {found['file_error']}\n")
+    if rule.get("key"):
+        lines.append(f"key: {rule['key']}\n")
+    counts: dict[tuple[str, str], int] = {}
+    for each in found["requests"]:
+        place = each["model"], str(each["version"])
+        counts[place] = counts.get(place, 0) + each["count"]
+    rows = [
+        (
+            each["text"],
+            f"{each['model']} {each['version']}".rstrip(),
+            str(each["weight"]),
+            f"{each['share'] / 100:g} %",
+            str(counts.get((each["model"], each["version"]), 0)),
+            each["trouble"],
+        )
+        for each in found["targets"]
+    ]
+    if rows:
+        lines.append(table_text(("Target", "Version", "Weight", "Share", "Requests", "Trouble"), rows))
+    for match in rule.get("rules", ()):
+        where = next(f"{kind} {match[kind]}" for kind in ("header", "parameter", "sequence") if match.get(kind))
+        values = f" = {' or '.join(match['is'])}" if match.get("is") else ""
+        lines.append(f"rule: {where}{values} -> {match['to']}\n")
+    return "".join(lines)
+
+
+rollout_cli = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Replace a version of a model step by step: the server compares both, and goes back by itself.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="MODEL")]
+
+Url = Annotated[str, typer.Option("--url", "-u", help="Address of the server's HTTP port.")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_URL = "127.0.0.1:8000"
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+#: The exit code of `status`, for pipelines.
+EXIT_CODES = {"done": 0, "aborted": 1, "loading": 2, "step": 2, "paused": 3}
+
+
+@rollout_cli.command()
+def start(
+    model: Name,
+    to: Annotated[int, typer.Option("--to", min=0, metavar="VERSION", help="The version that is to replace it.")],
+    stable: Annotated[
+        int | None, typer.Option("--stable", min=0, metavar="VERSION", help="Default: that with the largest share.")
+    ] = None,
+    steps: Annotated[str, typer.Option("--steps", metavar="PERCENT,...")] = "1,5,25,50,100",
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m, 2h.")
+    ] = "10m",
+    least_requests: Annotated[
+        int, typer.Option("--least-requests", min=0, help="The least requests of the new version in a step.")
+    ] = 300,
+    step_timeout: Annotated[
+        str, typer.Option("--step-timeout", metavar="TIME", help="A step without a verdict pauses then.")
+    ] = "2h",
+    hang: Annotated[
+        str, typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped.")
+    ] = "30s",
+    guard: Annotated[str, typer.Option("--guard", metavar="NAME,...", help="errors, latency")] = "errors,latency",
+    slow_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--slow-ms", help="Executions that count as slow; default: the slowest 1 % of the stable version."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence; default: the rule's."),
+    ] = None,
+    url: Url = _URL,
+    as_json: AsJson = False,
+) -> None:
+    """Begin a rollout to a version, which the server loads if it has not."""
+    document: dict[str, Any] = {
+        "to": to,
+        "steps": [_whole(text) for text in steps.split(",")],
+        "every_s": seconds(every),
+        "least_requests": least_requests,
+        "step_timeout_s": seconds(step_timeout),
+        "hang_s": seconds(hang),
+        "guards": guard.split(","),
+    }
+    given = {"stable": stable, "slow_ms": slow_ms, "key": key}
+    document |= {name: value for name, value in given.items() if value is not None}
+    raise typer.Exit(_ask(url, model, "rollout", document, as_json=as_json))
+
+
+@rollout_cli.command()
+def status(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
+    """Show where a rollout is. The exit code is 0 done, 1 aborted, 2 running, 3 paused."""
+    raise typer.Exit(_ask(url, model, "rollout", None, as_json=as_json, by_phase=True))
+
+
+@rollout_cli.command()
+def history(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
+    """Show the last changes of the traffic of a model, newest first: when, who, why, and the weights from then on."""
+    try:
+        found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/traffic")["history"]
+    except ClientError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(_json(found))
+        return
+    rows = [(each["time"], each["by"], _weights(each["rule"]), each["reason"]) for each in found]
+    typer.echo(table_text(("Time", "By", "Weights", "Reason"), rows), nl=False)
+
+
+@rollout_cli.command()
+def pause(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
+    """Stay at the present step. The guards go on, and can stop the rollout."""
+    raise typer.Exit(_ask(url, model, "rollout/pause", {}, as_json=as_json))
+
+
+@rollout_cli.command()
+def resume(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
+    """Go on with a rollout that is paused."""
+    raise typer.Exit(_ask(url, model, "rollout/resume", {}, as_json=as_json))
+
+
+@rollout_cli.command()
+def promote(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
+    """Give the new version all requests now, whatever the guards say."""
+    raise typer.Exit(_ask(url, model, "rollout/promote", {}, as_json=as_json))
+
+
+@rollout_cli.command()
+def abort(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
+    """Give the stable version all requests again, also after the end of the rollout."""
+    raise typer.Exit(_ask(url, model, "rollout/abort", {}, as_json=as_json))
+
+
+def seconds(text: str) -> float:
+    """Return a time such as `30s`, `10m` or `2h` in seconds. Raises `BadOption`."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)(s|m|h|)", text)
+    if found is None:
+        raise BadOption(f"'{text}' is no time: expected a number with s, m or h, such as 30s, 10m or 2h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 3):
+        raise BadOption(f"--steps are whole numbers of percent such as 1,5,25,50,100, not '{text}'")
+    return int(text)
+
+
+def _weights(rule: dict[str, Any] | None) -> str:
+    if rule is None:
+        return "no rule"
+    return " ".join(f"{target}={weight}" for target, weight in rule.get("weights", {}).items()) or "-"
+
+
+def _json(found: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
+
+
+def _ask(url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False) -> int:
+    """Ask a server and print where the rollout is. Returns the exit code."""
+    try:
+        found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}", body)
+    except ClientError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    if as_json:
+        typer.echo(_json(found))
+    elif found is None:
+        typer.echo(f"model '{model}' had no rollout")
+    else:
+        typer.echo(rollout_text(model, found), nl=False)
+    return (1 if found is None else EXIT_CODES[found["phase"]]) if by_phase else 0
+
+
+def rollout_text(model: str, found: dict[str, Any]) -> str:
+    """Return what is printed for the state of a rollout."""
+    lines = [
+        f"{model}: version {found['candidate']} in place of {found['stable']}: {found['described']}, "
+        f"{found['seconds_in_phase']:g} s\n",
+        f"why: {found['reason']}\n",
+    ]
+    if found["verdict"] is not None:
+        lines.append(f"now: {found['verdict']['decision']}: {found['verdict']['sentence']}\n")
+    rows = [
+        (name, f"{each['candidate_bad']} of {each['candidate']}", f"{each['stable_bad']} of {each['stable']}")
+        for name, each in found["guards"].items()
+    ]
+    lines.append(table_text(("Guard", f"Version {found['candidate']}", f"Version {found['stable']}"), rows))
+    return "".join(lines)

@@ -1,0 +1,216 @@
+"""The states of a rollout, and what leads from one to the next. Pure: events carry times and verdicts.
+
+loading -> step 0 -> step 1 ... -> done
+a step can be paused, and everything before `done` can be aborted; `done` can be aborted too, which brings the
+former version back
+
+What a rollout does and when: the body of `POST /v2/models/M/rollout`, with its defaults. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from kernel.errors import InvalidArgument
+from kernel.traffic.settings import is_key
+from kernel.traffic.verdicts import GuardVerdict  # noqa: TC001 - as above
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Percent of the requests, ascending.
+STEPS = (1, 5, 25, 50, 100)
+
+_Version = Annotated[int, msgspec.Meta(ge=0)]
+
+_Steps = Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=100)], ...], msgspec.Meta(min_length=1, max_length=50)]
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=30 * 24 * 3600)]
+
+
+class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checked rollout."""
+
+    #: The version that is to get all requests.
+    to: _Version
+    #: The version that has them; None: the one with the largest share.
+    stable: _Version | None = None
+    steps: _Steps = STEPS
+    #: The least time of a step.
+    every_s: _Seconds = 600.0
+    #: The least number of requests of the candidate in a step.
+    least_requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 300
+    #: How long a step may last without a verdict; then the rollout pauses.
+    step_timeout_s: _Seconds = 7200.0
+    #: How long the candidate may take to become READY.
+    load_timeout_s: _Seconds = 600.0
+    #: How long the candidate may execute without an end of any execution.
+    hang_s: Annotated[float, msgspec.Meta(gt=0, le=24 * 3600)] = 30.0
+    guards: tuple[str, ...] = ("errors", "latency")
+    #: Slower responses count for the guard `latency`, in milliseconds of execution; None: the 99 % quantile of the
+    #: stable version, found at the begin.
+    slow_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    #: As in `TrafficSettings`; None for the key of the model's traffic rule.
+    key: str | None = None
+
+
+#: The guards that there are.
+GUARD_NAMES = ("errors", "latency")
+
+
+def read_rollout(document: Mapping[str, Any]) -> RolloutSettings:
+    """Return the rollout that `document` describes. Raises `InvalidArgument` with what was expected."""
+    try:
+        settings = msgspec.convert(document, RolloutSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(str(error)) from None
+    if any(later <= earlier for earlier, later in zip(settings.steps, settings.steps[1:], strict=False)):
+        raise InvalidArgument(f"the steps must ascend, and are {list(settings.steps)}")
+    for name in settings.guards:
+        if name not in GUARD_NAMES:
+            raise InvalidArgument(f"'{name}' is no guard: expected {' or '.join(GUARD_NAMES)}")
+    if not settings.guards or len(set(settings.guards)) < len(settings.guards):
+        raise InvalidArgument(f"a rollout needs one or more different guards: {', '.join(GUARD_NAMES)}")
+    if settings.key is not None and not is_key(settings.key):
+        raise InvalidArgument(
+            f"'{settings.key}' is no key: expected header:NAME, parameter:NAME, request-id or sequence"
+        )
+    if settings.stable == settings.to:
+        raise InvalidArgument(f"version {settings.to} cannot be both the stable version and the candidate")
+    return settings
+
+
+Phase = Literal["loading", "step", "paused", "done", "aborted"]
+
+Action = Literal["pause", "resume", "promote", "abort"]
+
+ACTIONS: tuple[Action, ...] = ("pause", "resume", "promote", "abort")
+
+
+class RolloutState(msgspec.Struct, frozen=True):
+    """Where a rollout is."""
+
+    stable: int
+    candidate: int
+    settings: RolloutSettings
+    phase: Phase = "loading"
+    #: The index of the step, in `step` and `paused`.
+    step: int = 0
+    #: When the phase or step began, in monotonic nanoseconds.
+    since_ns: int = 0
+    #: Why it is where it is, with numbers.
+    reason: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether the candidate is on trial."""
+        return self.phase in ("loading", "step", "paused")
+
+    @property
+    def share(self) -> int:
+        """Percent of the requests that the candidate gets."""
+        if self.phase in ("step", "paused"):
+            return self.settings.steps[self.step]
+        return 100 if self.phase == "done" else 0
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What is seen at one time."""
+
+    now_ns: int
+    #: Whether the candidate is READY, and why it cannot be loaded.
+    ready: bool = True
+    load_error: str = ""
+    #: Why the candidate must be stopped without statistics; empty if nothing is wrong.
+    trouble: str = ""
+    #: What the guards say; None before the first event.
+    verdict: GuardVerdict | None = None
+    #: Requests of the candidate in this step.
+    requests: int = 0
+
+
+def begun(settings: RolloutSettings, stable: int, now_ns: int, by: str) -> RolloutState:
+    """Return the first state of a rollout."""
+    return RolloutState(stable, settings.to, settings, since_ns=now_ns, reason=f"started by {by}")
+
+
+def looked(state: RolloutState, look: Look) -> RolloutState:
+    """Return the state after a look; the same object if nothing changes."""
+    if state.phase == "loading":
+        return _loading(state, look)
+    if state.phase not in ("step", "paused"):
+        return state
+    if look.trouble:
+        return _aborted(state, look.now_ns, look.trouble)
+    if not look.ready:
+        return _aborted(state, look.now_ns, look.load_error or "the candidate is no longer READY")
+    if look.verdict is not None and look.verdict.decision == "stop":
+        return _aborted(state, look.now_ns, look.verdict.sentence)
+    if state.phase == "paused":
+        return state
+    elapsed_ns, settings = look.now_ns - state.since_ns, state.settings
+    enough = elapsed_ns >= settings.every_s * 1e9 and look.requests >= settings.least_requests
+    if enough and look.verdict is not None and look.verdict.decision == "pass":
+        return _next(state, look.now_ns, look.verdict.sentence)
+    if elapsed_ns >= max(settings.step_timeout_s, settings.every_s) * 1e9:
+        why = "no response was judged" if look.verdict is None else look.verdict.sentence
+        if look.requests < settings.least_requests:
+            why = f"{look.requests} requests of the candidate, {settings.least_requests} are needed; {why}"
+        return _at(state, "paused", look.now_ns, f"inconclusive: {why}")
+    return state
+
+
+def commanded(state: RolloutState, action: Action, now_ns: int, by: str) -> RolloutState:
+    """Return the state after a person's command. Raises `InvalidArgument` if the state does not allow it."""
+    if action == "pause" and state.phase == "step":
+        return _at(state, "paused", now_ns, f"paused by {by}")
+    if action == "resume" and state.phase == "paused":
+        return _at(state, "step", now_ns, f"resumed by {by}")
+    if action == "promote" and state.phase in ("step", "paused"):
+        return _at(state, "done", now_ns, f"promoted by {by}")
+    if action == "abort" and state.phase != "aborted":
+        return _aborted(state, now_ns, f"aborted by {by}")
+    raise InvalidArgument(f"a rollout that is {described(state)} cannot {action}")
+
+
+def restarted(state: RolloutState, now_ns: int) -> RolloutState:
+    """Return the state with which a new server goes on: the same step, with new evidence."""
+    if state.phase == "step":
+        return _at(state, "loading", now_ns, "the server was started again", step=state.step)
+    return msgspec.structs.replace(state, since_ns=now_ns)
+
+
+def described(state: RolloutState) -> str:
+    """Return the phase in words."""
+    if state.phase in ("step", "paused"):
+        verb = "at" if state.phase == "step" else "paused at"
+        return f"{verb} step {state.step + 1} of {len(state.settings.steps)} ({state.share} %)"
+    return state.phase
+
+
+def _loading(state: RolloutState, look: Look) -> RolloutState:
+    if look.load_error:
+        return _aborted(state, look.now_ns, f"the candidate cannot be loaded: {look.load_error}")
+    if look.ready:
+        return _at(state, "step", look.now_ns, "the candidate is READY", step=state.step)
+    if look.now_ns - state.since_ns >= state.settings.load_timeout_s * 1e9:
+        return _aborted(state, look.now_ns, f"the candidate is not READY after {state.settings.load_timeout_s:g} s")
+    return state
+
+
+def _next(state: RolloutState, now_ns: int, reason: str) -> RolloutState:
+    if state.step + 1 < len(state.settings.steps):
+        return _at(state, "step", now_ns, reason, step=state.step + 1)
+    return _at(state, "done", now_ns, reason)
+
+
+def _aborted(state: RolloutState, now_ns: int, reason: str) -> RolloutState:
+    return _at(state, "aborted", now_ns, reason)
+
+
+def _at(state: RolloutState, phase: Phase, now_ns: int, reason: str, step: int | None = None) -> RolloutState:
+    return msgspec.structs.replace(
+        state, phase=phase, since_ns=now_ns, reason=reason, step=state.step if step is None else step
+    )

@@ -1,0 +1,157 @@
+"""The evidence of a rollout: which executions of both versions were bad, by step. Pure.
+
+Evidence are requests that the split has sent to a version: not those of clients that named it, nor responses of the
+cache. Where keys are sticky, each bucket of keys counts once in a step, because the requests of one key are alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from kernel.errors import ErrorCode, ExecutionTimeout, NoInstanceInTime, SequenceLost, WorkerLost
+from kernel.traffic.verdicts import GUARDS, BadEvents, Counts, Guard, GuardVerdict, judge, together
+
+if TYPE_CHECKING:
+    from kernel.errors import ServingError
+    from kernel.observe.execution_reports import ExecutionTimes
+    from kernel.serving.batch import Batch
+    from kernel.serving.request import Request
+    from kernel.traffic.rollout_states import RolloutSettings
+
+Side = Literal["candidate", "stable"]
+
+#: How many executions of the stable version decide what is slow.
+BASELINE = 500
+
+#: What counts when no stable version is left to compare with.
+_ALONE = Guard("errors", 0.35, at_most=0.01, event="errors")
+
+
+class RolloutTrial:
+    """Counts for the guards of one rollout. At most 10,000 buckets are remembered for each guard."""
+
+    def __init__(self, settings: RolloutSettings, *, sticky: bool) -> None:
+        self._guards = [GUARDS[name] for name in settings.guards]
+        self._sticky = sticky
+        self._counts = {guard.name: Counts(bad=[]) for guard in self._guards}
+        #: Errors at a share of 100 %.
+        self._alone = Counts(bad=[BadEvents(1.0)])
+        self._share = 0
+        #: Requests of the candidate in this step.
+        self.requests = 0
+        self._baseline: list[int] = []
+        self.slow_ns: int | None = None if settings.slow_ms is None else round(settings.slow_ms * 1e6)
+        #: Guard → side → buckets whose first event was counted in this step; and the same of bad events.
+        self._seen: dict[tuple[str, Side, bool], set[int]] = {}
+
+    def begin_step(self, share: int) -> None:
+        """Count for a new share of the candidate, in percent."""
+        self._share, self.requests = share, 0
+        self._seen.clear()
+        if 0 < share < 100:
+            for counts in self._counts.values():
+                counts.bad.append(BadEvents(share / 100))
+
+    def executed(self, side: Side, bucket: int, duration_ns: int) -> None:
+        """An execution of a request has succeeded."""
+        self._count("errors", side, bucket, bad=False)
+        if self.slow_ns is not None:
+            self._count("latency", side, bucket, bad=duration_ns > self.slow_ns)
+        elif side == "stable":
+            self._baseline.append(duration_ns)
+            if len(self._baseline) >= BASELINE:
+                self.slow_ns = sorted(self._baseline)[BASELINE * 99 // 100]
+                self._baseline = []
+        if side == "candidate":
+            self.requests += 1
+
+    def failed(self, side: Side, bucket: int) -> None:
+        """A request has failed by the fault of the version."""
+        self._count("errors", side, bucket, bad=True)
+        if side == "candidate":
+            self.requests += 1
+
+    def _count(self, name: str, side: Side, bucket: int, *, bad: bool) -> None:
+        if self._share == 100:
+            if name == "errors" and side == "candidate":
+                self._alone.candidate += 1
+                self._alone.bad[0].candidate += bad
+            return
+        counts = self._counts.get(name)
+        if counts is None or not counts.bad or not self._share:
+            return
+        if self._is_new(name, side, bucket, bad=False):
+            counts.candidate += side == "candidate"
+            counts.stable += side == "stable"
+        if bad and self._is_new(name, side, bucket, bad=True):
+            counts.bad[-1].candidate += side == "candidate"
+            counts.bad[-1].stable += side == "stable"
+
+    def _is_new(self, name: str, side: Side, bucket: int, *, bad: bool) -> bool:
+        if not self._sticky:
+            return True
+        seen = self._seen.setdefault((name, side, bad), set())
+        if bucket in seen:
+            return False
+        seen.add(bucket)
+        return True
+
+    def verdict(self) -> GuardVerdict | None:
+        """Return what the guards say; None before the first event."""
+        if self._share == 100 and self._alone.candidate:
+            found = judge(_ALONE, self._alone)
+            return found if found.decision == "stop" else GuardVerdict("pass", found.sentence)
+        if not any(counts.candidate for counts in self._counts.values()):
+            return None
+        return together([judge(guard, self._counts[guard.name]) for guard in self._guards])
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """Return the counts of both sides by guard."""
+        return {
+            name: {
+                "candidate": counts.candidate,
+                "candidate_bad": counts.candidate_bad,
+                "stable": counts.stable,
+                "stable_bad": counts.stable_bad,
+            }
+            for name, counts in self._counts.items()
+        }
+
+
+class SideObserver:
+    """Gives the executions of one version to a trial. A `kernel.observe.statistics.ExecutionObserver`."""
+
+    def __init__(self, trial: RolloutTrial, side: Side) -> None:
+        self._trial = trial
+        self._side: Side = side
+
+    def executed(self, batch: Batch, times: ExecutionTimes) -> None:
+        """Take the requests of a batch that have not failed."""
+        duration_ns = times.compute_end_ns - times.compute_start_ns
+        for request in batch.requests:
+            if not request.failed and (bucket := bucket_of_client(request)) >= 0:
+                self._trial.executed(self._side, bucket, duration_ns)
+
+    def composed(self, request: Request, duration_ns: int) -> None:
+        """Take a request that an ensemble has executed."""
+        if (bucket := bucket_of_client(request)) >= 0:
+            self._trial.executed(self._side, bucket, duration_ns)
+
+    def failed(self, request: Request, error: ServingError) -> None:
+        """Take a request that has failed, if that is the fault of the version."""
+        if is_fault(error) and (bucket := bucket_of_client(request)) >= 0:
+            self._trial.failed(self._side, bucket)
+
+
+def bucket_of_client(request: Request) -> int:
+    """Return the bucket that has decided about a request; -1 if none has."""
+    while request.parent is not None:
+        request = request.parent
+    return request.bucket
+
+
+def is_fault(error: ServingError) -> bool:
+    """Whether an error counts against a version: not what the client has done, nor full queues, quotas and waits."""
+    return error.code in (ErrorCode.INTERNAL, ErrorCode.UNKNOWN) or isinstance(
+        error, (WorkerLost, ExecutionTimeout, NoInstanceInTime, SequenceLost)
+    )

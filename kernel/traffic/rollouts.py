@@ -1,0 +1,336 @@
+"""Runs the rollouts: looks at the candidates several times a second, sets shares, keeps what has happened."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from kernel.errors import InvalidArgument, ServingError, Unavailable
+from kernel.serving.catalog import UNLOADED, ModelState
+from kernel.traffic.rollout_states import (
+    ACTIONS,
+    Action,
+    Look,
+    RolloutState,
+    begun,
+    commanded,
+    described,
+    looked,
+    read_rollout,
+    restarted,
+)
+from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.loop.clock import Alarm, Clock
+    from kernel.serving.catalog import Catalog
+    from kernel.serving.model import Model
+    from kernel.serving.request import Request
+    from kernel.traffic.settings import TrafficSettings
+
+logger = logging.getLogger(__name__)
+
+#: How often the candidates are looked at.
+LOOK_NS = 200_000_000
+
+#: How many requests of a version that cannot execute them fail at each look.
+_FAILED_AT_ONCE = 64
+
+#: A candidate whose workers have died so often is stopped.
+_DEATHS = 2
+
+
+class RuleSetter(Protocol):
+    """What a rollout does to the traffic rule of a model. Implemented by `kernel.traffic.control.Traffic`."""
+
+    def rule_of(self, name: str) -> TrafficSettings:
+        """Return the rule that a model has. Raises `ServingError` for an unknown model."""
+
+    def use_for_rollout(self, name: str, settings: TrafficSettings, by: str) -> None:
+        """Use a rule from now on, and keep `rollout_document` with it."""
+
+
+class ModelLoads(Protocol):
+    """Loads a candidate. Implemented by `kernel.repository.lifecycle.Lifecycle`."""
+
+    def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
+        """Load what is new of a model where clients decide what is loaded; else the next poll loads it.
+
+        `failed` is called with the reason if that fails.
+        """
+
+
+class _Rollout:
+    """A rollout of one model."""
+
+    def __init__(self, state: RolloutState, *, sticky: bool) -> None:
+        self.state = state
+        self.trial = RolloutTrial(state.settings, sticky=sticky)
+        self.load_error = ""
+        #: The versions that are observed.
+        self.models: tuple[Model | None, Model | None] = (None, None)
+        self.deaths = self.timeouts = 0
+        #: How often the candidate had ended an execution, and since when that has not changed while it had requests.
+        self.progress, self.progress_ns = -1, 0
+        #: Requests of a candidate that cannot execute them, which fail at the next looks.
+        self.to_fail: list[Request] = []
+
+
+class Rollouts:
+    """The rollouts of all models. At most one of a model runs."""
+
+    def __init__(self, rules: RuleSetter, catalog: Catalog, clock: Clock, loads: ModelLoads | None = None) -> None:
+        self._rules = rules
+        self._catalog = catalog
+        self._clock = clock
+        self._loads = loads
+        self._rollouts: dict[str, _Rollout] = {}
+        #: Made when it is first needed.
+        self._alarm: Alarm | None = None
+
+    # ---- what people do ------------------------------------------------------------------------------
+
+    def start(self, name: str, document: dict[str, Any], by: str) -> None:
+        """Begin a rollout. Raises `ServingError`."""
+        if self.is_active(name):
+            raise InvalidArgument(f"a rollout of model '{name}' is {described(self._rollouts[name].state)} already")
+        settings = read_rollout(document)
+        rule = self._rules.rule_of(name)
+        stable = settings.stable if settings.stable is not None else self._stable_of(name, rule, settings.to)
+        if stable == settings.to:
+            raise InvalidArgument(f"version {stable} has the traffic of model '{name}' already")
+        self._catalog.resolve(name, str(stable))
+        state = begun(msgspec.structs.replace(settings, stable=stable), stable, self._clock.now_ns(), by)
+        self._rollouts[name] = _Rollout(state, sticky=bool(rule.key if settings.key is None else settings.key))
+        self._enter(name, by)
+        if self._candidate(name, state) is None and self._loads is not None:
+            rollout = self._rollouts[name]
+
+            def failed(reason: str) -> None:
+                rollout.load_error = reason
+
+            self._loads.load_for_rollout(name, failed)
+        self._look(name)
+
+    def command(self, name: str, action: str, by: str) -> None:
+        """Pause, resume, promote or abort a rollout. Raises `InvalidArgument`."""
+        rollout = self._rollouts.get(name)
+        if rollout is None:
+            raise InvalidArgument(f"model '{name}' has no rollout")
+        known: dict[str, Action] = {each: each for each in ACTIONS}
+        rollout.state = commanded(rollout.state, known[action], self._clock.now_ns(), by)
+        self._enter(name, by)
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """Return the state of the last rollout of a model for JSON; None if it had none."""
+        rollout = self._rollouts.get(name)
+        if rollout is None:
+            return None
+        state, verdict = rollout.state, rollout.trial.verdict()
+        return {
+            "phase": state.phase,
+            "described": described(state),
+            "stable": state.stable,
+            "candidate": state.candidate,
+            "share": state.share,
+            "step": state.step + 1,
+            "steps": list(state.settings.steps),
+            "seconds_in_phase": round((self._clock.now_ns() - state.since_ns) / 1e9, 1),
+            "reason": state.reason,
+            "guards": rollout.trial.figures(),
+            "slow_ms": None if rollout.trial.slow_ns is None else rollout.trial.slow_ns / 1e6,
+            "verdict": None if verdict is None else msgspec.to_builtins(verdict),
+        }
+
+    def is_active(self, name: str) -> bool:
+        """Whether a rollout of a model decides about its traffic rule."""
+        rollout = self._rollouts.get(name)
+        return rollout is not None and rollout.state.active
+
+    def states(self) -> dict[str, RolloutState]:
+        """Return the states of all rollouts, by model."""
+        return {name: rollout.state for name, rollout in self._rollouts.items()}
+
+    def figures(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return the counts of the guards, by model."""
+        return {name: rollout.trial.figures() for name, rollout in self._rollouts.items()}
+
+    # ---- a restart -----------------------------------------------------------------------------------
+
+    def document(self, name: str) -> Any:
+        """Return the state of a rollout, which `restore` reads in another server; None if there is none."""
+        rollout = self._rollouts.get(name)
+        return None if rollout is None else msgspec.to_builtins(rollout.state)
+
+    def restore(self, name: str, document: Any) -> None:
+        """Go on with a rollout of an earlier server. Raises `msgspec.ValidationError`."""
+        state = restarted(msgspec.convert(document, RolloutState), self._clock.now_ns())
+        key = state.settings.key
+        rule = self._rules.rule_of(name)
+        self._rollouts[name] = _Rollout(state, sticky=bool(rule.key if key is None else key))
+        if state.active:
+            self._enter(name, "the start of the server")
+
+    # ---- looks ---------------------------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        for name in list(self._rollouts):
+            self._look(name)
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if any(each.state.active or each.to_fail for each in self._rollouts.values()):
+            if self._alarm is None:
+                self._alarm = self._clock.alarm(self._ring)
+            self._alarm.set(self._clock.now_ns() + LOOK_NS)
+
+    def _look(self, name: str) -> None:
+        """See how a candidate does, and do what follows."""
+        rollout = self._rollouts[name]
+        for request in rollout.to_fail[:_FAILED_AT_ONCE]:
+            _give_up(request)
+        del rollout.to_fail[:_FAILED_AT_ONCE]
+        if not rollout.state.active:
+            return
+        state = rollout.state
+        candidate, now_ns = self._candidate(name, state), self._clock.now_ns()
+        self._observe(name, rollout, candidate)
+        hangs = candidate is not None and self._hangs(rollout, candidate, now_ns)
+        trouble = ""
+        if candidate is not None:
+            trouble = self._trouble(rollout, candidate)
+            if hangs:
+                trouble = f"the candidate has ended no execution for {state.settings.hang_s:g} s"
+        look = Look(
+            now_ns, candidate is not None, rollout.load_error or self._load_error(name, state), trouble,
+            rollout.trial.verdict(), rollout.trial.requests,
+        )  # fmt: skip
+        after = looked(state, look)
+        if after is state:
+            return
+        rollout.state = after
+        self._enter(name, "the server")
+        if trouble and candidate is not None and not after.active:  # it may never execute them
+            rollout.to_fail = list(candidate.live.instance_of)
+            self._set_alarm()
+
+    def _candidate(self, name: str, state: RolloutState) -> Model | None:
+        try:
+            return self._catalog.resolve(name, str(state.candidate))
+        except ServingError:
+            return None
+
+    def _load_error(self, name: str, state: RolloutState) -> str:
+        entry = self._catalog.entry(name, state.candidate)
+        if entry is None or entry.state is not ModelState.UNAVAILABLE or entry.reason == UNLOADED:
+            return ""
+        return entry.reason
+
+    def _trouble(self, rollout: _Rollout, candidate: Model) -> str:
+        statistics = candidate.statistics
+        if (deaths := statistics.workers_lost - rollout.deaths) >= _DEATHS:
+            return f"workers of the candidate have died {deaths} times"
+        if statistics.execution_timeouts > rollout.timeouts:
+            return "an execution of the candidate took longer than its timeout"
+        if not candidate.ready:
+            return f"no instance of the candidate can execute: {candidate.trouble or 'its worker has died'}"
+        return ""
+
+    def _hangs(self, rollout: _Rollout, candidate: Model, now_ns: int) -> bool:
+        statistics = candidate.statistics
+        progress = statistics.execution_count + statistics.fail.count
+        if progress != rollout.progress or not candidate.in_flight:
+            rollout.progress, rollout.progress_ns = progress, now_ns
+            return False
+        return now_ns - rollout.progress_ns >= rollout.state.settings.hang_s * 1e9
+
+    def _observe(self, name: str, rollout: _Rollout, candidate: Model | None) -> None:
+        """Count the executions of the versions as they are now: each can have been loaded again."""
+        try:
+            stable = self._catalog.resolve(name, str(rollout.state.stable))
+        except ServingError:
+            stable = None
+        if rollout.models == (stable, candidate):
+            return
+        self._unobserve(rollout)
+        rollout.models = stable, candidate
+        if stable is not None:
+            stable.statistics.observer = SideObserver(rollout.trial, "stable")
+        if candidate is not None:
+            candidate.statistics.observer = SideObserver(rollout.trial, "candidate")
+            rollout.deaths = candidate.statistics.workers_lost
+            rollout.timeouts = candidate.statistics.execution_timeouts
+
+    def _unobserve(self, rollout: _Rollout) -> None:
+        for model in rollout.models:
+            if model is not None:
+                model.statistics.observer = None
+        rollout.models = None, None
+
+    # ---- what follows --------------------------------------------------------------------------------
+
+    def _enter(self, name: str, by: str) -> None:
+        """Set the share of a new state, and say so. New requests follow it at once."""
+        rollout = self._rollouts[name]
+        state = rollout.state
+        if state.phase == "step" or not state.active:
+            rollout.trial.begin_step(state.share if state.active else 0)
+        if not state.active:
+            self._unobserve(rollout)
+        share = state.share
+        text = "rollout of version %d of model '%s': %s. %s; version %d gets %d %%, version %d %d %%"
+        level = logging.ERROR if state.phase == "aborted" else logging.INFO
+        logger.log(
+            level, text, state.candidate, name, described(state), state.reason,
+            state.candidate, share, state.stable, 100 - share,
+        )  # fmt: skip
+        self._rules.use_for_rollout(name, rule_for(state, self._rules.rule_of(name)), by)
+        self._set_alarm()
+
+    def _stable_of(self, name: str, rule: TrafficSettings, candidate: int) -> int:
+        """Return the version that has the largest share now. Raises `ServingError`."""
+        weights = [(weight, *rule.target(text)) for text, weight in rule.weights.items()]
+        own = [(weight, int(version)) for weight, model, version in weights if version and model in ("", name)]
+        if own:
+            return max(own, key=lambda each: each[0])[1]
+        newest = self._catalog.resolve(name).version
+        if newest != candidate:
+            return newest
+        below = [model.version for model in self._catalog.ready_models(name) if model.version < candidate]
+        if not below:
+            raise InvalidArgument(
+                f"model '{name}' has no version below {candidate} that is READY: name the stable version"
+            )
+        return below[-1]
+
+
+def _give_up(request: Request) -> None:
+    """Fail a request that its version may never execute: one that is queued by way of its scheduler."""
+    error = Unavailable(
+        "the version that was to execute the request cannot, and its rollout was stopped: send it again"
+    )
+    if request.dispatched and not request.finished:
+        request.fail(error)
+    else:
+        request.expire(error)
+
+
+def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:
+    """Return the traffic rule of a model for the state of its rollout. Labels that are not its own stay. Pure."""
+    stable, candidate = state.stable, state.candidate
+    if state.phase == "done":
+        labels: dict[str, Any] = {"stable": candidate, "previous": stable}
+        weights = {"stable": 1}
+    else:
+        labels, weights = {"stable": stable, "canary": candidate}, {"stable": 100 - state.share, "canary": state.share}
+        if state.phase == "aborted":
+            weights = {"stable": 1}
+    others = {label: found for label, found in rule.labels.items() if label not in ("stable", "canary", "previous")}
+    names = {*others, *labels}
+    rules = tuple(each for each in rule.rules if each.to.isdigit() or each.to in names)
+    key = rule.key if state.settings.key is None else state.settings.key
+    return msgspec.structs.replace(rule, labels={**others, **labels}, weights=weights, rules=rules, key=key)

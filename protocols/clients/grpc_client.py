@@ -1,0 +1,474 @@
+"""gRPC for `naiad infer`: a `kernel.tools.infer.InferServer`, whose requests go over ModelStreamInfer.
+
+A stream takes requests to every model, also to those that send any number of responses.
+
+gRPC for `naiad bench`: a `kernel.tools.bench.target.BenchTarget`. The load itself has its own client.
+
+Sends recorded requests over gRPC, for `naiad replay`: those to decoupled models on a stream of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import struct
+import urllib.parse
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import hpack
+from grpclib.client import Channel, StreamStreamMethod, UnaryUnaryMethod
+from grpclib.config import Configuration
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+
+from kernel.config.to_text import to_dict
+from kernel.records.replay_target import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
+from kernel.tools.bench.requests import PLACEHOLDER_ID, cut_at_id, parameters_of, span_parameters
+from kernel.tools.bench.target import FoundOutput
+from kernel.tools.client import ClientError
+from protocols.clients.grpc_load import sequence_id_bytes
+from protocols.grpc.generated import grpc_service_pb2 as messages
+from protocols.grpc.service import SERVICE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Iterator
+
+    from kernel.records.recording_format import RequestRecord
+    from kernel.tools.bench.requests import BenchRequest
+    from kernel.tools.bench.target import TargetSettings
+    from kernel.tools.infer_arguments import GivenInput
+
+_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+
+#: What the server may send before this program has read it, for each call and for all.
+_WINDOW = 64 << 20
+
+#: How long a response may take, in seconds.
+_TIMEOUT_S = 300
+
+_Found = TypeVar("_Found")
+
+
+def connect_infer(host: str, port: int, *, tls: bool, model: str, version: str) -> GrpcInferServer:
+    """Return a model of the server at a gRPC port."""
+    return GrpcInferServer(host, port, tls=tls, model=model, version=version)
+
+
+class GrpcInferServer:
+    """A gRPC port and a model of it. It has an event loop of its own, which runs only within its methods."""
+
+    def __init__(self, host: str, port: int, *, tls: bool, model: str, version: str) -> None:
+        self._address = f"{host}:{port}"
+        self._model, self._version = model, version
+        self._runner = asyncio.Runner()
+        self._channel = self._runner.run(_open_channel(host, port, tls=tls))
+        #: The responses of the request in flight.
+        self._stream: AsyncGenerator[messages.ModelInferResponse, None] | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        request = messages.ModelMetadataRequest(name=self._model, version=self._version)
+        found = self._run(self._call("ModelMetadata", request, messages.ModelMetadataResponse))
+        return {
+            "name": found.name,
+            **{
+                kind: [
+                    {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
+                    for each in getattr(found, kind)
+                ]
+                for kind in ("inputs", "outputs")
+            },
+        }
+
+    def config(self) -> dict[str, Any]:
+        request = messages.ModelConfigRequest(name=self._model, version=self._version)
+        found = self._run(self._call("ModelConfig", request, messages.ModelConfigResponse))
+        return to_dict(found.config)
+
+    def model_names(self) -> list[str]:
+        request = messages.RepositoryIndexRequest(ready=True)
+        found = self._run(self._call("RepositoryIndex", request, messages.RepositoryIndexResponse))
+        return sorted({each.name for each in found.models})
+
+    def responses(
+        self, inputs: list[GivenInput], outputs: list[dict[str, Any]]
+    ) -> Iterator[tuple[dict[str, Any], bytes]]:
+        self._stream = self._responses(encode_request(self._model, self._version, inputs, outputs))
+        while (response := self._run(self._next())) is not None:
+            yield decode_response(response)
+
+    def close(self) -> None:
+        """See `InferServer`. A request in flight is cancelled."""
+        try:
+            if self._stream is not None:
+                self._runner.run(self._stream.aclose())
+            self._channel.close()
+        finally:
+            self._runner.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Found]) -> _Found:
+        """Return what a coroutine returns. Raises every error of the connection and of gRPC as `ClientError`."""
+        try:
+            return self._runner.run(coroutine)
+        except GRPCError as error:
+            raise ClientError(f"the server returned {error.status.name}: {error.message or 'no reason'}") from None
+        except TimeoutError:
+            raise ClientError(f"{self._address} has not responded within {_TIMEOUT_S} s") from None
+        except (StreamTerminatedError, ProtocolError) as error:
+            raise ClientError(f"{self._address} has ended the connection: {error or 'no reason'}") from None
+        except OSError as error:
+            # asyncio puts the address into the place of the text of the system.
+            text = os.strerror(error.errno) if isinstance(error, ConnectionError) and error.errno else error
+            raise ClientError(
+                f"no server responds to gRPC at {self._address}: {text}. Start one with "
+                "'naiad run', or give the address of another with --url"
+            ) from None
+
+    async def _call(self, name: str, request: Any, response: type[_Found]) -> _Found:
+        method: Any = UnaryUnaryMethod(self._channel, f"/{_SERVICE}/{name}", type(request), response)
+        found: _Found = await method(request, timeout=_TIMEOUT_S)
+        return found
+
+    async def _next(self) -> messages.ModelInferResponse | None:
+        """Return the next response; None after the last one."""
+        assert self._stream is not None
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await anext(self._stream, None)
+
+    async def _responses(
+        self, request: messages.ModelInferRequest
+    ) -> AsyncGenerator[messages.ModelInferResponse, None]:
+        method: Any = StreamStreamMethod(
+            self._channel, f"/{_SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
+            messages.ModelStreamInferResponse,
+        )  # fmt: skip
+        async with method.open() as stream:
+            await stream.send_message(request, end=True)
+            async for message in stream:
+                if message.error_message:
+                    raise ClientError(message.error_message)
+                yield message.infer_response
+
+
+async def _open_channel(host: str, port: int, *, tls: bool) -> Channel:
+    """Return a channel of the running event loop. It connects with its first call."""
+    secure = ssl.create_default_context() if tls else None
+    if secure is not None:
+        secure.set_alpn_protocols(["h2"])
+    config = Configuration(http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW)
+    return Channel(host, port, ssl=secure, config=config)
+
+
+def encode_request(
+    model: str, version: str, inputs: list[GivenInput], outputs: list[dict[str, Any]]
+) -> messages.ModelInferRequest:
+    """Return the message of a request; `outputs` are those of the JSON of HTTP."""
+    request = messages.ModelInferRequest(model_name=model, model_version=version)
+    for tensor in inputs:
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(tensor.raw)
+    for output in outputs:
+        wanted = request.outputs.add(name=output["name"])
+        if "classification" in output["parameters"]:
+            wanted.parameters["classification"].int64_param = output["parameters"]["classification"]
+    return request
+
+
+def decode_response(response: messages.ModelInferResponse) -> tuple[dict[str, Any], bytes]:
+    """Return a response as HTTP has it: the JSON, and the raw bytes behind it. Raises `ClientError`."""
+    raws = response.raw_output_contents
+    if len(raws) != len(response.outputs):
+        raise ClientError("the response has outputs that are not in raw_output_contents")
+    outputs = [
+        {
+            "name": output.name,
+            "datatype": output.datatype,
+            "shape": list(output.shape),
+            "parameters": {"binary_data_size": len(raw)},
+        }
+        for output, raw in zip(response.outputs, raws, strict=True)
+    ]
+    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.parameters:
+        head["parameters"] = {name: _value(each) for name, each in response.parameters.items()}
+    return {**head, "outputs": outputs}, b"".join(raws)
+
+
+def _value(parameter: messages.InferParameter) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)
+
+
+_PREFIX = struct.Struct(">BL")
+
+_STATISTICS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+
+def connect_bench(label: str, host: str, port: int, settings: TargetSettings) -> GrpcBenchTarget:
+    """Return a model of the server at a gRPC port."""
+    return GrpcBenchTarget(label, host, port, settings)
+
+
+class GrpcBenchTarget(GrpcInferServer):
+    """A server's gRPC port."""
+
+    protocol = "grpc"
+
+    def __init__(self, label: str, host: str, port: int, settings: TargetSettings) -> None:
+        super().__init__(host, port, tls=False, model=settings.model, version=settings.version)
+        self.label, self.host, self.port = label, host, port
+        self._settings = settings
+
+    def server(self) -> dict[str, Any]:
+        request = messages.ServerMetadataRequest()
+        found = self._run(self._call("ServerMetadata", request, messages.ServerMetadataResponse))
+        return {"name": found.name, "version": found.version, "extensions": list(found.extensions)}
+
+    def config(self) -> dict[str, Any] | None:  # type: ignore[override]
+        try:
+            return super().config()
+        except ClientError:
+            return None
+
+    def statistics(self) -> list[dict[str, Any]] | None:
+        request = messages.ModelStatisticsRequest(name=self._settings.model, version=self._settings.version)
+        try:
+            found = self._run(self._call("ModelStatistics", request, messages.ModelStatisticsResponse))
+        except ClientError:
+            return None
+        return [
+            {
+                "version": each.version,
+                "inference_count": each.inference_count,
+                "execution_count": each.execution_count,
+                "inference_stats": {
+                    name: {"count": part.count, "ns": part.ns}
+                    for name in _STATISTICS
+                    for part in (getattr(each.inference_stats, name),)
+                },
+            }
+            for each in found.model_stats
+        ]
+
+    def head(self) -> bytes:
+        encoder = hpack.Encoder()
+        encoder.header_table_size = 0
+        call = "ModelStreamInfer" if self._settings.streaming else "ModelInfer"
+        headers = [
+            (":method", "POST"), (":scheme", "http"), (":path", f"/{_SERVICE}/{call}"),
+            (":authority", f"{self.host}:{self.port}"), ("te", "trailers"), ("content-type", "application/grpc"),
+            ("user-agent", "naiad-bench"),
+        ]  # fmt: skip
+        return encoder.encode([*headers, *((name.lower(), value) for name, value in self._settings.headers.items())])
+
+    def encode(self, request: BenchRequest) -> list[bytes]:
+        encoded = encode_message(request).SerializeToString()
+        framed = _PREFIX.pack(0, len(encoded)) + encoded
+        if request.sequence is None:
+            return [framed]
+        return cut_at_id(framed, sequence_id_bytes(PLACEHOLDER_ID))
+
+    def probe(self, parts: list[bytes]) -> list[FoundOutput]:
+        encoded = sequence_id_bytes(PLACEHOLDER_ID).join(parts)
+        request = messages.ModelInferRequest.FromString(encoded[_PREFIX.size :])
+        if self._settings.streaming:
+            response = self._run(self._first_response(request))
+        else:
+            response = self._run(self._call("ModelInfer", request, messages.ModelInferResponse))
+        raws = list(response.raw_output_contents)
+        return [
+            FoundOutput(
+                output.name, output.datatype, list(output.shape),
+                len(raws[index]) if index < len(raws) and "shared_memory_region" not in output.parameters else None,
+            )
+            for index, output in enumerate(response.outputs)
+        ]  # fmt: skip
+
+    async def _first_response(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
+        method: Any = StreamStreamMethod(
+            self._channel, f"/{_SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
+            messages.ModelStreamInferResponse,
+        )  # fmt: skip
+        found: messages.ModelInferResponse | None = None
+        async with method.open(timeout=_TIMEOUT_S, metadata=self._lower_headers()) as stream:
+            await stream.send_message(request, end=True)
+            async for message in stream:
+                if message.error_message:
+                    raise ClientError(f"the server returned an error on the stream: {message.error_message}")
+                if found is None or not found.outputs:
+                    found = message.infer_response
+        return found if found is not None else messages.ModelInferResponse()
+
+    def register(self, name: str, key: str, byte_size: int) -> None:
+        request = messages.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size)
+        self._run(self._call("SystemSharedMemoryRegister", request, messages.SystemSharedMemoryRegisterResponse))
+
+    def unregister(self, name: str) -> None:
+        request = messages.SystemSharedMemoryUnregisterRequest(name=name)
+        self._run(self._call("SystemSharedMemoryUnregister", request, messages.SystemSharedMemoryUnregisterResponse))
+
+    def load(self, config: dict[str, Any] | None) -> None:
+        request = messages.RepositoryModelLoadRequest(model_name=self._settings.model)
+        if config is not None:
+            request.parameters["config"].string_param = json.dumps(config)
+        self._run(self._call("RepositoryModelLoad", request, messages.RepositoryModelLoadResponse))
+
+    async def _call(self, name: str, request: Any, response: type[_Found]) -> _Found:
+        method: Any = UnaryUnaryMethod(self._channel, f"/{_SERVICE}/{name}", type(request), response)
+        found: _Found = await method(request, timeout=_TIMEOUT_S, metadata=self._lower_headers())
+        return found
+
+    def _lower_headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self._settings.headers.items()}
+
+
+def encode_message(request: BenchRequest) -> messages.ModelInferRequest:
+    """Return the message of a request. The server sends all outputs."""
+    message = messages.ModelInferRequest(model_name=request.model, model_version=request.version)
+    for tensor in request.inputs:
+        given = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if tensor.span is None:
+            message.raw_input_contents.append(tensor.raw)
+        else:
+            _set_all(given.parameters, span_parameters(tensor.span))
+    for output in request.outputs:
+        _set_all(message.outputs.add(name=output.name).parameters, span_parameters(output.span))
+    _set_all(message.parameters, parameters_of(request))
+    return message
+
+
+def _set_all(parameters: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool):
+            parameters[name].bool_param = value
+        elif isinstance(value, int):
+            parameters[name].int64_param = value
+        else:
+            parameters[name].string_param = str(value)
+
+
+_MAX_INT64 = (1 << 63) - 1
+
+
+def connect_replay(url: str) -> GrpcReplayTarget:
+    """Return the server at `url`."""
+    return GrpcReplayTarget(url)
+
+
+class GrpcReplayTarget:
+    """A server's gRPC port. A `kernel.records.replay_target.ReplayTarget`."""
+
+    takes_decoupled = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        parts = urllib.parse.urlsplit(url)
+        secure = ssl.create_default_context() if parts.scheme == "https" else None
+        if secure is not None:
+            secure.set_alpn_protocols(["h2"])
+        config = Configuration(http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW)
+        self._channel = Channel(parts.hostname, parts.port or 8001, ssl=secure, config=config)
+        self._live: Any = UnaryUnaryMethod(
+            self._channel, f"/{SERVICE}/ServerLive", messages.ServerLiveRequest, messages.ServerLiveResponse
+        )
+        self._ready: Any = UnaryUnaryMethod(
+            self._channel, f"/{SERVICE}/ModelReady", messages.ModelReadyRequest, messages.ModelReadyResponse
+        )
+        self._infer: Any = UnaryUnaryMethod(
+            self._channel, f"/{SERVICE}/ModelInfer", messages.ModelInferRequest, messages.ModelInferResponse
+        )
+        self._stream: Any = StreamStreamMethod(
+            self._channel, f"/{SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
+            messages.ModelStreamInferResponse,
+        )  # fmt: skip
+
+    async def check(self) -> None:
+        try:
+            await self._live(messages.ServerLiveRequest())
+        except (GRPCError, StreamTerminatedError, OSError) as error:
+            raise ReplayFailed(f"no inference server responds to gRPC at {self._url}: {error}") from None
+
+    async def serves(self, model: str) -> bool:
+        try:
+            return bool((await self._ready(messages.ModelReadyRequest(name=model))).ready)
+        except GRPCError:  # an unknown model
+            return False
+        except (StreamTerminatedError, OSError) as error:
+            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
+
+    async def close(self) -> None:
+        self._channel.close()
+
+    async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
+        message = encode_model_infer(request)
+        try:
+            if request.decoupled:
+                return await self._send_on_stream(message)
+            return [decode_model_infer(await self._infer(message))]
+        except GRPCError as error:
+            return [ReplayedResponse(error=error.message or str(error.status))]
+        except (StreamTerminatedError, OSError) as error:
+            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
+
+    async def _send_on_stream(self, message: messages.ModelInferRequest) -> list[ReplayedResponse]:
+        found = []
+        async with self._stream.open() as stream:
+            await stream.send_message(message, end=True)
+            async for response in stream:
+                if response.error_message:
+                    found.append(ReplayedResponse(error=response.error_message))
+                else:
+                    found.append(decode_model_infer(response.infer_response))
+        return found
+
+
+def encode_model_infer(request: RequestRecord) -> messages.ModelInferRequest:
+    """Return the message of a request. All outputs are asked for in the response."""
+    message = messages.ModelInferRequest(
+        model_name=request.model, model_version=request.wanted_version, id=request.id
+    )  # fmt: skip
+    for tensor in request.inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.data or b"")
+    for wanted in request.outputs:
+        output = message.outputs.add(name=wanted.name)
+        if wanted.classification:
+            output.parameters["classification"].int64_param = wanted.classification
+    for name, value in request.parameters.items():
+        _set(message, name, value)
+    if request.sequence_id:
+        _set(message, "sequence_id", request.sequence_id)
+        _set(message, "sequence_start", request.sequence_start)
+        _set(message, "sequence_end", request.sequence_end)
+    if request.priority:
+        _set(message, "priority", request.priority)
+    if request.timeout_us:
+        _set(message, "timeout", request.timeout_us)
+    return message
+
+
+def _set(message: messages.ModelInferRequest, name: str, value: str | int | bool | float) -> None:
+    parameter = message.parameters[name]
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        if value > _MAX_INT64:
+            parameter.uint64_param = value
+        else:
+            parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = value
+
+
+def decode_model_infer(message: messages.ModelInferResponse) -> ReplayedResponse:
+    """Return a response with outputs."""
+    if len(message.raw_output_contents) != len(message.outputs):
+        raise ReplayFailed("the response has outputs that are not in raw_output_contents")
+    return ReplayedResponse(
+        [
+            ReplayedOutput(output.name, output.datatype, list(output.shape), data)
+            for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
+        ]
+    )

@@ -1,0 +1,109 @@
+"""What a handler of this front door gets: one HTTP request, and what all requests of a server share."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocols.http import web
+from protocols.http.bodies import BodyCollector, read_body_into
+from protocols.http.responses import JSON, SERVER_HEADER
+from protocols.openai.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kernel.errors import ServingError
+    from kernel.serving.interface import KernelInterface
+    from protocols.http.request_rules import RequestRules
+    from protocols.openai.api_keys import ApiKey
+    from protocols.openai.generation import GenerationIntake, SilenceWatch
+
+#: The header with the id of a request, which clients log.
+REQUEST_ID_HEADER = "x-request-id"
+
+#: The most characters of an id that a client gives.
+_MAX_ID = 128
+
+
+class DoorSettings(msgspec.Struct, frozen=True):
+    """What all requests of a server share."""
+
+    kernel: KernelInterface
+    intake: GenerationIntake
+    silence: SilenceWatch
+    rules: RequestRules
+    #: The largest body in bytes.
+    max_input_size: int
+    #: None if the operator has not said it.
+    default_max_tokens: int | None
+    #: Returns the time in seconds since the epoch.
+    now_s: Callable[[], float]
+    #: When a model was first seen, in seconds since the epoch.
+    created_s: Callable[[str], int]
+
+
+class OpenAiCall:
+    """One HTTP request. `names` are parts of the path, such as the model."""
+
+    __slots__ = ("door", "http", "key", "names", "request_id", "response_headers")
+
+    def __init__(
+        self,
+        http: web.BaseRequest,
+        names: dict[str, str],
+        door: DoorSettings,
+        response_headers: dict[str, str],
+        key: ApiKey | None = None,
+    ) -> None:
+        self.http = http
+        #: The API key of the client; None if it needs none.
+        self.key = key
+        self.names = names
+        self.door = door
+        self.request_id = request_id_of(http)
+        #: Headers of every response; a handler adds them itself only where it begins to send.
+        self.response_headers = {**response_headers, REQUEST_ID_HEADER: self.request_id}
+
+    def admits(self, model: str) -> bool:
+        """Whether the client's key is for `model`."""
+        return self.key is None or self.key.admits(model)
+
+    def check_model(self, model: str) -> None:
+        """Raise `ApiError` if the client's key is not for `model`."""
+        if self.key is not None and not self.key.admits(model):
+            raise ApiError(f"The API key '{self.key.name}' is not for model '{model}'", 403, param="model",
+                           code="model_not_allowed")  # fmt: skip
+
+    async def read_body(self) -> BodyCollector:
+        """Return the body, which the caller releases. Raises `ServingError`."""
+        http, limit = self.http, self.door.max_input_size
+        if http.headers.get("Content-Encoding", "identity") != "identity":
+            raise ApiError("Unsupported content-encoding, only 'identity' is supported.")
+        collector = BodyCollector(self.door.kernel.memory_for_helper, http.content_length)
+        try:
+            await read_body_into(http, limit, self._too_large, collector.add)
+        except BaseException:
+            collector.release()
+            raise
+        return collector
+
+    def _too_large(self, byte_size: int) -> ServingError:
+        return ApiError(
+            f"Request size of {byte_size} bytes exceeds the maximum allowed input size of {self.door.max_input_size} "
+            "bytes. Use --http-max-input-size to increase the limit.",
+            413,
+            code="content_too_large",
+        )
+
+    def json(self, body: bytes, status: int = 200) -> web.Response:
+        """Return a response with a body of JSON."""
+        return web.Response(status=status, body=body, content_type=JSON, headers=SERVER_HEADER)
+
+
+def request_id_of(http: web.BaseRequest) -> str:
+    """Return the client's id of a request if it is short and printable, else a new one."""
+    given = http.headers.get(REQUEST_ID_HEADER, "")
+    return given if 0 < len(given) <= _MAX_ID and given.isascii() and given.isprintable() else uuid.uuid4().hex

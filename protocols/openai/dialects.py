@@ -1,0 +1,471 @@
+"""What a dialect is: how the requests of clients become inputs of a model. Pure.
+
+What the responses of models have in them: the same outputs in all dialects. Pure.
+
+Our dialect, for Python models: the input `openai_request` is the whole request as JSON, after the checks. Pure.
+
+The model responds with `text_output`, any number of times if it is decoupled, or with `openai_response`: chunks and
+bodies that it has made itself. Beside text it may have the outputs `finish_reason`, `num_input_tokens` and
+`num_output_tokens`.
+
+The dialect of NVIDIA's backend for vLLM: the prompt, and one JSON object with the parameters of sampling. Pure.
+
+Names are those of vLLM's `SamplingParams`. The backend has the same inputs for all its models.
+
+The dialect of TensorRT-LLM's backend: an input for each field. Pure.
+
+Its newer API has the same inputs behind the prefix `sampling_param_`. A field whose input the model does not declare is
+refused. Only what the client has given is sent: the backend changes its way of sampling where `top_p` is there.
+
+Which dialect a model has: what it declares says so, and not the name of its backend. Pure.
+
+How models that make vectors of texts are spoken to. Pure.
+
+Ours: the input `openai_request` with one input of the client, and the output `embedding`. vLLM's: one JSON object, and
+the vector as JSON in the text.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from kernel.config.model_parameters import OPENAI_FIELDS, declared_fields
+from kernel.config.spec import TensorSpec  # noqa: TC001 - msgspec reads it
+from kernel.errors import InternalError
+from protocols.openai.errors import ApiError
+from shm.datatypes import DATATYPES
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.response import Response
+
+#: The input with the prompt, in the dialects of models that take no messages.
+TEXT_INPUT = "text_input"
+
+
+class Dialect(Protocol):
+    """How one model is spoken to."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    @property
+    def output(self) -> str:
+        """The output with the text, or with chunks and bodies that the model has made itself."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model makes its responses itself. Then it gets one request for all choices."""
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model takes messages of a chat."""
+
+    @property
+    def honoured(self) -> frozenset[str]:
+        """The fields that reach the model, of those that are its matter, and parts of messages that it takes."""
+
+    @property
+    def reason(self) -> str:
+        """Why it does not honour others, as the end of a sentence."""
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        """Return the inputs of a request with these checked fields. Raises `ApiError`."""
+
+
+def input_shape(spec: TensorSpec, count: int = 1) -> list[int]:
+    """Return the shape of an input with `count` elements in its last dimension: one row, where the model batches."""
+    return [*(1 for _ in spec.shape[:-1]), count]
+
+
+def texts_tensor(spec: TensorSpec, texts: Sequence[str | bytes]) -> Tensor:
+    """Return an input of BYTES with these elements."""
+    elements = [text.encode() if isinstance(text, str) else text for text in texts]
+    data = b"".join(len(each).to_bytes(4, "little") + each for each in elements)
+    return Tensor(spec.name, "BYTES", input_shape(spec, len(elements)), data)
+
+
+def switch_tensor(spec: TensorSpec, *, on: bool) -> Tensor:
+    """Return an input of BOOL."""
+    return Tensor(spec.name, "BOOL", input_shape(spec), bytes([on]))
+
+
+TEXT_OUTPUT, READY_OUTPUT = "text_output", "openai_response"
+
+FINISH_OUTPUT, PROMPT_TOKENS, OUTPUT_TOKENS = "finish_reason", "num_input_tokens", "num_output_tokens"
+
+#: Texts for the end of a generation, and what they are called at OpenAI. Others, such as `None`, are no end.
+_FINISH_REASONS = {
+    **{name: name for name in ("stop", "length", "tool_calls", "content_filter", "function_call")},
+    "abort": "stop",
+}
+
+
+class Piece(msgspec.Struct, gc=False):
+    """What one response of a model has in it."""
+
+    #: UTF-8, perhaps with the beginning of a character at its end, or a ready chunk.
+    text: bytes = b""
+    #: Empty if the model does not say that the text ends.
+    finish_reason: str = ""
+    #: None where the model does not say it.
+    prompt_tokens: int | None = None
+    #: Of this response.
+    output_tokens: int | None = None
+
+
+def read_piece(response: Response, wanted: str) -> Piece:
+    """Return what is in a response with outputs; `wanted` is the output with text, or with ready chunks.
+
+    Raises `InternalError` for an output of another form.
+    """
+    piece = Piece()
+    for output in response.outputs or ():
+        name = output.name
+        if name == wanted:
+            piece.text = only_text(output)
+        elif name == FINISH_OUTPUT:
+            piece.finish_reason = _FINISH_REASONS.get(only_text(output).decode(errors="replace"), "")
+        elif name == PROMPT_TOKENS:
+            piece.prompt_tokens = only_count(output)
+        elif name == OUTPUT_TOKENS:
+            piece.output_tokens = only_count(output)
+    return piece
+
+
+def only_text(output: Tensor) -> bytes:
+    """Return the only element of a tensor of BYTES."""
+    octets = output.data if output.data is not None else output.raw()
+    if output.datatype != "BYTES" or len(octets) < 4 or int.from_bytes(octets[:4], "little") != len(octets) - 4:
+        raise InternalError(
+            f"the model's output '{output.name}' is {output.datatype} of shape {output.shape}, expected one text"
+        )
+    return bytes(octets[4:])
+
+
+def only_count(output: Tensor) -> int:
+    octets = output.data if output.data is not None else output.raw()
+    if "INT" not in output.datatype or len(octets) != DATATYPES[output.datatype].byte_size:
+        raise InternalError(
+            f"the model's output '{output.name}' is {output.datatype} of shape {output.shape}, expected one integer"
+        )
+    return int.from_bytes(octets, "little", signed=not output.datatype.startswith("U"))
+
+
+REQUEST_INPUT = "openai_request"
+
+#: Fields about how text is sampled: every model of this dialect gets them.
+SAMPLING_FIELDS = frozenset(("frequency_penalty", "presence_penalty", "seed", "temperature", "top_p"))
+
+#: What can be in a response only if the model makes it itself.
+_ONLY_READY = frozenset(
+    ("audio", "function_call", "functions", "logprobs", "modalities", "parallel_tool_calls", "tool_choice", "tools",
+     "top_logprobs")
+)  # fmt: skip
+
+_encoder = msgspec.json.Encoder()
+
+
+class WholeRequest(msgspec.Struct, frozen=True):
+    """A `Dialect`."""
+
+    model: str
+    ready: bool
+    honoured: frozenset[str]
+    request: TensorSpec
+    chats: bool = True
+    reason: str = "does not say that it honours it (naiad.openai_fields)"
+
+    @property
+    def output(self) -> str:
+        return READY_OUTPUT if self.ready else TEXT_OUTPUT
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        return [texts_tensor(self.request, [_encoder.encode(fields)])]
+
+
+def whole_request(spec: ModelSpec) -> WholeRequest | None:
+    """Return the dialect of a model; None if it has another one, or none."""
+    if REQUEST_INPUT not in spec.inputs or spec.required_inputs not in ((), (REQUEST_INPUT,)):
+        return None
+    ready, text = spec.outputs.get(READY_OUTPUT), spec.outputs.get(TEXT_OUTPUT)
+    output = ready or text
+    if output is None or output.datatype != "BYTES" or spec.inputs[REQUEST_INPUT].datatype != "BYTES":
+        return None
+    declared = declared_fields(spec.parameters.get(OPENAI_FIELDS, ""), spec.name)
+    honoured = SAMPLING_FIELDS | (declared if ready is not None else declared - _ONLY_READY)
+    return WholeRequest(spec.name, ready is not None, honoured, spec.inputs[REQUEST_INPUT])
+
+
+PARAMETERS_INPUT = "sampling_parameters"
+
+#: Fields that vLLM has by the same name.
+_SAMPLING = (
+    "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "logit_bias", "max_tokens", "min_p",
+    "min_tokens", "presence_penalty", "repetition_penalty", "seed", "skip_special_tokens", "stop", "stop_token_ids",
+    "temperature", "top_k", "top_p",
+)  # fmt: skip
+
+#: vLLM's way to make a text that fits: of `response_format` and of its own field.
+_STRUCTURED = "structured_outputs"
+
+#: What responses are to have, where the model has the switch for it.
+_SWITCHES = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
+
+
+class VllmDialect(msgspec.Struct, frozen=True):
+    """A `Dialect`."""
+
+    model: str
+    specs: dict[str, TensorSpec]
+    output: str = TEXT_OUTPUT
+    ready: bool = False
+    chats: bool = False
+    honoured: frozenset[str] = frozenset((*_SAMPLING, _STRUCTURED))
+    reason: str = "is one of vLLM's backend, which does not take it"
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        specs = self.specs
+        parameters = {name: fields[name] for name in _SAMPLING if name in fields}
+        if _STRUCTURED in fields:  # the backend decodes it by itself
+            parameters[_STRUCTURED] = _encoder.encode(fields[_STRUCTURED]).decode()
+        tensors = [
+            texts_tensor(specs[TEXT_INPUT], [fields["prompt"]]),
+            texts_tensor(specs[PARAMETERS_INPUT], [_encoder.encode(parameters)]),
+        ]
+        if "stream" in specs:
+            tensors.append(switch_tensor(specs["stream"], on=fields.get("stream", False)))
+        if "exclude_input_in_output" in specs:  # the server repeats the prompt for `echo`
+            tensors.append(switch_tensor(specs["exclude_input_in_output"], on=True))
+        tensors += [switch_tensor(specs[name], on=True) for name in _SWITCHES if name in specs]
+        return tensors
+
+
+def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
+    """Return the dialect of a model; None if it has another one, or none."""
+    if TEXT_INPUT not in spec.inputs or PARAMETERS_INPUT not in spec.inputs or TEXT_OUTPUT not in spec.outputs:
+        return None
+    if set(spec.required_inputs) - {TEXT_INPUT, PARAMETERS_INPUT}:
+        return None
+    return VllmDialect(spec.name, spec.inputs)
+
+
+#: The prefix of the newer API.
+PREFIX = "sampling_param_"
+
+#: Field → its input, without the prefix.
+_NUMBERS = {
+    name: name
+    for name in (
+        "frequency_penalty", "max_tokens", "min_p", "min_tokens", "presence_penalty", "repetition_penalty", "seed",
+        "temperature", "top_k", "top_p",
+    )
+}  # fmt: skip
+
+_STREAM = ("stream", "streaming")
+
+_EXCLUDE = ("exclude_input_in_output", "exclude_input_from_output")
+
+_STOP = "stop_words"
+
+_FORMATS = {
+    "FP32": "<f", "FP64": "<d", "INT8": "<b", "INT16": "<h", "INT32": "<i", "INT64": "<q", "UINT8": "<B",
+    "UINT16": "<H", "UINT32": "<I", "UINT64": "<Q",
+}  # fmt: skip
+
+
+class InputEach(msgspec.Struct, frozen=True):
+    """A `Dialect`."""
+
+    model: str
+    #: Names without the prefix.
+    specs: dict[str, TensorSpec]
+    honoured: frozenset[str]
+    output: str = TEXT_OUTPUT
+    ready: bool = False
+    chats: bool = False
+    reason: str = "has no input for it"
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        specs = self.specs
+        tensors = [texts_tensor(specs[TEXT_INPUT], [fields["prompt"]])]
+        tensors += [
+            _number(specs[name], fields[field], field)
+            for field, name in _NUMBERS.items()
+            if field in fields and name in specs
+        ]
+        if _STOP in specs and "stop" in fields:
+            tensors.append(texts_tensor(specs[_STOP], fields["stop"]))
+        for name in _STREAM:
+            if name in specs:
+                tensors.append(switch_tensor(specs[name], on=fields.get("stream", False)))
+        for name in _EXCLUDE:  # the server repeats the prompt for `echo`
+            if name in specs:
+                tensors.append(switch_tensor(specs[name], on=True))
+        return tensors + [switch_tensor(specs[name], on=True) for name in _SWITCHES if name in specs]
+
+
+def _number(spec: TensorSpec, value: float, field: str) -> Tensor:
+    if spec.datatype not in _FORMATS:
+        raise ApiError(f"the model's input '{spec.name}' is {spec.datatype}, expected a number", param=field)
+    form = _FORMATS[spec.datatype]
+    if spec.datatype == "UINT64" and value < 0:
+        value += 1 << 64  # a seed: any 64 bits
+    try:
+        data = struct.pack(form, value if form[1] in "fd" else int(value))
+    except (struct.error, OverflowError):
+        raise ApiError(f"{value} is not in the range of the model's input '{spec.name}' ({spec.datatype})", 422,
+                       param=field, kind="out_of_range") from None  # fmt: skip
+    return Tensor(spec.name, spec.datatype, input_shape(spec), data)
+
+
+def input_each(spec: ModelSpec) -> InputEach | None:
+    """Return the dialect of a model; None if it has another one, or none."""
+    specs = _without_prefix(spec.inputs)
+    if TEXT_INPUT not in specs or "max_tokens" not in specs or TEXT_OUTPUT not in spec.outputs:
+        return None
+    known = {TEXT_INPUT, *_NUMBERS.values(), _STOP, *_STREAM, *_EXCLUDE, *_SWITCHES}
+    if any(name.removeprefix(PREFIX) not in known for name in spec.required_inputs):
+        return None
+    return InputEach(spec.name, specs, frozenset(field for field, name in _NUMBERS.items() if name in specs))
+
+
+def _without_prefix(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {name.removeprefix(PREFIX): tensor for name, tensor in inputs.items()}
+
+
+def dialect_of(spec: ModelSpec) -> Dialect | None:
+    """Return how a model is spoken to; None for a model that this front door cannot serve."""
+    return whole_request(spec) or vllm_dialect(spec) or input_each(spec)
+
+
+def required_dialect(spec: ModelSpec) -> Dialect:
+    """As `dialect_of`. Raises `ApiError` for a model without one."""
+    found = dialect_of(spec)
+    if found is None:
+        raise ApiError(
+            f"model '{spec.name}' does not generate text: its inputs and outputs are none of those that OpenAI's API "
+            "needs (docs/openai.md)",
+            param="model",
+        )
+    return found
+
+
+EMBEDDING_OUTPUT = "embedding"
+
+EMBEDDING_INPUT = "embedding_request"
+
+_RETURN_TOKENS = "return_num_input_tokens"
+
+_vector_decoder = msgspec.json.Decoder(list[float])
+
+
+class EmbeddingDialect(Protocol):
+    """How one model is spoken to."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    @property
+    def honoured(self) -> frozenset[str]:
+        """The fields that reach the model, and `prompt_token_ids` if it takes token ids."""
+
+    @property
+    def reason(self) -> str:
+        """Why it does not honour others, as the end of a sentence."""
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        """Return the inputs of a request for the vector of `fields["input"]`, one text or one list of token ids."""
+
+    def vector(self, response: Response) -> bytes:
+        """Return the vector in a response, as FP32. Raises `InternalError` if there is none."""
+
+
+class OurEmbeddings(msgspec.Struct, frozen=True):
+    """An `EmbeddingDialect`."""
+
+    model: str
+    honoured: frozenset[str]
+    request: TensorSpec
+    reason: str = "does not say that it honours it (naiad.openai_fields)"
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        return [texts_tensor(self.request, [_encoder.encode(fields)])]
+
+    def vector(self, response: Response) -> bytes:
+        for output in response.outputs or ():
+            if output.name == EMBEDDING_OUTPUT and output.datatype == "FP32" and output.byte_size:
+                return bytes(output.raw())
+        raise InternalError(f"the model has sent no output '{EMBEDDING_OUTPUT}' of FP32")
+
+
+class VllmEmbeddings(msgspec.Struct, frozen=True):
+    """An `EmbeddingDialect`."""
+
+    model: str
+    specs: dict[str, TensorSpec]
+    honoured: frozenset[str] = frozenset(("dimensions", "prompt_token_ids"))
+    reason: str = "is one of vLLM's backend, which does not take it"
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        asked = {"input": fields["input"]}
+        if "dimensions" in fields:
+            asked["pooling_params"] = {"dimensions": [fields["dimensions"]]}
+        tensors = [texts_tensor(self.specs[EMBEDDING_INPUT], [_encoder.encode(asked)])]
+        if _RETURN_TOKENS in self.specs:
+            tensors.append(switch_tensor(self.specs[_RETURN_TOKENS], on=True))
+        return tensors
+
+    def vector(self, response: Response) -> bytes:
+        for output in response.outputs or ():
+            if output.name == TEXT_OUTPUT:
+                try:
+                    values = _vector_decoder.decode(only_text(output))
+                except msgspec.DecodeError as error:
+                    raise InternalError(f"the model's output '{TEXT_OUTPUT}' is no list of numbers: {error}") from None
+                return struct.pack(f"<{len(values)}f", *values)
+        raise InternalError(f"the model has sent no output '{TEXT_OUTPUT}' with a vector")
+
+
+def embedding_dialect(spec: ModelSpec) -> EmbeddingDialect | None:
+    """Return how a model is asked for vectors; None for a model that makes none."""
+    if (
+        EMBEDDING_INPUT in spec.inputs
+        and TEXT_OUTPUT in spec.outputs
+        and not set(spec.required_inputs) - {EMBEDDING_INPUT}
+    ):
+        return VllmEmbeddings(spec.name, spec.inputs)
+    request, output = spec.inputs.get(REQUEST_INPUT), spec.outputs.get(EMBEDDING_OUTPUT)
+    if request is None or output is None or spec.required_inputs not in ((), (REQUEST_INPUT,)):
+        return None
+    if request.datatype != "BYTES" or output.datatype != "FP32":
+        return None
+    return OurEmbeddings(spec.name, declared_fields(spec.parameters.get(OPENAI_FIELDS, ""), spec.name), request)
+
+
+def required_embedding_dialect(spec: ModelSpec) -> EmbeddingDialect:
+    """As `embedding_dialect`. Raises `ApiError` for a model without one."""
+    found = embedding_dialect(spec)
+    if found is None:
+        raise ApiError(
+            f"model '{spec.name}' makes no embeddings: its inputs and outputs are none of those that OpenAI's API "
+            "needs (docs/openai.md)",
+            param="model",
+        )
+    return found
+
+
+def prompt_tokens(response: Response) -> int | None:
+    """Return how many tokens the input has; None if the model does not say it."""
+    for output in response.outputs or ():
+        if output.name == PROMPT_TOKENS:
+            return only_count(output)
+    return None

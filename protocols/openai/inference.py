@@ -1,0 +1,317 @@
+"""POST /v1/chat/completions and /v1/completions: a stream of chunks, or one body.
+
+POST /v1/embeddings: a vector for each input.
+
+From the body of a request to requests of the model: the same for all APIs of this front door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import struct
+import uuid
+from time import monotonic_ns
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from kernel.errors import InternalError, ServingError
+from kernel.observe.internal_errors import unexpected_error
+from protocols.access import peer_identity
+from protocols.http import web
+from protocols.http.call import REQUEST_ID
+from protocols.http.responses import SERVER_HEADER
+from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
+from protocols.openai.errors import error_event
+from protocols.openai.generation import Generation, GenerationHead
+from protocols.openai.plans import Api
+from protocols.openai.preparing import prepare
+from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.response import Response
+    from protocols.openai.call import OpenAiCall
+    from protocols.openai.dialects import Dialect, EmbeddingDialect
+    from protocols.openai.generation import ChoiceCall
+    from protocols.openai.plans import GenerationPlan
+    from protocols.openai.responses import Receiver
+    from shm.tensor import Tensor
+
+#: How many requests are submitted before other clients are served.
+_SUBMITTED_AT_ONCE = 32
+
+
+class SubmittedChoices(msgspec.Struct, frozen=True):
+    """The requests to a model that one request of a client has become."""
+
+    plan: GenerationPlan
+    spec: ModelSpec
+    generation: Generation
+
+
+@contextlib.asynccontextmanager
+async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoices, None]:
+    """Receive, decode and submit a request; at the end of the block what has not ended is cancelled.
+
+    Raises `ServingError` for a request that is refused before.
+    """
+    door = call.door
+    call.http[REQUEST_ID] = call.request_id
+    begin_ns = monotonic_ns() if door.kernel.takes_times else 0
+    body = await call.read_body()
+    try:
+        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, _peer(call))
+    finally:
+        body.release()
+    plan, route = prepared.plan, prepared.route
+    head = GenerationHead(route, plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call), call.key)
+    generation = Generation(door.intake, head, begin_ns)
+    try:
+        await _submit(generation, prepared.inputs)
+        yield SubmittedChoices(plan, route.spec, generation)
+    finally:
+        generation.close()
+
+
+def _peer(call: OpenAiCall) -> str:
+    """Return who the client is; empty if it has disconnected."""
+    try:
+        return peer_identity(call.http.transport)
+    except ServingError:
+        return ""
+
+
+async def _submit(generation: Generation, waiting: list[list[Tensor]]) -> None:
+    """Submit a request for each list of inputs. Those that cannot be submitted any more are released."""
+    try:
+        for number in range(len(waiting)):
+            inputs, waiting[number] = waiting[number], []
+            generation.submit(number, inputs)
+            if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+    finally:
+        for inputs in waiting:
+            for tensor in inputs:
+                tensor.release()
+
+
+def raise_refusal(error: Exception, title: str) -> NoReturn:
+    """Raise why a request was not submitted; an error that is a bug is logged under `title`."""
+    raise error if isinstance(error, ServingError) else unexpected_error(title, error)
+
+
+#: How many responses become chunks before other clients are served.
+_TAKEN_AT_ONCE = 256
+
+#: A comment, which clients ignore: something has to come, so that nobody takes the connection for dead.
+_COMMENT = b": waiting for the model\n\n"
+
+_EVENT_STREAM = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+    **SERVER_HEADER,
+}
+
+
+async def chat_completions(call: OpenAiCall) -> web.StreamResponse:
+    """Continue a conversation."""
+    return await _generate(call, Api.CHAT)
+
+
+async def completions(call: OpenAiCall) -> web.StreamResponse:
+    """Continue a text."""
+    return await _generate(call, Api.COMPLETIONS)
+
+
+async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
+    async with submitted(call, api) as found:
+        plan, dialect = found.plan, required_dialect(found.spec)
+        prefix = "chatcmpl-" if api.is_chat else "cmpl-"
+        identity = Identity(prefix + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
+        requests = _ModelRequests(found.generation, dialect, plan.model)
+        if plan.stream:
+            return await _stream(call, requests, (ReadyEvents if dialect.ready else TextEvents)(plan, identity))
+        return await _whole(call, requests, (ReadyBody if dialect.ready else TextBody)(plan, identity))
+
+
+class _ModelRequests:
+    """How far the requests to the model are."""
+
+    def __init__(self, generation: Generation, dialect: Dialect, model: str) -> None:
+        self.generation = generation
+        self._output = dialect.output
+        self._model = model
+        #: How many requests have not ended.
+        self.open = len(generation.calls)
+
+    def take(self, receiver: Receiver) -> bool:
+        """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
+        arrived = self.generation.arrived()
+        last, count = None, 0
+        for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
+            call, response = arrived.popleft()
+            if isinstance(response, Exception):
+                raise_refusal(response, f"a request to model '{self._model}'")
+            try:
+                self._take(call, response, receiver)
+            finally:
+                response.release()
+            if call is not last:  # responses of one choice come together: its model is given credit once for all
+                if last is not None:
+                    last.consumed(count)
+                last, count = call, 0
+            count += 1
+        if last is not None:
+            last.consumed(count)
+        return bool(arrived)
+
+    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver) -> None:
+        if call.ended:
+            return
+        number = call.number
+        if response.error is not None and not receiver.is_finished(number):
+            raise response.error
+        if response.outputs is not None:
+            receiver.add(number, read_piece(response, self._output))
+        if response.final:
+            call.ended = True
+        elif receiver.is_stopped(number):  # the model would go on for nothing
+            call.ended = True
+            call.cancel()
+        if call.ended:
+            self.open -= 1
+            receiver.end(number)
+
+
+async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody | ReadyBody) -> web.StreamResponse:
+    """Return the response when the model has ended. Its text counts in the budget meanwhile."""
+    budget, counted = call.door.kernel.budget, 0
+    try:
+        while progress.open:
+            await progress.generation.wait()
+            if progress.take(receiver):
+                await asyncio.sleep(0)
+            budget.add(receiver.byte_size - counted)
+            counted = receiver.byte_size
+        return call.json(receiver.body())
+    finally:
+        budget.remove(counted)
+
+
+async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
+    """Send chunks as they come: all that wait in one write. The status is that of the first response."""
+    silence, generation = call.door.silence, progress.generation
+    response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)
+    silence.add(generation)
+    try:
+        while progress.open:
+            heard = await generation.wait()
+            failure: ServingError | None = None
+            try:
+                if heard:
+                    progress.take(receiver)
+            except ServingError as error:
+                if not response.prepared:
+                    raise
+                failure = error
+            events = receiver.take()
+            generation.silent_s = 0
+            if failure is not None:
+                await response.write(events + error_event(failure))
+                return response
+            if not response.prepared and (events or not heard or not progress.open):
+                await response.prepare(call.http)
+                silence.begun(generation)
+            if events or not heard:
+                await response.write(events or _COMMENT)
+        receiver.end_stream()
+        await response.write(receiver.take())
+        return response
+    finally:
+        silence.remove(generation)
+
+
+_encode = msgspec.json.Encoder().encode
+
+#: How many numbers become text before other clients are served: less than a millisecond.
+_NUMBERS_AT_ONCE = 8192
+
+
+async def embeddings(call: OpenAiCall) -> web.StreamResponse:
+    """Return the vectors, in the order of the inputs. They count in the budget until they are sent."""
+    budget, counted = call.door.kernel.budget, 0
+    try:
+        async with submitted(call, Api.EMBEDDINGS) as found:
+            dialect = required_embedding_dialect(found.spec)
+            vectors = _Vectors(found.generation, dialect, as_base64=found.plan.as_base64)
+            while vectors.open:
+                await found.generation.wait()
+                vectors.take()
+                budget.add(vectors.byte_size - counted)
+                counted = vectors.byte_size
+                await asyncio.sleep(0)
+            return call.json(vectors.body(found.plan.model))
+    finally:
+        budget.remove(counted)
+
+
+class _Vectors:
+    """The vectors that have come, encoded."""
+
+    def __init__(self, generation: Generation, dialect: EmbeddingDialect, *, as_base64: bool) -> None:
+        self._generation = generation
+        self._dialect = dialect
+        self._as_base64 = as_base64
+        self._encoded: list[bytes] = [b""] * len(generation.calls)
+        self._tokens: list[int | None] = [None] * len(generation.calls)
+        #: How many inputs have no vector yet.
+        self.open = len(generation.calls)
+        #: How many bytes the vectors take.
+        self.byte_size = 0
+
+    def take(self) -> None:
+        """Encode what has come, a limited part of it. Raises `ServingError`."""
+        arrived, numbers = self._generation.arrived(), 0
+        while arrived and numbers < _NUMBERS_AT_ONCE:
+            call, response = arrived.popleft()
+            if isinstance(response, Exception):
+                raise_refusal(response, "embeddings")
+            try:
+                if response.error is not None:
+                    raise response.error
+                if response.outputs is not None:
+                    vector = self._dialect.vector(response)
+                    numbers += len(vector) // 4
+                    self._encoded[call.number] = encoded = self._encode(vector)
+                    self._tokens[call.number] = prompt_tokens(response)
+                    self.byte_size += len(encoded)
+                if response.final:
+                    self.open -= 1
+            finally:
+                response.release()
+            call.consumed(1)
+
+    def _encode(self, vector: bytes) -> bytes:
+        if self._as_base64:
+            return b'"%b"' % base64.b64encode(vector)
+        return _encode(struct.unpack(f"<{len(vector) // 4}f", vector))
+
+    def body(self, model: str) -> bytes:
+        """Return the body of the response. Raises `InternalError` for an input without a vector."""
+        data = []
+        for number, encoded in enumerate(self._encoded):
+            if not encoded:
+                raise InternalError(f"the model has sent no vector for input {number}")
+            data.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (number, encoded))
+        tokens = [each for each in self._tokens if each is not None]
+        usage = None
+        if len(tokens) == len(data):
+            usage = {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
+        tail = _encode({"model": model, "usage": usage})
+        return b'{"object":"list","data":[%b],%b' % (b",".join(data), tail[1:])

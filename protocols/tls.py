@@ -1,0 +1,289 @@
+"""The certificate of a front door while the server runs: new files are used without a restart, and the log says in time
+that it expires.
+
+The files are looked at from time to time, because programs that renew certificates (certbot, cert-manager) replace
+files and cannot tell a server. Connections that are open keep what they have agreed on.
+
+When a certificate expires, from its PEM file: Python's `ssl` says that only of certificates of peers. Pure.
+
+A certificate is a sequence of DER values (RFC 5280, section 4.1): in the first of its parts, after the version, the
+serial number, the algorithm and the issuer, comes the validity, which is two times.
+
+The `ssl.SSLContext` of a front door, made from its `TlsOptions`: TLS 1.2 and newer, on request with clients
+that must have a certificate. A mistake in the files stops the start with an error of one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import calendar
+import logging
+import re
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+from kernel.file_threads import in_file_thread
+from kernel.observe.limited_log import LimitedLog
+from kernel.options import BadOption
+from kernel.regular_files import read_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from kernel.options import TlsOptions
+
+#: The most bytes of a file that are looked at.
+MAX_BYTE_SIZE = 16 << 20
+
+_PEM_BEGIN = b"-----BEGIN "
+
+#: OpenSSL's names of mistakes, and what they mean for the operator.
+_PROBLEMS = {
+    "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "it holds no certificate",
+    "CA_MD_TOO_WEAK": "its signature is too weak",
+    "EE_KEY_TOO_SMALL": "its key is too short",
+}
+
+
+def server_context(options: TlsOptions, application_protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """Return a context for connections that clients open. Reads the files; raises `BadOption`.
+
+    `application_protocols` are offered to clients with ALPN, the preferred one first.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client could make the server negotiate again and again on one connection.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_certificate(context, options)
+    if options.mutual:
+        _require_certificates(context, options.client_ca)
+    if application_protocols:
+        context.set_alpn_protocols(list(application_protocols))
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, options: TlsOptions) -> None:
+    _check_pem("server certificate", options.certificate)
+    _check_pem("server key", options.key)
+    try:
+        context.load_cert_chain(options.certificate, options.key, password=_no_passphrase)
+    except _Encrypted:
+        raise BadOption(f"TLS server key '{options.key}' is encrypted: give one without a passphrase") from None
+    except (ssl.SSLError, OSError) as error:
+        raise BadOption(
+            f"TLS server certificate '{options.certificate}' with key '{options.key}' cannot be used: {_explain(error)}"
+        ) from None
+
+
+def _require_certificates(context: ssl.SSLContext, client_ca: Path | None) -> None:
+    if client_ca is None:
+        raise BadOption("mutual TLS needs the certificates of those who sign for clients (root certificate)")
+    _check_pem("root certificate", client_ca)
+    try:
+        context.load_verify_locations(client_ca)
+    except (ssl.SSLError, OSError) as error:
+        raise BadOption(f"TLS root certificate '{client_ca}' cannot be used: {_explain(error)}") from None
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _check_pem(title: str, path: Path) -> None:
+    """Raise `BadOption` for a file that cannot be read, or that is clearly not PEM."""
+    try:
+        text = read_regular(path, MAX_BYTE_SIZE)
+    except OSError as error:
+        raise BadOption(f"TLS {title} '{path}' cannot be read: {error.strerror}") from None
+    if _PEM_BEGIN not in text:
+        raise BadOption(f"TLS {title} '{path}' is not PEM: it has no line that starts with '-----BEGIN '")
+
+
+class _Encrypted(Exception):
+    """A passphrase is asked for."""
+
+
+def _no_passphrase() -> str:
+    # Without this OpenSSL would ask for it on the terminal, and the server would wait.
+    raise _Encrypted
+
+
+def _explain(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or ""
+    return _PROBLEMS.get(reason, reason.replace("_", " ").lower() or "it is not valid PEM")
+
+
+_PEM = re.compile(rb"-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----(.+?)-----END", re.DOTALL)
+
+#: Tags of DER.
+_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+
+
+def expiry_s(pem: bytes) -> float | None:
+    """Return when the first certificate of a PEM file expires, in seconds since the epoch; None if none is found."""
+    found = _PEM.search(pem)
+    try:
+        return None if found is None else _expiry_s(binascii.a2b_base64(found[1]))
+    except (ValueError, IndexError):
+        return None
+
+
+def _expiry_s(certificate: bytes) -> float:
+    """As `expiry_s`, of a certificate in DER. Raises ValueError or IndexError."""
+    tag, content, _ = _value(certificate)
+    signed_tag, signed, _ = _value(content)
+    if tag != _SEQUENCE or signed_tag != _SEQUENCE:
+        raise ValueError("no certificate")
+    before_validity = 3
+    tag, _, rest = _value(signed)
+    if tag != _VERSION:  # a certificate of version 1 does not say it
+        rest = signed
+    for _ in range(before_validity):
+        _, _, rest = _value(rest)
+    _, validity, _ = _value(rest)
+    _, _, rest = _value(validity)
+    tag, end, _ = _value(rest)
+    return _seconds(tag, end.decode("ascii"))
+
+
+def _value(data: bytes) -> tuple[int, bytes, bytes]:
+    """Return tag and content of the first value of `data`, and what follows it."""
+    tag, length, begin = data[0], data[1], 2
+    if length & 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(data[2:begin], "big")
+    end = begin + length
+    if end > len(data):
+        raise ValueError("a value that is cut")
+    return tag, data[begin:end], data[end:]
+
+
+def _seconds(tag: int, text: str) -> float:
+    if tag not in (_UTC_TIME, _GENERALIZED_TIME):
+        raise ValueError("no time")
+    if tag == _UTC_TIME:  # two digits of the year: 1950 to 2049
+        text = ("19" if text >= "50" else "20") + text
+    return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
+
+
+logger = logging.getLogger(__name__)
+
+#: Each look may fail.
+_failures = LimitedLog(logger)
+
+#: How often the files are looked at, in seconds.
+LOOK_S = 10.0
+
+#: From how long before it expires a certificate is warned of, and how often, in seconds.
+WARN_BEFORE_S = 14 * 86400.0
+
+WARN_EVERY_S = 86400.0
+
+#: What a change of a file changes: modification time, size, inode.
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Certificates:
+    """The files of one front door. `context` is for its listening socket."""
+
+    def __init__(self, title: str, options: TlsOptions, application_protocols: Sequence[str] = ()) -> None:
+        """`title` names the front door in the log. Reads the files; raises `BadOption`."""
+        self._title = title
+        self._options = options
+        self._application_protocols = application_protocols
+        #: Of the files that are used, or were reported as wrong.
+        self._stamp = self._read_stamp()
+        #: Of files that were wrong at the last look.
+        self._wrong_stamp: _Stamp | None = None
+        #: The context of new connections.
+        self._current = self.context = server_context(options, application_protocols)
+        self.context.sni_callback = self._choose  # called for each handshake, also without a name of the server
+        #: When the certificate expires, in seconds since the epoch; None if the file does not say it as usual.
+        self.expiry_s = _expiry_of(options)
+        self._next_warning_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Warn of a certificate that expires soon, and look at the files from now on, until `stop`."""
+        self._warn(time.time())
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
+
+    def stop(self) -> None:
+        """End the looks. A second call does nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_later(self) -> None:
+        # In a thread: the files may be on a file system that does not respond.
+        look = asyncio.ensure_future(in_file_thread(self.look, time.time()))
+        look.add_done_callback(self._looked)
+
+    def _looked(self, look: asyncio.Future[None]) -> None:
+        if not look.cancelled() and (error := look.exception()) is not None:
+            _failures.log(self._title, "%s could not look for a new certificate", self._title, exc_info=error)
+        if self._timer is not None:  # not stopped
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
+
+    def look(self, now_s: float) -> None:
+        """Use new files if there are some, and warn of a certificate that expires soon. Blocks."""
+        stamp = self._read_stamp()
+        if stamp != self._stamp:
+            self._use_new(stamp)
+        self._warn(now_s)
+
+    def _use_new(self, stamp: _Stamp) -> None:
+        try:
+            context = server_context(self._options, self._application_protocols)
+        except BadOption as error:
+            # Between two steps of a renewal a key may belong to another certificate. At the next look it does not.
+            if stamp == self._wrong_stamp:
+                self._stamp = stamp
+                logger.error("%s keeps the certificate that it has: %s", self._title, error)
+            self._wrong_stamp = stamp
+            return
+        self._current, self._stamp, self._wrong_stamp = context, stamp, None
+        self.expiry_s, self._next_warning_s = _expiry_of(self._options), 0.0
+        logger.info("%s uses the new certificate '%s'%s", self._title, self._options.certificate, self._until())
+
+    def _until(self) -> str:
+        return "" if self.expiry_s is None else f", which expires at {_utc(self.expiry_s)}"
+
+    def _warn(self, now_s: float) -> None:
+        if self.expiry_s is None or self.expiry_s - now_s > WARN_BEFORE_S or now_s < self._next_warning_s:
+            return
+        self._next_warning_s = now_s + WARN_EVERY_S
+        path, at = self._options.certificate, _utc(self.expiry_s)
+        if self.expiry_s <= now_s:
+            logger.error("the certificate '%s' of %s has expired at %s: clients refuse it", path, self._title, at)
+        else:
+            logger.warning("the certificate '%s' of %s expires at %s", path, self._title, at)
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+    def _read_stamp(self) -> _Stamp:
+        """Return what changes when a file does, also when it is removed."""
+        found = []
+        for path in (self._options.certificate, self._options.key, self._options.client_ca):
+            if path is None:
+                continue
+            try:
+                status = path.stat()
+            except OSError:
+                found.append((0, 0, 0))
+            else:
+                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(found)
+
+
+def _expiry_of(options: TlsOptions) -> float | None:
+    try:
+        return expiry_s(read_regular(options.certificate, MAX_BYTE_SIZE))
+    except OSError:
+        return None
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
