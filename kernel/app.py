@@ -71,10 +71,10 @@ if TYPE_CHECKING:
     from kernel.operator import ProcessOperator, ServerOperator
     from kernel.options import ListenAddress, ServerOptions
     from kernel.repository.gpus import ServerGpus
+    from kernel.server_parts import ServerPart
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
-    from kernel.serving.server_parts import ServerPart
     from protocols.frontend import FrontDoor
     from schedulers.ratelimit import RateLimiting
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
     import socket

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from backends.helper.process import TASK_TIMEOUT_S, Helper
 from kernel.errors import RequestCancelled, ServingError
 from kernel.machine import processor_count
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from backends.launch.launcher import Launcher

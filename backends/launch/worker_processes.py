@@ -11,7 +11,7 @@ from backends.launch.forking import ForkingLauncher
 from backends.launch.spawning import SpawningLauncher
 from backends.launch.watcher_process import SessionWatcher
 from backends.launch.zygote_pool import ZygotePool
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from backends.launch.output import OutputLimits

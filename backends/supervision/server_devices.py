@@ -16,7 +16,7 @@ from backends.helper.process import Helper
 from kernel.errors import InvalidArgument
 from kernel.observe.limited_log import LimitedLog
 from kernel.repository.gpus import NoGpus, PinnedPool
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 from shm.cuda import HANDLE_BYTE_SIZE, TOO_SMALL, UNAVAILABLE, has_driver, is_installed
 from shm.region import CudaIpcHandle
 from shm.tensor import Span

@@ -27,7 +27,7 @@ from kernel.cache.stored import StoredCache, read_signing_key
 from kernel.errors import InvalidArgument, ServingError
 from kernel.file_threads import in_file_thread
 from kernel.naiad_module import make_importable
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 from kernel.version import __version__
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import msgspec
 from kernel.observe.log_lines import current_model
 from kernel.observe.logs import SettingsFilter
 from kernel.observe.recent_requests import RecentRequests
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 from kernel.texts import SERVER_PATHS, limited, shown_text
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from kernel.records.record_task import REQUEST, RESPONSE, TOO_LARGE, PassedOutpu
 from kernel.records.record_writer import RecordWriter
 from kernel.records.recording_format import first_position
 from kernel.records.tracer import TraceHelpers  # noqa: TC001 - documents what the helpers are
-from kernel.serving.server_parts import RecordFigures, ServerPart
+from kernel.server_parts import RecordFigures, ServerPart
 from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 

@@ -23,8 +23,8 @@ from kernel.records.front_doors import front_door_of
 from kernel.records.trace import QUEUE_INPUT, SpanIds, TensorMemory, traced_inline
 from kernel.records.trace_context import parse_trace_context
 from kernel.records.traced_passage import TracedPassage
+from kernel.server_parts import ServerPart, TraceFigures
 from kernel.serving.helper_tasks import Helpers
-from kernel.serving.server_parts import ServerPart, TraceFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable

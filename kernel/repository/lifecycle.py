@@ -35,8 +35,8 @@ from kernel.repository.polling import RepositoryLoads, RepositoryPolling
 from kernel.repository.repositories import Repositories, RepositoryListing, TrafficFiles
 from kernel.repository.retirement import Retirement, finalized
 from kernel.repository.running_loads import LoadEnded, RunningLoads
+from kernel.server_parts import ServerPart
 from kernel.serving.catalog import UNLOADED, ModelState
-from kernel.serving.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from kernel.repository.placement import InstanceKeeper
     from kernel.repository.settings import LifecycleSettings
     from kernel.repository.source import ModelSource
+    from kernel.server_parts import RepositoryFigures
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.model import Model, SchedulerFactory
-    from kernel.serving.server_parts import RepositoryFigures
 
 logger = logging.getLogger(__name__)
 

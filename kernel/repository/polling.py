@@ -18,7 +18,7 @@ from kernel.errors import ServingError
 from kernel.file_threads import in_file_thread, oldest_path
 from kernel.observe.limited_log import LimitedLog
 from kernel.repository.ensembles import LoadRequest
-from kernel.serving.server_parts import RepositoryFigures
+from kernel.server_parts import RepositoryFigures
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

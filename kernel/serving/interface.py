@@ -192,7 +192,7 @@ class KernelInterface(Protocol):
     def part_figures(self, kind: type[_Figures]) -> list[_Figures]:
         """Return the figures of this kind, of each part of the server that has such, in the order of the parts.
 
-        `kernel.serving.server_parts` has most kinds.
+        `kernel.server_parts` has most kinds.
         """
 
     @property

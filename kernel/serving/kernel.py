@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kernel.observe.gpu_figures import GpuFigureReader
     from kernel.observe.recent import Recent
     from kernel.records.tracer import Tracer
+    from kernel.server_parts import ServerPart
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import FrontDoorHelpers
     from kernel.serving.interface import TrafficControl
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
     from kernel.serving.route import RouteRule, SecondReceiver
-    from kernel.serving.server_parts import ServerPart
     from kernel.settings import LogSettings, TraceSettings
     from shm.arena import Block
 

@@ -16,7 +16,7 @@ import msgspec
 
 from kernel.errors import InvalidArgument
 from kernel.regular_files import read_regular
-from kernel.serving.server_parts import ServerPart
+from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from grpclib.const import Status
 
 from kernel.errors import NoDescriptorLeft
 from kernel.options import AdminOptions, GrpcOptions
-from kernel.serving.server_parts import DoorFigures
+from kernel.server_parts import DoorFigures
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
 from protocols.access import GRPC, KeyReader, open_port, parse_restrictions
 from protocols.frontend import FrontDoor

@@ -9,7 +9,7 @@ from aiohttp import HttpVersion10, HttpVersion11
 from kernel.errors import ServingError
 from kernel.observe.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions
-from kernel.serving.server_parts import DoorFigures
+from kernel.server_parts import DoorFigures
 from protocols.access import Category, open_port
 from protocols.frontend import FrontDoor
 from protocols.http import web

@@ -10,7 +10,7 @@ import msgspec
 from kernel.errors import ServingError
 from kernel.observe.internal_errors import unexpected_error
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
-from kernel.serving.server_parts import DoorFigures
+from kernel.server_parts import DoorFigures
 from protocols.access import Category, open_port
 from protocols.frontend import FrontDoor
 from protocols.http import web

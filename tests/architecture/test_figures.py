@@ -52,7 +52,8 @@ def test_folders_that_import_each_other_are_found_but_not_a_folder_and_one_in_it
     assert mutual_folders([inside, outside]) == []
 
 
-#: What each figure may be at most. A change that lowers a figure lowers its limit; no change raises one.
+#: What each figure may be at most. A change that lowers a figure lowers its limit; no change raises one. Only the tree
+#: itself may grow with what it can do: up to so many modules and folders a newcomer still finds a file by its name.
 LIMITS = {
     "methods of our objects that are replaced at run time": 0,
     "modules of protocols that import the kernel object or a model": 0,
@@ -61,6 +62,8 @@ LIMITS = {
     "pairs of folders that import each other at run time": 0,
     "circles of modules, imports for types included": 15,
     "modules in the largest of these circles": 6,
+    "modules": 620,
+    "folders with modules": 70,
 }
 
 

@@ -33,118 +33,58 @@ ALLOWED = {
     "protocols": {"protocols", "kernel", "shm"},
 }
 
-_KERNEL_BASE = {"kernel", "kernel/errors", "kernel/texts", "kernel/version"}
+#: The rooms of the kernel, from the bottom up. At run time each imports only rooms of lower rows. The composition root
+#: and what starts it stand above all of them.
+LAYERS = (
+    {"loop", "naiad_module", "operator", "regular_files", "server_parts", "texts", "tree_files", "version"},
+    {"errors", "machine"},
+    {"config", "file_threads", "settings"},
+    {"extensions", "observe", "packaging"},
+    {"serving"},
+    {"cache", "memory", "records", "testing", "traffic"},
+    {"repository"},
+    {"options", "startup"},
+    {"flags"},
+    {"embedding"},
+    {"tools"},
+)
+_ABOVE = {"__main__", "app", "importable", "start"}
+
 #: What a worker process may load of the kernel: nothing that serves.
 _FOR_WORKERS = {
-    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/naiad_module", "kernel/observe", "kernel/texts",
-    "kernel/serving", "kernel/records", "kernel/tree_files",
+    "kernel/errors", "kernel/loop", "kernel/machine", "kernel/naiad_module", "kernel/observe", "kernel/records",
+    "kernel/serving", "kernel/texts", "kernel/tree_files",
 }  # fmt: skip
 _WORKER_SIDE = {
-    "backends/registry", "backends/base", "backends/batch_tensors", "backends/builtin/decoupled",
-    "backends/helper", "backends/custom_backend", "backends/worker/custom_metrics",
-    "backends/python/model_modules", "backends/preloading", "backends/process_control", "backends/reshape",
-    "backends/streaming", "backends/worker/reports", "backends/transport", "backends/worker",
+    "backends/base", "backends/batch_tensors", "backends/builtin", "backends/custom_backend", "backends/helper",
+    "backends/process_control", "backends/python", "backends/registry", "backends/reshape", "backends/streaming",
+    "backends/transport", "backends/worker",
 }  # fmt: skip
+_SUPERVISION = {"backends/environments", "backends/helper", "backends/launch", "backends/transport"}
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/config", "kernel/machine", "kernel/errors", "kernel/files", "kernel/health", "kernel/loop",
-    "kernel/memory", "kernel/observe", "kernel/options", "kernel/recording", "kernel/texts", "kernel/serving",
-    "kernel/settings", "kernel/records", "kernel/version",
+    "kernel", "kernel/config", "kernel/errors", "kernel/file_threads", "kernel/loop", "kernel/machine",
+    "kernel/memory", "kernel/observe", "kernel/options", "kernel/records", "kernel/regular_files",
+    "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/version",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
-    "protocols/access", "protocols/request_limits", "protocols/forwarding", "protocols/frontend", "protocols/helpers",
-    "protocols/intake",
-    "protocols/listening", "kernel/serving/prepared", "protocols/loop_budgets",
+    "protocols/access", "protocols/forwarding", "protocols/frontend", "protocols/intake", "protocols/large_requests",
+    "protocols/listening", "protocols/loop_budgets", "protocols/request_limits",
     "protocols/status", "protocols/tls", "protocols/written_releases",
 }  # fmt: skip
 
-#: Rooms, and what of our own each may import beside itself and `shm`. Imports for types count as well: who names a
-#: type must know it. A room that is not listed may import what its package may.
+#: Rooms of other packages, and what of our own each may import beside itself and `shm`. Imports for types count as
+#: well: who names a type must know it. A room that is not listed may import what its package may.
 ROOMS = {
-    "kernel/texts": set[str](),
-    "kernel/tree_files": set[str](),
-    "kernel/texts": set[str](),
-    "kernel/machine": set[str](),
-    "kernel/errors": {"kernel/texts"},
-    "kernel/machine": {"kernel/naiad_module"},
-    "kernel/version": set[str](),
-    "kernel/naiad_module": set[str](),
-    "kernel/health": _KERNEL_BASE | {"kernel/serving"},
-    "kernel/extensions": _KERNEL_BASE | {"kernel/config", "kernel/naiad_module"},
-    "kernel/files": _KERNEL_BASE,
-    "kernel/loop": _KERNEL_BASE,
-    "kernel/config": _KERNEL_BASE,
-    "kernel/settings": _KERNEL_BASE,
-    "kernel/options": _KERNEL_BASE | {"kernel/cache", "kernel/recording", "kernel/settings", "kernel/repository"},
-    "kernel/cache": _KERNEL_BASE
-    | {"kernel/files", "kernel/loop", "kernel/naiad_module", "kernel/observe", "kernel/serving"},
-    "kernel/isolation": _KERNEL_BASE | {"kernel/cache", "kernel/observe", "kernel/serving"},
-    "kernel/limiting": _KERNEL_BASE | {"kernel/config", "kernel/observe", "kernel/serving"},
-    "kernel/startup": _KERNEL_BASE | {"kernel/options"},
-    "kernel/observe": _KERNEL_BASE | {"kernel/config", "kernel/options", "kernel/serving", "kernel/settings"},
-    "kernel/writing": _KERNEL_BASE | {"kernel/serving"},
-    "kernel/records": _KERNEL_BASE
-    | {"kernel/loop", "kernel/observe", "kernel/serving", "kernel/settings", "kernel/writing"},
-    "kernel/recording": _KERNEL_BASE | {"kernel/loop", "kernel/serving", "kernel/records", "kernel/writing"},
-    "kernel/memory": _KERNEL_BASE | {"kernel/machine", "kernel/observe", "kernel/serving"},
-    "kernel/serving": _KERNEL_BASE
-    | {"kernel/config", "kernel/health", "kernel/loop", "kernel/memory", "kernel/observe", "kernel/settings"}
-    | {"kernel/records"},
-    "kernel/traffic": _KERNEL_BASE
-    | {"kernel/config", "kernel/files", "kernel/loop", "kernel/observe", "kernel/serving"},
-    "kernel/repository": _KERNEL_BASE
-    | {
-        "kernel/config",
-        "kernel/extensions",
-        "kernel/files",
-        "kernel/loop",
-        "kernel/machine",
-        "kernel/observe",
-        "kernel/serving",
-        "kernel/testing",
-    },
-    "kernel/authoring": _KERNEL_BASE
-    | {
-        "kernel/config",
-        "kernel/embedding",
-        "kernel/machine",
-        "kernel/operator",
-        "kernel/options",
-        "kernel/repository",
-        "kernel/serving",
-        "kernel/settings",
-        "kernel/start",
-    },
-    "kernel/tools": _KERNEL_BASE
-    | {
-        "kernel/app",
-        "kernel/authoring",
-        "kernel/config",
-        "kernel/machine",
-        "kernel/naiad_module",
-        "kernel/observe",
-        "kernel/operator",
-        "kernel/options",
-        "kernel/recording",
-        "kernel/repository",
-        "kernel/serving",
-        "kernel/settings",
-        "kernel/start",
-        "kernel/tree_files",
-        "kernel/traffic",
-    },
     "backends/transport": {"kernel/errors", "kernel/loop", "kernel/records", "kernel/version"},
-    "backends/worker": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/python": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/onnxruntime": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/fil": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/sklearn": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/pytorch": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/tensorrt": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/builtin": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/zygote": _FOR_WORKERS | _WORKER_SIDE,
-    "backends/portable": _WORKER_SIDE | {"backends/python"},
     "backends/environments": {"backends/process_control"},
-    "backends/supervision": _FOR_WORKERS | {"kernel/repository", "backends/environments", "backends/transport"},
+    "backends/launch": _FOR_WORKERS
+    | {"backends/environments", "backends/process_control", "backends/transport"}
+    | {"kernel/repository", "kernel/server_parts"},
+    "backends/supervision": _FOR_WORKERS | _SUPERVISION | {"kernel/repository", "kernel/server_parts"},
+    **{
+        f"backends/{name}": _FOR_WORKERS | _WORKER_SIDE
+        for name in ("fil", "onnxruntime", "portable", "pytorch", "sklearn", "tensorrt", "zygote")
+    },
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},
@@ -152,24 +92,23 @@ ROOMS = {
 ROOMS |= {room: _FOR_WORKERS | _WORKER_SIDE for room in _WORKER_SIDE if room not in ROOMS}
 ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
 
-#: Folders in rooms, and what they may import beside what their room may.
+#: Modules for tests of models, which no worker imports, and what they may import beside what their room may.
 INNER_ROOMS = {
-    # It is only for `backends.python.testing`, which no worker imports.
-    "backends/python/harness/": {"kernel/config", "kernel/embedding", "kernel/repository"},
+    "backends/python/testing": {"kernel/config", "kernel/embedding", "kernel/options", "kernel/repository"},
 }
 
 #: Packages that the kernel process must not load, and where each may be imported.
 FOREIGN = {
-    # kernel/embedding/arrays.py is for programs that embed the server, kernel/authoring/trial for `check`: the server
-    # of the command line never imports them.
+    # Modules of tools, and of programs that embed the server: the server of the command line never imports them.
     "numpy": (
         "backends",
-        "shm/arrays.py",
-        "kernel/authoring/trial",
+        "kernel/embedding/arrays.py",
         "kernel/tools/bench/inputs.py",
         "kernel/tools/infer_arguments.py",
         "kernel/tools/replay_report.py",
-        "kernel/embedding/arrays.py",
+        "kernel/tools/trial.py",
+        "kernel/tools/trial_arrays.py",
+        "shm/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),
     "torch": ("backends/pytorch",),
@@ -181,7 +120,7 @@ FOREIGN = {
     "skops": ("backends/sklearn",),
     "threadpoolctl": ("backends/sklearn",),
     "tensorrt": ("backends/tensorrt",),
-    "aiohttp": ("protocols/http", "protocols/replay"),
+    "aiohttp": ("protocols/http", "protocols/clients"),
     "grpclib": ("protocols",),
     "orjson": ("protocols/http/json",),
     "re2": ("protocols/forwarding.py",),
@@ -226,10 +165,37 @@ def test_rooms_import_only_the_rooms_below_them(file: SourceFile) -> None:
     assert wrong == {}, f"{file.room} may import only {', '.join(sorted(allowed))}"
 
 
+def rooms_of_the_tree() -> set[str]:
+    return {room_of(module) for module in names_of_modules()}
+
+
 def test_every_room_in_the_table_exists() -> None:
-    assert ROOMS.keys() - {room_of(module) for module in names_of_modules()} == set()
-    named = set().union(*ROOMS.values())
-    assert named - {room_of(module) for module in names_of_modules()} == set()
+    assert (ROOMS.keys() | set().union(*ROOMS.values())) - rooms_of_the_tree() == set()
+
+
+def test_each_room_of_the_kernel_stands_in_one_layer() -> None:
+    rooms = {room.removeprefix("kernel/") for room in rooms_of_the_tree() if room.startswith("kernel/")}
+    assert sorted(room for layer in LAYERS for room in layer) == sorted(rooms - _ABOVE)
+
+
+def layer_of(room: str) -> int:
+    name = room.removeprefix("kernel/")
+    return next((number for number, layer in enumerate(LAYERS) if name in layer), len(LAYERS))
+
+
+@pytest.mark.parametrize("file", source_files("kernel"), ids=path_of)
+def test_rooms_of_the_kernel_import_only_lower_layers(file: SourceFile) -> None:
+    own = layer_of(file.room)
+    if own == len(LAYERS):
+        return
+    wrong = {
+        found.module: found.line
+        for found in imports(file)
+        if found.module.startswith("kernel.") and not found.for_types
+        for room in [room_of(found.module)]
+        if room not in (file.room, "kernel/app", "kernel/start") and layer_of(room) >= own
+    }
+    assert wrong == {}
 
 
 def test_the_start_imports_nothing_of_other_packages_but_what_starts_a_zygote() -> None:

@@ -23,9 +23,9 @@ ENTRY = ("backends.worker.process", "backends.python.backend", "backends.portabl
 #: What a worker has of the kernel: texts, rules, and pauses. Nothing that serves.
 OF_THE_KERNEL = {
     "kernel", "kernel.errors", "kernel.loop", "kernel.loop.busy_poll", "kernel.loop.iteration_end", "kernel.machine",
-    "kernel.naiad_module", "kernel.observe", "kernel.observe.metric_rules", "kernel.observe.repeats",
-    "kernel.observe.limited_log", "kernel.texts",
-    "kernel.serving", "kernel.serving.validation", "kernel.records", "kernel.records.trace", "kernel.records.trace_context", "kernel.version",
+    "kernel.naiad_module", "kernel.observe", "kernel.observe.limited_log", "kernel.observe.metric_rules",
+    "kernel.records", "kernel.records.trace", "kernel.records.trace_context", "kernel.serving",
+    "kernel.serving.validation", "kernel.texts", "kernel.version",
 }  # fmt: skip
 
 #: Functions that import later, and why no module of a model can come between.
@@ -36,7 +36,7 @@ LATE_IMPORTS = {
     "backends/portable/start.py _has_msgspec": "before there is a model",
     "backends/portable/start.py find_spec": "of the standard library",
     "backends/registry.py entry_points_of": "of the standard library",
-    # Found below the model's package, too, see `backends/python/model_modules.py`, unless this has such a module itself.
+    # Found below the model's package, too (`backends/python/model_modules.py`), unless this has such a module itself.
     "backends/worker/region_messages.py _attach_device": "only for CUDA memory of clients, which few workers see",
     "backends/worker/loop.py _use_device": "only for instances on a GPU",
     "backends/worker/loop.py _tensors_on_device": "as above",

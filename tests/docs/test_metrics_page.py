@@ -11,8 +11,8 @@ from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, buckets_of
 from kernel.options import MetricsOptions
 from kernel.repository.gpus import PinnedPool
+from kernel.server_parts import DoorFigures, ServerPart
 from kernel.serving.interface import CacheFigures
-from kernel.serving.server_parts import DoorFigures, ServerPart
 from protocols.http.metrics import model_families
 from protocols.http.metrics.memory_families import render_memory
 from protocols.http.metrics.model_families import render_models, render_readiness

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.server_parts import DoorFigures, RepositoryFigures
 from kernel.serving.catalog import ModelState
-from kernel.serving.server_parts import DoorFigures, RepositoryFigures
 from kernel.texts import SERVER_PATHS, shown_text
 from protocols.http.dashboard.windows import Reading, Window
 

@@ -17,7 +17,7 @@ import msgspec
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
-from kernel.serving.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
+from kernel.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
 from protocols.http.metrics.formats import number
 from protocols.http.metrics.model_families import Summary, Value, labelled, render_summary, render_values
 from protocols.http.metrics.proc import HostLoad

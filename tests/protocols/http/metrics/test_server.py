@@ -13,14 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kernel.observe.metric_rules import MetricKind
 from kernel.options import BadOption, MetricsOptions
-from kernel.serving.interface import CacheFigures
-from kernel.serving.server_parts import (
+from kernel.server_parts import (
     DoorFigures,
     RecordFigures,
     RepositoryFigures,
     ServerPart,
     TraceFigures,
 )
+from kernel.serving.interface import CacheFigures
 from protocols.http.metrics.server import MetricsServer
 from protocols.http.server import HttpServer
 
