@@ -106,8 +106,8 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
             lexer = get_lexer_for_filename(path)
         except ClassNotFound:
             lexer = TextLexer()
-        lines = pygments.highlight(text, lexer, HtmlFormatter(nowrap=True, linespans="L"))
-        body = f'<h1>{html.escape(path)}</h1>\n<div class="highlight source"><pre>{lines}</pre></div>'
+        lines = pygments.highlight(text, lexer, HtmlFormatter(cssclass="highlight source", linespans="L"))
+        body = f"<h1>{html.escape(path)}</h1>\n{lines}"
         yield page_of(path), {"title": path, "body": body, "parents": []}, "page.html"
 
 

@@ -15,11 +15,15 @@ import naiad
 import naiad.testing
 import pytest
 
-from tests.docs.documents import ALL_DOCUMENTS, ROOT, name_of
+from kernel.errors import ErrorCode
+from protocols.status import GRPC_STATUS, HTTP_STATUS
+from tests.docs.documents import ALL_DOCUMENTS, ROOT, name_of, table
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
+
+    from kernel.errors import ServingError
 
 REFERENCE = ROOT / "docs" / "reference"
 DRAWINGS = sorted((ROOT / "docs" / "drawings").glob("*.toml"))
@@ -135,15 +139,29 @@ def test_what_the_reference_names_exists() -> None:
 
 
 def test_everything_that_the_reference_shows_has_an_explanation() -> None:
-    thin = [entry.name for entry in ENTRIES if not inspect.getdoc(entry.value)]
+    """Fields may be explained by the docstring of their class."""
+    thin = [entry.name for entry in ENTRIES if entry.name != "__version__" and not entry.value.__doc__]
     for entry in CLASSES:
         fields = documented_fields(entry.value)
         members = {name: bool(inspect.getdoc(member)) for name, member in functions_of(entry.value).items()}
         shown = entry.members
         if shown is None:
             shown = [name for name in {**fields, **members} if not name.startswith("_") and name not in entry.excluded]
-        thin += [f"{entry.name}.{name}" for name in shown if not (fields.get(name) or members.get(name))]
+        of_class = set(re.findall(r"\w+", entry.value.__doc__ or ""))
+        thin += [
+            f"{entry.name}.{name}"
+            for name in shown
+            if not (fields.get(name) or members.get(name) or (name in fields and name in of_class))
+        ]
     assert thin == []
+
+
+def test_the_table_of_errors_is_that_of_the_server() -> None:
+    rows = table((REFERENCE / "errors.md").read_text())
+    assert len(rows) == len(ErrorCode)
+    for name, http, grpc in rows:
+        error: type[ServingError] = getattr(naiad, name.strip("`"))
+        assert [http, grpc] == [str(HTTP_STATUS[error.code]), GRPC_STATUS[error.code].name]
 
 
 def functions_of(owner: type) -> dict[str, Any]:
