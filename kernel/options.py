@@ -22,7 +22,7 @@ from kernel.settings import LogSettings, LogValues, TraceValues
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
 
 #: The demo of the OpenAI front door (`--demo=chat`), and the files of `naiad init --template chat`.
-CHAT_DEMO_REPOSITORY = Path(__file__).parent / "authoring" / "demo"
+CHAT_DEMO_REPOSITORY = Path(__file__).parent / "tools" / "demo"
 
 
 class BadOption(Exception):

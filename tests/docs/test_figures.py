@@ -65,7 +65,8 @@ STATEMENTS = {
         f"| {TIMEOUTS.body_s:.0f} seconds without any byte; then {TIMEOUTS.bytes_per_s} bytes per second",
         f"| {MAX_OUTSTANDING}, then nothing more is read",
         f"| {MAX_DEPTH} levels deep",
-        f"| {size(request_limits.MAX_BODY_BYTE_SIZE)}; compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
+        f"| {size(request_limits.MAX_BODY_BYTE_SIZE)}; "
+        f"compressed {size(framing.MAX_INFLATED_BYTE_SIZE)} after inflating",
         f"| {limits.MAX_CONCURRENT_STREAMS} calls at once; header blocks of {size(limits.MAX_HEADER_BLOCK_BYTE_SIZE)}",
         f"| regions of clients | {MAX_REGIONS}; {DEFAULTS.regions_per_peer} of one client",
         f"| {MAX_LINES:,}, and {size(MAX_BYTE_SIZE)}; further ones are dropped",
