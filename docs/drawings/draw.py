@@ -1,7 +1,7 @@
 """Writes each drawing of this folder as SVG: `make drawings`, or `python docs/drawings/draw.py`.
 
 A drawing is a TOML file with boxes and arrows. The SVG has no fonts and no scripts of its own, and follows the reader's
-choice of a light or dark page. tests/docs/test_drawings.py fails if an SVG is not what its source makes.
+choice of a light or dark page. tests/docs/test_site.py fails if an SVG is not what its source makes.
 """
 
 from __future__ import annotations

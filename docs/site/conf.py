@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "kernel" / "importable")]
 
-from navigation import NAVIGATION  # noqa: E402 - beside this file
+from navigation import NAVIGATION  # type: ignore[import-not-found]  # noqa: E402 - beside this file
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -27,7 +27,8 @@ language = "en"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "source_pages", "docstrings"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "bench/**.md", "docs/**.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+include_patterns += [f"{folder}/**.md" for folder in ("bench", "docs")]
 exclude_patterns = ["build", "dist", ".*", "**/node_modules", "tests"]
 source_suffix = {".md": "markdown"}
 
@@ -54,7 +55,7 @@ html_css_files = ["naiad.css"]
 html_show_sphinx = False
 html_show_copyright = False
 html_copy_source = False
-html_theme_options = {"top_of_page_buttons": []}
+html_theme_options: dict[str, object] = {"top_of_page_buttons": []}
 
 
 def add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -56,7 +56,7 @@ def line_of(file: Path, name: str) -> int | None:
     return line
 
 
-class LinkSources(SphinxTransform):
+class LinkSources(SphinxTransform):  # type: ignore[misc]  # Sphinx is only there for `make docs`
     """Makes links of what names a file: they are resolved when the pages are written."""
 
     default_priority = 200

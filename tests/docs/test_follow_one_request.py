@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from backends.transport import wire
-from backends.transport.channel import encoder
 from kernel.embedding import EmbeddedServer
 from shm.lease import RegionNumber
 from shm.tensor import Span, Tensor
@@ -87,7 +86,7 @@ def recorder() -> Iterator[Recorder]:
     recorder, before = Recorder(), threading.getprofile()
     threading.setprofile(recorder.note)
     yield recorder
-    threading.setprofile(before)  # type: ignore[arg-type]  # None ends it
+    threading.setprofile(before)
 
 
 def sections() -> dict[str, list[str]]:
@@ -165,9 +164,10 @@ def test_the_messages_to_and_from_the_worker_are_as_long_as_the_page_says() -> N
     request = Tensor("IN", "FP32", [1, 65536], None, Span(RegionNumber(3), 1_048_640, VALUES.nbytes))
     response = Tensor("OUT", "FP32", [1, 65536], None, Span(RegionNumber(0), 1_048_640, VALUES.nbytes))
     execute = wire.Execute(17, [wire.RequestMessage(23, [request])], 200_000)
-    times_ns = range(10**15, 10**15 + 4)
-    executed = wire.Executed(17, [wire.ResponseMessage([response])], *times_ns, copies=1, copied_byte_size=262144)
-    lengths = [len(encoder.encode(message)) for message in (execute, executed)]
+    times_ns = [10**15] * 4
+    executed = wire.Executed(17, [wire.ResponseMessage([response])], *times_ns)
+    executed.copies, executed.copied_byte_size = 1, VALUES.nbytes
+    lengths = [len(wire.encoder.encode(message)) for message in (execute, executed)]
     assert [round(length, -1) for length in lengths] == [
         int(found) for found in re.findall(r"about (\d\d) bytes", PAGE)
     ]

@@ -202,6 +202,7 @@ def declared_fields(owner: type) -> dict[str, bool]:
         if isinstance(node, ast.ClassDef) and node.name == owner.__name__
     ]
     found: dict[str, bool] = {}
+    targets: list[ast.expr]
     for statement in ast.walk(node):
         if isinstance(statement, ast.AnnAssign):
             targets = [statement.target]

@@ -75,11 +75,11 @@ ROWS: list[Row] = [
     Row(id="S24", promise="P8", fault="gRPC messages that are too large, cut, or compressed bombs",
         limit="the right status", measure=tests(
             "tests/protocols/grpc/test_framing.py", "tests/protocols/grpc/test_compression.py",
-            "tests/protocols/grpc/messages")),
+            "tests/protocols/grpc/test_codec.py")),
     Row(id="S25", promise="P8", fault="HTTP/1.1: framing that proxies and servers could read in two ways",
         limit="0 bodies read as requests", measure=tests(
             "tests/protocols/http/fast/test_connection.py", "tests/protocols/http/fast/test_request_heads.py",
-            "tests/protocols/http/fast/test_same_as_aiohttp.py", "tests/protocols/http/bodies",
+            "tests/protocols/http/fast/test_same_as_aiohttp.py", "tests/protocols/http/test_bodies.py",
             "tests/protocols/http/test_request_rules.py")),
     Row(id="S26", promise="P9", fault="500 connections whose heads and bodies never end",
         limit="p99 of others 50 ms or 3 times as before, heads closed within a minute", measure=attacks.slow_clients),
@@ -112,7 +112,7 @@ ROWS: list[Row] = [
                       "tests/protocols/test_forwarding.py", "tests/kernel/observe", "-k",
                       "control or forg or line or escape or header or text")),
     Row(id="S37", promise="P11", fault="every route and call without the key that it needs", limit="0 get through",
-        measure=tests("tests/protocols/access", "tests/protocols/http/test_access_log.py",
+        measure=tests("tests/protocols/test_access.py", "tests/protocols/http/test_access_log.py",
                       "tests/protocols/http/test_browsers.py", "tests/protocols/http/test_routes.py")),
     Row(id="S38", promise="P8", fault="boundary values in every field", limit="0 internal errors",
         measure=tests("tests/conformance/test_hostile_fields.py")),
