@@ -52,6 +52,27 @@ def test_each_document_is_at_one_place_of_the_navigation() -> None:
     assert sorted(listed) == sorted(documents - {"README"})
 
 
+# ---- the built site --------------------------------------------------------------------------
+
+
+def test_links_anchors_and_resources_of_a_built_site_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "style.css").write_text("@import 'https://fonts.example/css'; a { background: url(data:image/png) }")
+    (tmp_path / "index.html").write_text(
+        """<h1 id="top">A</h1> <link href="style.css"> <a href="#top"></a> <a href="folder/page.html#part"></a>
+        <a href="https://example.com"></a> <a href="#gone"></a> <a href="gone.html"></a>
+        <script src="https://cdn.example/script.js"></script>"""
+    )
+    (tmp_path / "folder" / "page.html").write_text('<p id="part"><a href="../index.html#bottom"></a></p>')
+    assert loaded(ROOT / "docs" / "site" / "check.py").problems(tmp_path) == [
+        "folder/page.html: ../index.html#bottom: the page has no such anchor",
+        "index.html: #gone: the page has no such anchor",
+        "index.html: gone.html: there is no such file",
+        "index.html: https://cdn.example/script.js: is loaded from elsewhere",
+        "style.css: https://fonts.example/css: is loaded from elsewhere",
+    ]
+
+
 # ---- drawings --------------------------------------------------------------------------------
 
 
