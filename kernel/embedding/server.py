@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 
 class NotRunning(Unavailable):
+    """The embedded server was not started, or has ended."""
+
     def __init__(self) -> None:
         super().__init__("the server is not running")
 

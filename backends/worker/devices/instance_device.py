@@ -104,6 +104,7 @@ class InstanceDevice:
         if not 0 <= device_id < cuda.device_count:
             raise Unavailable(f"GPU {device_id} does not exist: this process sees {cuda.device_count}")
         self.cuda = cuda
+        #: The number of the GPU, as this process sees it.
         self.device_id = device_id
         self._regions = regions
         #: The stream and the event of the instance; None before the device is opened.
