@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import Instance, InstanceSet
+    from kernel.serving.instance import Instance
+    from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
     from kernel.serving.response import Response, ResponseReceiver
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import ModelSpec, SequenceBatching
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.live_sequences import LiveSequences, Sequence
     from kernel.serving.request import Request
 

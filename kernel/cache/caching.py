@@ -183,22 +183,9 @@ class _EnsembleSalt:
         if self._generation != self._catalog.generation:
             self._generation = self._catalog.generation
             try:
-                salts = sorted(model.cache_salt for model in self._reached())
+                salts = sorted(model.cache_salt for model in self._catalog.with_steps(self._model))
             except ServingError:
                 self._salt = None
             else:
                 self._salt = hashlib.blake2b(b"".join(salts), digest_size=_SALT_BYTE_SIZE).digest()
         return self._salt
-
-    def _reached(self) -> set[Model]:
-        """Return the ensemble and the models of its steps, and of theirs. Raises `ServingError` if one is not ready."""
-        reached, found = {self._model}, [self._model]
-        while found:
-            user = found.pop()
-            for step in user.config.ensemble_scheduling.step:
-                version = str(step.model_version) if step.model_version > 0 else ""
-                model = self._catalog.resolve(step.model_name, version, user.spec.namespace)
-                if model not in reached:
-                    reached.add(model)
-                    found.append(model)
-        return reached

@@ -17,7 +17,7 @@ import msgspec
 
 from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
 from kernel.observe.custom_metrics import CustomMetrics
-from kernel.observe.execution_reports import ExecutionTimes, InstanceMemory, ReportedExecution, add_to_ensembles
+from kernel.observe.execution_reports import ExecutionTimes, InstanceMemory, ReportedExecution
 from kernel.observe.histogram import LOOK_NS, Exemplars, Histogram, SlidingQuantiles
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.recent_requests import LEAST_SLOW_NS, slow_ns
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.errors import ServingError
-    from kernel.observe.execution_reports import BatchReports, ReportedRequest
+    from kernel.observe.execution_reports import ReportedRequest
     from kernel.observe.recent_requests import RecentOfModel
-    from kernel.serving.batch import Batch
+    from kernel.serving.batch import Batch, BatchReports
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
@@ -346,6 +346,16 @@ class ModelStatistics:
             self.observer.failed(request, error)
         if self.recent is not None:
             self.recent.note_failure(request, self._version, error, reason, now_ns, self._instance_of)
+
+
+def add_to_ensembles(parent: Request | None, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    """Add the times of a step to the ensemble `parent`, and to the ensembles of which that one is a step.
+
+    A model that calls others has its own times, which contain those of the calls.
+    """
+    while parent is not None and parent.composed is not None:
+        parent.composed.add(input_ns, infer_ns, output_ns)
+        parent = parent.parent
 
 
 def summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:

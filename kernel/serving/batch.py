@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.observe.execution_reports import BatchReports, ExecutionTimes
+    from kernel.observe.execution_reports import ExecutionTimes, ReportedExecution, ReportedRequest
     from kernel.serving.request import Request
 
 
@@ -70,6 +70,13 @@ class Batch(msgspec.Struct, eq=False):
         if self.slots is None and not self.padded:
             return numbers
         return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]
+
+
+class BatchReports(msgspec.Struct):
+    """What a backend has reported about a batch and its requests; what is missing is measured."""
+
+    requests: dict[Request, ReportedRequest] = {}
+    executions: list[ReportedExecution] = []
 
 
 class BegunBatch(msgspec.Struct):

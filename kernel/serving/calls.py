@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernel.loop.clock import Alarm, Clock
-    from kernel.serving.instances import BatchRecord, Instance
+    from kernel.serving.instance import BatchRecord, Instance
     from kernel.serving.request import Request
 
 _failures = LimitedLog(logging.getLogger(__name__))

@@ -24,8 +24,8 @@ from kernel.loop.cancellations import Cancellations
 from kernel.observe.internal_errors import unexpected_error
 from kernel.serving.calls import Calls, NestedLoads
 from kernel.serving.catalog import parse_version
-from kernel.serving.health import all_healthy, with_steps
 from kernel.serving.helper_tasks import NoHelpers
+from kernel.serving.model import all_healthy
 from kernel.serving.model_figures import figures_of, instance_figures
 from kernel.serving.route import ModelRoute, RouteRules, Wait, WaitingRequests, WithSecond, route_to
 from kernel.serving.validation import validate
@@ -186,7 +186,7 @@ class Kernel:
         """As `model_ready`; the model itself, or the models of an ensemble's steps, may be asked."""
         if not self.model_ready(name, version):
             return False
-        return await all_healthy(with_steps(self.catalog, self.catalog.resolve(name, version)))
+        return await all_healthy(self.catalog.with_steps(self.catalog.resolve(name, version)))
 
     def _check_running(self) -> None:
         if self.stopping:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import SequenceBatching
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
 
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from kernel.observe.statistics import ModelStatistics
     from kernel.serving.batch import Batch
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import Instance
-    from kernel.serving.model import LiveRequests, SchedulerFactory
+    from kernel.serving.instance import Instance
+    from kernel.serving.instances import LiveRequests
+    from kernel.serving.model import SchedulerFactory
     from kernel.serving.request import Request
 
 
