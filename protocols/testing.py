@@ -21,7 +21,8 @@ from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, IndexItem, ModelState
 from kernel.serving.events import Cancelled, Submitted
 from kernel.serving.instance import BatchRecord
-from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel, KernelParts
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock

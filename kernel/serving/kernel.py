@@ -29,7 +29,6 @@ from kernel.serving.model import all_healthy
 from kernel.serving.model_figures import figures_of, instance_figures
 from kernel.serving.route import ModelRoute, RouteRules, Wait, WaitingRequests, WithSecond, route_to
 from kernel.serving.validation import validate
-from kernel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,12 +37,11 @@ if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.memory.input_placement import InputPlacer, ReceiveBuffer
     from kernel.observe.gpu_figures import GpuFigureReader
-    from kernel.observe.recent import Recent
     from kernel.records.tracer import Tracer
     from kernel.server_parts import ServerPart
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import FrontDoorHelpers
-    from kernel.serving.interface import TrafficControl
+    from kernel.serving.interface import KernelSettings, RepositoryControl, TrafficControl
     from kernel.serving.model import Model
     from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.prepared import PreparedRequest
@@ -53,47 +51,6 @@ if TYPE_CHECKING:
     from shm.arena import Block
 
 _Figures = TypeVar("_Figures")
-
-#: What GET /v2 and ServerMetadata list, in Triton's order (core's server.cc).
-EXTENSIONS = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-)
-
-
-class ServerIdentity(msgspec.Struct, frozen=True):
-    """The metadata of the server."""
-
-    name: str = "triton"
-    version: str = __version__
-    extensions: tuple[str, ...] = EXTENSIONS
-
-
-class RepositoryControl(Protocol):
-    """Control of the model repository by clients. Implemented by `kernel.repository.lifecycle`."""
-
-    async def index(self, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index. Raises `InternalError`."""
-
-    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load or reload a model; returns when it is READY. Raises `ServingError`.
-
-        `parameters` may hold `config` (a model configuration in JSON, str) and `file:<path>` (bytes).
-        """
-
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Start to unload a model and return at once; requests in flight finish. An unknown name is not an error."""
 
 
 class RequestRecorder(Protocol):
@@ -107,7 +64,7 @@ class RequestRecorder(Protocol):
 
 
 class Kernel:
-    """Decides what happens to requests. Front doors see it as `KernelInterface` (`front_doors/interface.py`)."""
+    """Decides what happens to requests. Front doors see it as `kernel.serving.interface.KernelInterface`."""
 
     def __init__(
         self, catalog: Catalog, regions: RegionRegistry, inputs: InputPlacer, clock: Clock, settings: KernelSettings,
@@ -516,20 +473,3 @@ class KernelParts(msgspec.Struct, frozen=True):
     gpu_figures: GpuFigureReader | None = None
     #: Returns how many lines of the log were lost.
     lost_log_lines: Callable[[], int] = int
-
-
-class KernelSettings(msgspec.Struct, frozen=True):
-    """Settings of the kernel from the command line."""
-
-    trace: TraceSettings
-    log: LogSettings
-    identity: ServerIdentity = ServerIdentity()
-    strict_readiness: bool = True
-    #: Whether clients may load and unload models at all (--model-control-mode=explicit).
-    explicit_control: bool = False
-    #: The last requests that were slow or failed, and the last lines of the log; None where nobody can look.
-    recent: Recent | None = None
-    #: `local`, `true` or `false`.
-    allow_client_shm: str = "local"
-    #: As in `ServerOptions`.
-    max_decompression_ratio: int = 200
