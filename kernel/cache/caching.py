@@ -1,14 +1,12 @@
-"""The response cache of a server: which models use it, and what identifies a load of a model in keys.
+"""The response cache of a server: which one it is, which models use it, and what identifies a load of a model in keys.
+
+An entry point of the group `naiad.caches` has the name of a cache, and names a function that takes the settings (a
+dictionary of texts) and returns a `CacheStore`. It raises ValueError for wrong settings. See docs/caches.md.
 
 In a cache of this process, each load has entries of its own. In a cache that servers share, a load is known by its
 configuration and by the names, sizes and times of its files, so that servers with the same files share entries. If one
 process loads the same files twice, something else has changed that the files do not show: the second load has entries
 of its own. The responses of an ensemble depend on its steps, whose loads are part of its keys.
-
-Makes the cache of a server from the command line. Packages add caches by entry points.
-
-An entry point of the group `naiad.caches` has the name of the cache, and names a function that takes the settings (a
-dictionary of texts) and returns a `CacheStore`. It raises ValueError for wrong settings. See docs/caches.md.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class BatchReports(msgspec.Struct):
 class BegunBatch(msgspec.Struct):
     """A batch that a worker had begun when it was lost."""
 
-    #: Those without a final response.
+    #: The requests without a final response.
     requests: list[Request]
     #: Whether nothing of it can have been noticed outside of the worker: no response was sent, no model was called, and
     #: it belongs to no sequence.

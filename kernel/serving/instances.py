@@ -442,25 +442,23 @@ class InstanceSet:
         """`instance` gives these requests back, which it had not started."""
         self._depth = 1  # else they would go to it again at once
         self._next_batch_ns = None
-        self._live.returned(returned)
-        self._inbox.post(BatchesRecalled(instance, returned))
-        for request in returned:
-            # It was cancelled, and only the instance knew that.
-            if request.cancelled and not request.finished and request.owner is not None:
-                request.owner.cancelled(request)
+        self._queue_again(BatchesRecalled(instance, returned))
 
     def lost(self, instance: Instance, returned: list[Request]) -> None:
         """Remove a lost instance. It has failed its started requests; `returned` are those that it had not started."""
         self.forget(instance)
         self._statistics.workers_lost += 1
-        self._live.returned(returned)
-        self._inbox.post(InstanceLost(instance, returned))
-        for request in returned:
-            # It was cancelled while other requests failed, and only the lost instance knows that.
-            if request.cancelled and not request.finished and request.owner is not None:
-                request.owner.cancelled(request)
+        self._queue_again(InstanceLost(instance, returned))
         if self.admission is not None:
             self.admission.pass_on()
+
+    def _queue_again(self, event: InstanceLost) -> None:
+        """Queue what an instance gives back, and cancel what was cancelled there: only the instance knew that."""
+        self._live.returned(event.returned)
+        self._inbox.post(event)
+        for request in event.returned:
+            if request.cancelled and not request.finished and request.owner is not None:
+                request.owner.cancelled(request)
 
     def _post_idle(self, instance: Instance) -> None:
         if self._live.queued:

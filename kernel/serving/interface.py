@@ -216,7 +216,7 @@ class KernelInterface(Protocol):
     def clear_poison(self, name: str, version: str = "") -> int:
         """Forget the requests that are refused because equal ones have ended workers; returns how many these were.
 
-        Raises `ServingError`.
+        Raises `ServingError`, also for a model that remembers none.
         """
 
     def check_client_shm(self, *, local_peer: bool) -> None:

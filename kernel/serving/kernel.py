@@ -64,7 +64,10 @@ class RequestRecorder(Protocol):
 
 
 class Kernel:
-    """Decides what happens to requests. Front doors see it as `kernel.serving.interface.KernelInterface`."""
+    """Decides what happens to requests.
+
+    Front doors see it as `kernel.serving.interface.KernelInterface`, which describes the methods that have no docstring.
+    """
 
     def __init__(
         self, catalog: Catalog, regions: RegionRegistry, inputs: InputPlacer, clock: Clock, settings: KernelSettings,
@@ -191,14 +194,9 @@ class Kernel:
         return self.resolve(name, version, namespace)
 
     def route(self, name: str, version: str = "") -> ModelRoute:
-        """Return the route of a call that takes any number of responses. Raises `ServingError`."""
         return route_to(self.resolve(name, version), self._rules.get(name))
 
     def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
-        """Return the route of a unary call.
-
-        `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
-        """
         route = self.route(name, version)
         if route.spec.decoupled:
             raise DecoupledOverUnary(entry_point)
@@ -333,7 +331,6 @@ class Kernel:
         self._preparing += 1
 
     def end_preparing(self, byte_size: int) -> None:
-        """A request that was admitted by `begin_preparing` with `byte_size` bytes was submitted or refused."""
         self._preparing -= 1
         self._budget.remove(byte_size)
         assert self._preparing >= 0, "more requests were prepared than admitted"
@@ -341,37 +338,27 @@ class Kernel:
             self._all_prepared.set()
 
     def check_shapes(self, request: Request, route: ModelRoute) -> None:
-        """Check a request whose tensors have a place, but perhaps no bytes yet. Raises `ServingError`."""
         validate(request, route.spec)
 
     def memory_for(self, route: ModelRoute, byte_size: int) -> Block:
-        """Return a block that workers of `route` can read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take(route.model, byte_size)
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
-        """Return a buffer in which to receive a message that a helper decodes. Raises `ArenaFull`."""
         return self._inputs.message_buffer(byte_size)
 
     def memory_for_helper(self, byte_size: int) -> Block:
-        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take_for_helper(byte_size)
 
     def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        """Return a buffer in which to receive a request for `route`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(route.model, byte_size, first_tensor)
 
     def clear_poison(self, name: str, version: str = "") -> int:
-        """Forget the requests that are refused because equal ones have ended workers; returns how many these were.
-
-        Raises `ServingError`, also for a model that remembers none.
-        """
         model = self.served(name, version)
         if model.poison is None:
             raise InvalidArgument(f"model '{model.name}' remembers no requests (parameter naiad.isolate_poison)")
         return model.poison.clear()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
-        """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""
         allowed = self.settings.allow_client_shm
         if allowed == "false" or (allowed == "local" and not local_peer):
             raise ClientSharedMemoryDisabled
@@ -386,34 +373,27 @@ class Kernel:
     # ---- figures -----------------------------------------------------------------------------
 
     def figures(self, name: str = "") -> list[ModelFigures]:
-        """Return the figures of the READY versions of all models, or of those called `name`, in order."""
         return [figures_of(model) for model in self.catalog.ready_models(name)]
 
     def counters(self) -> Sequence[ModelCounters]:
-        """Return the counters of all versions that can have requests."""
         return self.catalog.executing_models()
 
     @property
     def queued(self) -> int:
-        """How many requests wait for an execution."""
         return sum(model.live.queued + model.instances.waiting for model in self.catalog.executing_models())
 
     def served_figures(self, name: str, version: str = "") -> ModelFigures:
-        """Return the figures of a version that serves. Raises `ServingError`."""
         return figures_of(self.served(name, version))
 
     def loaded_figures(self, identifier: str, version: int) -> ModelFigures | None:
-        """Return the figures of a version by its model's identifier; None if it is not loaded."""
         entry = self.catalog.entry(identifier, version)
         return None if entry is None or entry.model is None else figures_of(entry.model)
 
     def instance_figures(self, identifier: str, version: int) -> list[InstanceFigures]:
-        """Return the figures of the instances of a version; none if it is not loaded."""
         entry = self.catalog.entry(identifier, version)
         return [] if entry is None or entry.model is None else instance_figures(entry.model)
 
     def part_figures(self, kind: type[_Figures]) -> list[_Figures]:
-        """Return the figures of this kind, of each part of the server that has such, in the order of the parts."""
         return [figures for part in self.server_parts if isinstance(figures := part.figures(), kind)]
 
     # ---- stopping ----------------------------------------------------------------------------
