@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kernel.repository.execution_environment import ExecutionEnvironment
 
 #: What an interpreter runs that is not the server's.
-_START = Path(__file__).parents[2] / "portable" / "start.py"
+_START = Path(__file__).parents[1] / "portable" / "start.py"
 
 #: The longest response in bytes.
 _MAX_RESPONSE = 1 << 20
