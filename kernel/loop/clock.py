@@ -74,6 +74,8 @@ ITERATION_END = 0
 
 
 class Clock(Protocol):
+    """The time of the server. Schedulers get it, so that tests can give them another one."""
+
     def now_ns(self) -> int:
         """Return monotonic nanoseconds."""
 

@@ -20,6 +20,7 @@ class Batch(msgspec.Struct, eq=False):
     request: the worker makes a row for them.
     """
 
+    #: The requests, in the order of their rows.
     entries: list[Request | None]
     #: Whether a request was removed; in a batch of sequences entries may be without a request in any case.
     padded: bool = False

@@ -39,7 +39,7 @@ class Consumed(msgspec.Struct, frozen=True):
 
 
 class ChildResponded(msgspec.Struct, frozen=True):
-    """A request that the scheduler has submitted itself got `response`, which the scheduler owns."""
+    """`child`, a request that the scheduler has submitted itself, got `response`, which the scheduler owns."""
 
     child: Request
     response: Response
