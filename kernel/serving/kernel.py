@@ -66,8 +66,7 @@ class RequestRecorder(Protocol):
 class Kernel:
     """Decides what happens to requests.
 
-    Front doors see it as `kernel.serving.interface.KernelInterface`, which describes the methods that have no
-    docstring.
+    Front doors see it as `kernel.serving.interface.KernelInterface`, which describes the methods without a docstring.
     """
 
     def __init__(
