@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format bench scoreboard soak fuzz oracle clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -104,6 +104,21 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The documents as a site, in build/docs, for any browser without a network: open build/docs/index.html. A broken link, or
+# a name of the reference that is gone, ends it.
+docs: $(VENV)/installed-docs drawings
+	$(BIN)/sphinx-build -E -W --keep-going -q -c docs/site -d build/doctrees . build/docs $(ARGS)
+	$(BIN)/python docs/site/check.py build/docs
+	@echo 'open build/docs/index.html'
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/pip install -q --group docs
+	touch $@
+
+# The SVG files of docs/drawings, from the text beside them.
+drawings: $(VENV)/pip
+	$(BIN)/python docs/drawings/draw.py
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python -m bench $(ARGS)

@@ -36,6 +36,7 @@ class ModelArguments(msgspec.Struct, frozen=True):
     config: Config
     #: The model's folder in the repository. It has one folder per version.
     model_dir: Path
+    #: The version to load, which is the name of a folder in `model_dir`.
     version: int
     #: Empty in `complete`, which runs before the instances are known; kind and device have their defaults then.
     instance_name: str = ""
@@ -50,10 +51,12 @@ class ModelArguments(msgspec.Struct, frozen=True):
 
     @property
     def model_name(self) -> str:
+        """The name by which clients know the model."""
         return str(self.config["name"])
 
     @property
     def version_dir(self) -> Path:
+        """The folder of the version, with the model file."""
         return self.model_dir / str(self.version)
 
     @property
@@ -142,8 +145,11 @@ class Timings(msgspec.Struct):
     the end of `execute`: all of the time is inference then, or all after `inputs_ready`.
     """
 
+    #: When the worker has begun with the batch.
     start_ns: int
+    #: When the inputs were complete: the model computes from then on.
     inputs_ready_ns: int
+    #: When the model has computed its outputs.
     inferred_ns: int
     clock: Callable[[], int] = time.monotonic_ns
     #: What `report_batch` was given. None if the backend does not report executions.
@@ -368,7 +374,9 @@ class CustomBackend:
 
     #: As in `Backend`.
     responds_later: ClassVar[bool] = False
+    #: As in `Backend`.
     shares_worker: ClassVar[bool] = False
+    #: As in `Backend`.
     device_inputs: ClassVar[bool] = False
 
     def __init__(self, settings: dict[str, str]) -> None:

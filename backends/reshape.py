@@ -26,7 +26,10 @@ _EMPTY_STRING_BYTE_SIZE = 4
 
 
 class TensorShapes(msgspec.Struct, frozen=True):
-    """One input or output of a model's configuration. Dimensions are without the batch dimension; -1 is any size."""
+    """One input or output, `name`, of a model's configuration.
+
+    Dimensions are without the batch dimension; -1 is any size.
+    """
 
     name: str
     #: Protocol name, such as `FP32`.
@@ -37,6 +40,7 @@ class TensorShapes(msgspec.Struct, frozen=True):
     reshape: tuple[int, ...] | None = None
     #: Whether the client's and the model's shape begin with a batch dimension.
     batched: bool = False
+    #: Whether a request may leave the input out.
     optional: bool = False
     #: Requests of a batch may have different shapes. The model gets the elements of all requests in one dimension.
     ragged: bool = False

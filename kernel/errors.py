@@ -15,15 +15,23 @@ from kernel.texts import MAX_TEXT_BYTE_SIZE, SERVER_PATHS, limited, printable
 
 
 class ErrorCode(enum.Enum):
-    """Triton's eight codes (TRITONSERVER_ERROR_*)."""
+    """Triton's eight codes (TRITONSERVER_ERROR_*). Each has a class, which says what it means."""
 
+    #: `UnknownError`
     UNKNOWN = "unknown"
+    #: `InternalError`
     INTERNAL = "internal"
+    #: `NotFound`
     NOT_FOUND = "not_found"
+    #: `InvalidArgument`
     INVALID_ARG = "invalid_arg"
+    #: `Unavailable`
     UNAVAILABLE = "unavailable"
+    #: `Unsupported`
     UNSUPPORTED = "unsupported"
+    #: `AlreadyExists`
     ALREADY_EXISTS = "already_exists"
+    #: `RequestCancelled`
     CANCELLED = "cancelled"
 
     @property
@@ -51,9 +59,14 @@ MAX_MODEL_TEXT = 64 << 10
 _MAX_SEARCHED = 4 * MAX_MODEL_TEXT
 
 
+class BadOption(Exception):
+    """The server or a command cannot start with these options. The message is one line for the operator."""
+
+
 class ServingError(Exception):
     """An expected failure. `code` is its kind, `message` is the text for the client."""
 
+    #: What kind of failure it is.
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN
 
     #: Whether Triton finds this out before it queues the request. Its HTTP server sends such errors as JSON, and
@@ -78,34 +91,50 @@ class ServingError(Exception):
 
 
 class UnknownError(ServingError):
+    """What has failed is not known, or has no other code."""
+
     code = ErrorCode.UNKNOWN
 
 
 class InternalError(ServingError):
+    """The server or the model has failed: an equal request may fail again. An exception of a model has this code."""
+
     code = ErrorCode.INTERNAL
 
 
 class NotFound(ServingError):
+    """What the client has named does not exist: a model, a version, a region."""
+
     code = ErrorCode.NOT_FOUND
 
 
 class InvalidArgument(ServingError):
+    """The request is wrong, whatever the state of the server is. The text says what was expected."""
+
     code = ErrorCode.INVALID_ARG
 
 
 class Unavailable(ServingError):
+    """Not now: the model is not ready, a queue or the memory is full, the server stops. Clients may try again."""
+
     code = ErrorCode.UNAVAILABLE
 
 
 class Unsupported(ServingError):
+    """The request is correct, and this model or server cannot do it."""
+
     code = ErrorCode.UNSUPPORTED
 
 
 class AlreadyExists(ServingError):
+    """What the client wants to make exists already."""
+
     code = ErrorCode.ALREADY_EXISTS
 
 
 class RequestCancelled(ServingError):
+    """The client has cancelled the request, or has disconnected. `message` is empty, as in Triton."""
+
     code = ErrorCode.CANCELLED
 
     def __init__(self, message: str = "") -> None:  # Triton sends an empty text

@@ -15,9 +15,9 @@ from kernel.observe.execution_reports import ExecutionTimes
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
-from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.instance import BatchRecord
+from kernel.serving.instances import InstanceSet, LiveRequests
 from kernel.serving.live_sequences import LiveSequences
-from kernel.serving.model import LiveRequests
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.serving.sequence_model import SequenceInstances
@@ -61,16 +61,20 @@ class FakeClock:
     """A clock that moves only by `advance`. Alarms ring in the order of their times."""
 
     def __init__(self) -> None:
+        #: The time, in nanoseconds. Tests move it by `advance`.
         self.time_ns = 1_000_000_000
         self._alarms: list[FakeAlarm] = []
 
     def now_ns(self) -> int:
+        """Return the time, in nanoseconds."""
         return self.time_ns
 
     def wall_ns(self) -> int:
+        """Return the same time: this clock has no other one."""
         return self.time_ns
 
     def alarm(self, callback: Callable[[], None]) -> FakeAlarm:
+        """Return an alarm that calls `callback` when its time has come."""
         alarm = FakeAlarm(self, callback)
         self._alarms.append(alarm)
         return alarm
@@ -119,21 +123,26 @@ class FakeAlarm:
 class RecordingSink:
     """Records the responses of a request."""
 
+    #: Nobody: the request is not a client's.
     peer = ""
 
     def __init__(self) -> None:
+        #: The responses, in their order.
         self.responses: list[Response] = []
         #: What the request's headers are: name in lower case → value.
         self.headers: dict[str, str] = {}
 
     def header(self, name: str) -> str:
+        """Return a header of the request, "" without it."""
         return self.headers.get(name, "")
 
     def send(self, response: Response) -> None:
+        """Record a response."""
         self.responses.append(response)
 
     @property
     def errors(self) -> list[ServingError]:
+        """The errors among the responses, in their order."""
         return [r.error for r in self.responses if r.error is not None]
 
 
@@ -143,7 +152,9 @@ class FakeInstance:
     def __init__(self, name: str, concurrency: int = 1) -> None:
         self.name = name
         self.record = BatchRecord(concurrency)
+        #: The batches that it has, the one that it executes first.
         self.batches: deque[Batch] = deque()
+        #: The requests that were cancelled while it had them.
         self.cancelled: list[Request] = []
         #: The slots that sequences have left.
         self.ended_slots: list[int] = []
@@ -151,18 +162,22 @@ class FakeInstance:
         self.sent_now = 0
 
     def execute(self, batch: Batch) -> None:
+        """Keep a batch; the kernel calls it."""
         self.batches.append(batch)
 
     def cancel(self, request: Request) -> None:
+        """Note a cancelled request; the kernel calls it."""
         self.cancelled.append(request)
 
     def consumed(self, request: Request, count: int) -> None:
         """Do nothing: fake instances do not limit their responses."""
 
     def send_now(self) -> None:
+        """Count in `sent_now`; the kernel calls it for the batch of a call."""
         self.sent_now += 1
 
     def end_sequence(self, slot: int) -> None:
+        """Note a slot whose sequence has ended; the kernel calls it."""
         self.ended_slots.append(slot)
 
 

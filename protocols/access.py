@@ -31,15 +31,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.errors import InvalidArgument, NoDescriptorLeft, RequestCancelled, ServingError, lacks_descriptors
-from kernel.options import AdminOptions, BadOption
+from kernel.errors import (
+    BadOption,
+    InvalidArgument,
+    NoDescriptorLeft,
+    RequestCancelled,
+    ServingError,
+    lacks_descriptors,
+)
 from protocols.listening import is_local, listening_address
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kernel.options import TlsOptions
+    from kernel.options import AdminOptions, TlsOptions
     from kernel.serving.interface import KernelInterface
 
 #: Clients of this machine whose user the system does not say.

@@ -23,7 +23,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.regular_files import read_regular
 from protocols.file_watch import FileWatch
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class OutputValue(msgspec.Struct):
-    """One output. An array that is not in C order is copied. BYTES are object arrays.
+    """One output: `name` as in the model's configuration, and an `array` with the batch dimension, if there is one.
 
-    `datatype` is a protocol name. BF16, which numpy lacks, is an array of uint16.
+    `datatype` is a name of the protocol, such as FP32. BYTES are object arrays of `bytes`; BF16, which NumPy lacks, is
+    an array of uint16. An array that is not in C order is copied. On a GPU it may be a `DeviceArray`.
     """
 
     name: str
@@ -72,6 +73,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
     @property
     def id(self) -> str:
+        """The id that the client gave the request; empty without one."""
         return self.ref.id
 
     def input(self, name: str) -> Tensor | None:

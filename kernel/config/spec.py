@@ -219,12 +219,15 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 class ModelSpec(msgspec.Struct, frozen=True):
     """A model as front doors, kernel and schedulers see it. Tensors are in the order of the configuration."""
 
+    #: The name by which clients know the model.
     name: str
     platform: str
     backend: str
     #: In rows; 0 if the model does not batch.
     max_batch_size: int
+    #: Name → datatype and shape.
     inputs: dict[str, TensorSpec]
+    #: Name → datatype and shape.
     outputs: dict[str, TensorSpec]
     #: A request may have any number of responses.
     decoupled: bool = False

@@ -53,12 +53,17 @@ class RequestOptions(TypedDict, total=False):
     model_version: str | int
     #: Names of outputs, or name → number of best classes to return (0 for the tensor itself). Default: all outputs.
     outputs: Sequence[str] | Mapping[str, int]
+    #: The id of the request, which its responses have, too.
     request_id: str
     #: Custom parameters; the model gets them unchanged.
     parameters: Mapping[str, str | int | bool | float]
+    #: The sequence that the request belongs to; 0 or an empty text for none.
     correlation_id: int | str
+    #: Whether the request is the first of its sequence.
     sequence_start: bool
+    #: Whether the request is the last of its sequence.
     sequence_end: bool
+    #: A priority level of the model, from 1 (the first) on; 0 for its default level.
     priority: int
     #: How long the request may wait in its queue, in microseconds, if the model's queue policy allows the override.
     timeout_us: int

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 class AgentModel(msgspec.Struct, frozen=True):
     """The model that an agent acts for."""
 
+    #: The name by which clients know the model.
     name: str
     #: The model's folder: that in the repository, or the one that an agent before this one has returned.
     folder: Path

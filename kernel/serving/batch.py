@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.observe.execution_reports import BatchReports, ExecutionTimes
+    from kernel.observe.execution_reports import ExecutionTimes, ReportedExecution, ReportedRequest
     from kernel.serving.request import Request
 
 
@@ -20,6 +20,7 @@ class Batch(msgspec.Struct, eq=False):
     request: the worker makes a row for them.
     """
 
+    #: The requests, in the order of their rows.
     entries: list[Request | None]
     #: Whether a request was removed; in a batch of sequences entries may be without a request in any case.
     padded: bool = False
@@ -72,10 +73,17 @@ class Batch(msgspec.Struct, eq=False):
         return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]
 
 
+class BatchReports(msgspec.Struct):
+    """What a backend has reported about a batch and its requests; what is missing is measured."""
+
+    requests: dict[Request, ReportedRequest] = {}
+    executions: list[ReportedExecution] = []
+
+
 class BegunBatch(msgspec.Struct):
     """A batch that a worker had begun when it was lost."""
 
-    #: Those without a final response.
+    #: The requests without a final response.
     requests: list[Request]
     #: Whether nothing of it can have been noticed outside of the worker: no response was sent, no model was called, and
     #: it belongs to no sequence.

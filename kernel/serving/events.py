@@ -8,7 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
@@ -39,7 +39,7 @@ class Consumed(msgspec.Struct, frozen=True):
 
 
 class ChildResponded(msgspec.Struct, frozen=True):
-    """A request that the scheduler has submitted itself got `response`, which the scheduler owns."""
+    """`child`, a request that the scheduler has submitted itself, got `response`, which the scheduler owns."""
 
     child: Request
     response: Response

@@ -80,6 +80,7 @@ class WantedInference(msgspec.Struct, eq=False):
     sink: Sink
     #: The version from the client; empty for the newest that is ready.
     model_version: str = ""
+    #: The id from the client; empty without one.
     id: str = ""
     #: The requested outputs; empty for all.
     outputs: list[RequestedOutput] = []
@@ -88,6 +89,7 @@ class WantedInference(msgspec.Struct, eq=False):
     correlation_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    #: A priority level of the model, from 1 (the first) on; 0 for its default level.
     priority: int = 0
     #: The client's timeout in microseconds; 0 for none.
     timeout_us: int = 0
@@ -131,8 +133,9 @@ class Request(WantedInference, eq=False):
     owner: RequestOwner | None = None
     #: Rows of the request: the first dimension of its inputs where the model batches, else 1.
     batch_size: int = 1
-    #: Monotonic nanoseconds: when the kernel received the request, and when the request was queued.
+    #: When the kernel received the request, in monotonic nanoseconds.
     received_ns: int = 0
+    #: When the request was queued, in monotonic nanoseconds.
     queue_start_ns: int = 0
     #: Whether the request was dispatched to an instance. False again if the instance is lost and the request is queued.
     dispatched: bool = False

@@ -11,8 +11,8 @@ import sys
 import urllib.parse
 from typing import TYPE_CHECKING
 
+from kernel.errors import BadOption
 from kernel.flags.read import read_flags
-from kernel.options import BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.texts import limited
 
 if TYPE_CHECKING:

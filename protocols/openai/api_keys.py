@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.regular_files import read_regular
 from protocols.file_watch import FileWatch
 from protocols.openai.errors import ApiError

@@ -35,6 +35,7 @@ PYTHON_EXAMPLES = {
     "docs/batching.md": 1,
     "docs/caches.md": 1,
     "docs/embedding.md": 1,
+    "docs/follow-one-request.md": 1,
     "docs/metrics.md": 1,
     "docs/openai.md": 1,
     "docs/python-models.md": 3,

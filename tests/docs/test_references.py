@@ -149,6 +149,29 @@ def test_every_link_works(path: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("path", ALL_DOCUMENTS, ids=name_of)
+def test_every_link_with_a_name_leads_to_a_file_that_defines_it(path: Path) -> None:
+    """The site links such a name to its line."""
+    named = re.findall(r"\[`([\w.]+)`\]\(([^)\s]+\.py)\)", path.read_text())
+    wrong = [
+        f"{target}: {name}" for name, target in named if name not in definitions_in((path.parent / target).resolve())
+    ]
+    assert wrong == []
+
+
+@functools.cache
+def definitions_in(file: Path) -> set[str]:
+    """Return the functions and classes of a module, and `Class.method`."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
+            found |= {f"{node.name}.{method.name}" for method in methods}
+    return found
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_every_flag_that_a_document_names_exists(path: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", path.read_text()))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kernel.errors import InvalidArgument, NoDescriptorLeft, NotFound, RequestCancelled
-from kernel.options import AdminOptions, BadOption
+from kernel.errors import BadOption, InvalidArgument, NoDescriptorLeft, NotFound, RequestCancelled
+from kernel.options import AdminOptions
 from protocols import access as module
 from protocols.access import (
     GRPC,

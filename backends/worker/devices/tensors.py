@@ -30,12 +30,15 @@ class DeviceArray:
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """The size in bytes."""
         return element_count(self.shape) * DATATYPES[self.datatype].byte_size
 
+    #: The size in bytes, by the name that tensors have for it.
     byte_size = nbytes
 
     def reshape(self, *shape: Any) -> DeviceArray:
@@ -76,10 +79,12 @@ class DeviceInput:
 
     @property
     def datatype(self) -> str:
+        """The name of the datatype in the protocol, such as FP32."""
         return self.array.datatype
 
     @property
     def shape(self) -> list[int]:
+        """The shape, with the batch dimension if the model batches. It can be set, to one with as many elements."""
         return list(self.array.shape)
 
     @shape.setter
@@ -88,14 +93,17 @@ class DeviceInput:
 
     @property
     def address(self) -> int:
+        """The address of the first element on the device."""
         return self.array.address
 
     @property
     def byte_size(self) -> int:
+        """The size in bytes."""
         return self.array.nbytes
 
     @property
     def device_id(self) -> int:
+        """The number of the GPU."""
         return self.array.device_id
 
     @property

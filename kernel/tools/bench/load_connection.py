@@ -22,7 +22,7 @@ READ, WRITE = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 
 
 class LoadState(Protocol):
-    """What a protocol knows of a connection: `protocols/load/` has one for each."""
+    """What a protocol knows of a connection: `protocols/clients/` has one for each."""
 
     pending: bytes
     left: int

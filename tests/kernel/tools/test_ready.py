@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.tools.ready import find_problem, missing, own_url, print_ready
 
 if TYPE_CHECKING:
