@@ -68,7 +68,7 @@ class HttpDoor(FrontDoor, Generic[_Call]):
             from protocols.tls import Certificates  # few servers have any
 
             self._certificates = Certificates(name, options.tls, ["http/1.1"])
-        self._listener = HttpListener(
+        self.listener = HttpListener(
             sock,
             f"{name}Service",
             LoggedHandler(self._respond) if log_access else self._respond,
@@ -78,21 +78,21 @@ class HttpDoor(FrontDoor, Generic[_Call]):
 
     @property
     def title(self) -> str:
-        return self._listener.title
+        return self.listener.title
 
     async def start(self) -> None:
-        await self._listener.start()
+        await self.listener.start()
         if self._certificates is not None:
             self._certificates.start()
 
     async def stop(self, grace_s: float) -> None:
         if self._certificates is not None:
             self._certificates.stop()
-        await self._listener.stop(grace_s)
+        await self.listener.stop(grace_s)
 
     def figures(self) -> DoorFigures:
         expires_s = None if self._certificates is None else self._certificates.expiry_s
-        return DoorFigures(self._name.lower(), self._listener.connection_count, expires_s)
+        return DoorFigures(self._name.lower(), self.listener.connection_count, expires_s)
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         """Return the response to any request, with the headers of CORS if there are some."""

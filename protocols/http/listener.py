@@ -67,23 +67,23 @@ class HttpListener:
         self._access_logger = access_logger
         self._draining = False
         self.title = f"{service} at {listening_address(sock)}"
-        self._aiohttp_server: AiohttpServer | None = None
+        self.aiohttp_server: AiohttpServer | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen."""
-        self._aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
-        self._aiohttp_server.access_logger = self._access_logger
-        connect = self._aiohttp_server if self.first is None else self.first.open(self._aiohttp_server)
+        self.aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
+        self.aiohttp_server.access_logger = self._access_logger
+        connect = self.aiohttp_server if self.first is None else self.first.open(self.aiohttp_server)
         self._server = await listen(self._sock, connect, self._tls, make_refusal=_Refusal)
 
     @property
     def connection_count(self) -> int:
         """How many connections clients have."""
-        if self._aiohttp_server is None:
+        if self.aiohttp_server is None:
             return 0
         # One that shares a transport with the fast path is counted there.
-        connections = self._aiohttp_server.connections
+        connections = self.aiohttp_server.connections
         own = sum(1 for each in connections if isinstance(each, AiohttpConnection) and not each.on_response)
         return own if self.first is None else own + self.first.connection_count
 
@@ -93,7 +93,7 @@ class HttpListener:
         aiohttp's own shutdown drops the body of a request whose head has come. So connections are closed one by
         one, as soon as they are idle.
         """
-        if self._server is None or self._aiohttp_server is None:
+        if self._server is None or self.aiohttp_server is None:
             return
         server, self._server = self._server, None
         server.close()
@@ -101,8 +101,8 @@ class HttpListener:
         async with asyncio.TaskGroup() as tasks:
             if self.first is not None:
                 tasks.create_task(self.first.close(grace_s))
-            tasks.create_task(self._drain(self._aiohttp_server, grace_s))
-        await self._aiohttp_server.shutdown(_CLOSE_S)
+            tasks.create_task(self._drain(self.aiohttp_server, grace_s))
+        await self.aiohttp_server.shutdown(_CLOSE_S)
 
     async def _drain(self, server: AiohttpServer, grace_s: float) -> None:
         with contextlib.suppress(TimeoutError):

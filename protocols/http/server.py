@@ -72,7 +72,7 @@ class HttpServer(HttpDoor[HttpCall]):
             self._dashboard,
         )
         if fast_path:
-            self._listener.first = FastPath(inference, rules, log_access=log_access)
+            self.listener.first = FastPath(inference, rules, log_access=log_access)
 
     @property
     def restrictions(self) -> Restrictions:

@@ -80,7 +80,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         self._keys = None if options.api_keys is None else ApiKeys(options.api_keys)
         self.silence = SilenceWatch()
         self._seen: dict[str, int] = {}
-        self._door = DoorSettings(
+        self.door = DoorSettings(
             kernel,
             GenerationIntake(kernel, None if rules.forwarder is None else forwarded),
             self.silence,
@@ -110,7 +110,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         if name not in self._seen:
             ready = self._kernel.catalog.ready_names()
             self._seen = {each: s for each, s in self._seen.items() if each in ready}
-            self._seen[name] = int(self._door.now_s())
+            self._seen[name] = int(self.door.now_s())
         return self._seen[name]
 
     def _begin(
@@ -131,7 +131,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         key = None
         if self._keys is not None and route.category is not Category.HEALTH:
             key = self._keys.find(http.headers.get("Authorization"))
-        return handler, OpenAiCall(http, names, self._door, headers, key)
+        return handler, OpenAiCall(http, names, self.door, headers, key)
 
     def _methods(self, http: web.BaseRequest) -> Iterable[str] | None:
         found = find_route(request_path(http.raw_path))

@@ -53,8 +53,8 @@ class FastPath:
         self.timeouts = timeouts
         #: Seconds of the event loop's clock at the last tick.
         self.now_s = 0.0
-        self._connections: set[FastConnection] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self.connections: set[FastConnection] = set()
+        self.timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Event | None = None
 
     def open(self, aiohttp_server: AiohttpServer) -> Callable[[], FastConnection]:
@@ -65,55 +65,55 @@ class FastPath:
     @property
     def connection_count(self) -> int:
         """How many connections it has, without those that it has left to aiohttp."""
-        return len(self._connections)
+        return len(self.connections)
 
     async def close(self, grace_s: float) -> None:
         """Close idle connections, and others when their requests have responses or `grace_s` seconds are over."""
         self._all_closed = asyncio.Event()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close_when_idle()
-        if self._connections:
+        if self.connections:
             try:
                 async with asyncio.timeout(grace_s):
                     await self._all_closed.wait()
             except TimeoutError:
-                for connection in list(self._connections):
+                for connection in list(self.connections):
                     connection.abort()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def add(self, connection: FastConnection) -> None:
         """Watch over a new connection, on a clock that goes while there is one."""
-        if self._timer is None:
+        if self.timer is None:
             loop = asyncio.get_running_loop()
-            self._set_clock(loop.time())
-            self._timer = loop.call_later(_TICK_S, self._tick)
-        self._connections.add(connection)
+            self.set_clock(loop.time())
+            self.timer = loop.call_later(_TICK_S, self.tick)
+        self.connections.add(connection)
         if self._all_closed is not None:
             connection.close_when_idle()
 
     def remove(self, connection: FastConnection) -> None:
-        self._connections.discard(connection)
-        if self._all_closed is not None and not self._connections:
+        self.connections.discard(connection)
+        if self._all_closed is not None and not self.connections:
             self._all_closed.set()
 
     def expire(self, now_s: float) -> None:
         """Let all connections look at the time `now_s`."""
-        self._set_clock(now_s)
+        self.set_clock(now_s)
         verbose = self.kernel.log.values.log_verbose_level > 0
         if verbose != self.log_verbose:
             self.log_verbose = verbose
-            for connection in self._connections:
+            for connection in self.connections:
                 connection.choose_log()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.expire()
-        abort_gone([paused for each in self._connections if (paused := each.paused_transport) is not None])
+        abort_gone([paused for each in self.connections if (paused := each.paused_transport) is not None])
 
-    def _set_clock(self, now_s: float) -> None:
+    def set_clock(self, now_s: float) -> None:
         self.now_s = self.inference.now_s = now_s
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         loop = asyncio.get_running_loop()
         self.expire(loop.time())
-        self._timer = loop.call_later(_TICK_S, self._tick) if self._connections else None
+        self.timer = loop.call_later(_TICK_S, self.tick) if self.connections else None

@@ -240,14 +240,14 @@ class KnownRequestHeads:
     def __init__(self, inference: HttpInference, rules: RequestRules) -> None:
         self._inference = inference
         self._rules = rules
-        self._cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
+        self.cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
         #: Heads of requests whose body is JSON as a whole, by their text without the length of the body: numbers in
         #: JSON are longer and shorter from request to request.
         self._without_length: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
 
     def find(self, text: bytes) -> KnownRequestHead:
         """Return what is known of the head `text`, up to and with its empty line."""
-        generation, cache = self._inference.kernel.catalog.generation, self._cache
+        generation, cache = self._inference.kernel.catalog.generation, self.cache
         if generation != cache.generation:
             cache.start_generation(generation)
             self._without_length.start_generation(generation)

@@ -95,14 +95,14 @@ class PreparedGenerateBodies:
     def __init__(self, max_input_size: int) -> None:
         """`max_input_size` is how many bytes an input may have."""
         self._max_input_size = max_input_size
-        self._cache: PreparedCache[tuple[str, str], _Bodies] = PreparedCache(_MAX_MODELS)
+        self.cache: PreparedCache[tuple[str, str], _Bodies] = PreparedCache(_MAX_MODELS)
 
     def fill(self, request: Request, text: bytes, generation: int) -> PreparedGenerateBody | None:
         """Fill `request` from `text` and return what it was filled by; None if the text has to be parsed.
 
         `generation` is the catalog's. The request names its model and has nothing else.
         """
-        cache = self._cache
+        cache = self.cache
         if generation != cache.generation:
             cache.start_generation(generation)
             return None
@@ -119,10 +119,10 @@ class PreparedGenerateBodies:
         The catalog is as `fill` has last seen it.
         """
         key = request.model_name, request.model_version
-        bodies = self._cache.entries.get(key)
+        bodies = self.cache.entries.get(key)
         if bodies is None:
             bodies = _Bodies()
-            self._cache.add(key, bodies)
+            self.cache.add(key, bodies)
         bodies.unknown += 1
         if len(text) > MAX_BYTE_SIZE or (bodies.unknown > _PREPARED_AT_ONCE and bodies.unknown % _PREPARED_OF):
             return

@@ -95,8 +95,8 @@ class PreparedBodies:
 
     def __init__(self, max_input_size: int) -> None:
         """`max_input_size` is how many bytes an input in JSON may have."""
-        self._cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(MAX_BODIES)
-        self._json = PreparedJsonBodies(max_input_size)
+        self.cache: PreparedCache[tuple[str, bytes], PreparedBody] = PreparedCache(MAX_BODIES)
+        self.json = PreparedJsonBodies(max_input_size)
 
     def match(
         self, head: InferRequestHead, body: RequestBody, generation: int, sink: Sink
@@ -105,10 +105,10 @@ class PreparedBodies:
 
         `generation` is the catalog's. The request needs no checks but of its shared memory.
         """
-        cache = self._cache
+        cache = self.cache
         if generation != cache.generation:
             cache.start_generation(generation)
-            self._json.start_generation(generation)
+            self.json.start_generation(generation)
             return None
         start = head.header_length
         if start > MAX_BYTE_SIZE:
@@ -118,7 +118,7 @@ class PreparedBodies:
         begin = 0 if id is None else id.end()
         if start == len(body) and type(body) is bytes and (first_data := body.find(DATA, begin)) >= 0:
             text_of_id = "" if id is None else id[1].decode()
-            found = self._json.match(head.prepared_key, body, begin, first_data, text_of_id, sink)
+            found = self.json.match(head.prepared_key, body, begin, first_data, text_of_id, sink)
             if found is not None:
                 return found
         if start > _MAX_JSON_BYTE_SIZE:
@@ -157,7 +157,7 @@ class PreparedBodies:
             if length == len(body):  # all data is in JSON
                 common = prepare(request, route)
                 template = _template(head, outputs.any_binary)
-                self._json.add(head.prepared_key, bytes(body), id, common, request, outputs, template)
+                self.json.add(head.prepared_key, bytes(body), id, common, request, outputs, template)
             return
         rest = bytes(body[0 if id is None else id.end() : length])
         if length > _MAX_JSON_BYTE_SIZE or (id is None and request.id):
@@ -167,7 +167,7 @@ class PreparedBodies:
         common = prepare(request, route)
         template = _template(head, outputs.any_binary or common.uses_client_regions)
         total = sum(size for size in sizes if size > 0)
-        self._cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))
+        self.cache.add((head.prepared_key, rest), PreparedBody(common, outputs, sizes, total, template))
 
 
 def _template(head: InferRequestHead, in_binary: bool) -> ResponseTemplate | JsonResponseTemplate | None:
@@ -279,13 +279,13 @@ class PreparedJsonBodies:
     def __init__(self, max_input_size: int) -> None:
         """`max_input_size` is how many bytes an input in JSON may have."""
         self._max_input_size = max_input_size
-        self._cache: PreparedCache[tuple[str, bytes], tuple[PreparedJsonBody, ...]] = PreparedCache(_MAX_BEGINNINGS)
+        self.cache: PreparedCache[tuple[str, bytes], tuple[PreparedJsonBody, ...]] = PreparedCache(_MAX_BEGINNINGS)
         #: How many bodies were not recognised.
         self._unknown = 0
 
     def start_generation(self, generation: int) -> None:
         """Drop what was prepared for another generation of the catalog."""
-        self._cache.start_generation(generation)
+        self.cache.start_generation(generation)
         self._unknown = 0
 
     def match(
@@ -296,7 +296,7 @@ class PreparedJsonBodies:
         `key` is `InferRequestHead.prepared_key`. The text is looked up from `begin` on: there `id` ends, if it stands
         in front. `DATA` stands first at `first_data`.
         """
-        for prepared in self._cache.entries.get((key, text[begin:first_data]), ()):
+        for prepared in self.cache.entries.get((key, text[begin:first_data]), ()):
             request = prepared.read(text, first_data, id, sink)
             if request is not None:
                 return request, prepared
@@ -354,8 +354,8 @@ class PreparedJsonBodies:
             limit if strings else 0,
         )
         place = key, text[begin:first_data]
-        alike = self._cache.entries.get(place, ())
-        self._cache.add(place, (prepared, *alike[: _MAX_ALIKE - 1]))
+        alike = self.cache.entries.get(place, ())
+        self.cache.add(place, (prepared, *alike[: _MAX_ALIKE - 1]))
 
 
 def _holes(text: bytes, first_data: int, find_id: bool, request: Request) -> list[Hole] | None:

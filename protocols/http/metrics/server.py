@@ -66,8 +66,8 @@ class MetricsServer(FrontDoor):
         self._config, complaints = parse_metrics_config(options.config)
         for complaint in complaints:
             logger.error("%s", complaint)
-        self._server_metrics = ServerMetrics(kernel, options, now_ns())
-        self._shows_gpus = options.allow_gpu_metrics
+        self.server_metrics = ServerMetrics(kernel, options, now_ns())
+        self.shows_gpus = options.allow_gpu_metrics
         self._memory = WorkerMemoryReader(options.interval_ms)
         #: What the last page left out. It was logged.
         self._left_out: list[str] = []
@@ -97,7 +97,7 @@ class MetricsServer(FrontDoor):
         if request_path(http.raw_path) not in ("/metrics", "/metrics/"):
             return web.Response(body=b"", content_type="text/plain", charset="utf-8", headers=SERVER_HEADER)
         await self._memory.refresh(self._kernel.figures(), self._now_ns())
-        if self._shows_gpus and self._kernel.gpu_figures is not None:
+        if self.shows_gpus and self._kernel.gpu_figures is not None:
             await self._kernel.gpu_figures.refresh(self._now_ns())
         if prefers_openmetrics(http.headers.getall("Accept", [])):
             headers = {**SERVER_HEADER, "Content-Type": OPENMETRICS, "Vary": "Accept"}
@@ -114,12 +114,12 @@ class MetricsServer(FrontDoor):
         lines += render_memory(models, self._memory.byte_sizes)
         for figures in self._kernel.part_figures(CacheFigures):
             lines += render_cache(models, figures, self._config, now_ns)
-        lines += render_gpus(self._kernel.gpu_figures if self._shows_gpus else None)
+        lines += render_gpus(self._kernel.gpu_figures if self.shows_gpus else None)
         custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
         lines += render_custom(custom)
         for line in left_out:
             if line not in self._left_out:
                 logger.error("%s", line)
         self._left_out = left_out
-        lines.append(self._server_metrics.render(now_ns))
+        lines.append(self.server_metrics.render(now_ns))
         return "\n".join(lines).encode()

@@ -227,7 +227,7 @@ _OPENAI_EFFECTS = {
         "--openai-address=127.0.0.2", started, True, _OPENAI, after=logged("Started OpenAIService at 127.0.0.2:")
     ),
     "openai-default-max-tokens": Effect(
-        "--openai-default-max-tokens=7", lambda r: r.openai._door.default_max_tokens, 7, _OPENAI
+        "--openai-default-max-tokens=7", lambda r: r.openai.door.default_max_tokens, 7, _OPENAI
     ),
     "openai-api-keys": Effect(
         "--openai-api-keys={api_keys}", lambda r: r.call("/v1/models", door="openai").status, 401, _OPENAI
@@ -322,9 +322,9 @@ def gpu_settings(running: Running) -> Any:
 
 _METRICS_EFFECTS = {
     "allow-cpu-metrics": Effect("--allow-cpu-metrics=false", lambda r: "nv_cpu_utilization" in page(r), False),
-    "allow-gpu-metrics": Effect("--allow-gpu-metrics=false", lambda r: r.metrics._shows_gpus, False),
+    "allow-gpu-metrics": Effect("--allow-gpu-metrics=false", lambda r: r.metrics.shows_gpus, False),
     "metrics-interval-ms": Effect(
-        "--metrics-interval-ms=7", lambda r: r.metrics._server_metrics._load._interval_ns, 7 * _MS
+        "--metrics-interval-ms=7", lambda r: r.metrics.server_metrics._load._interval_ns, 7 * _MS
     ),
     "metrics-config": Effect(
         "--metrics-config=summary_latencies=true", lambda r: "nv_inference_request_summary_us" in page(r), True

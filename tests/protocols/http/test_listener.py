@@ -26,7 +26,7 @@ CHUNKED = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:
 
 
 def connections(server: HttpServer) -> AiohttpServer:
-    found = server._listener._aiohttp_server
+    found = server.listener.aiohttp_server
     assert found is not None
     return found
 

@@ -101,10 +101,10 @@ class FastPathLab:
         self.transport = RecordingTransport()
         self.connection = FastConnection(self.fast_path)
         self.connection.connection_made(self.transport)
-        assert self.fast_path._timer is not None
-        self.fast_path._timer.cancel()  # the test moves the clock
+        assert self.fast_path.timer is not None
+        self.fast_path.timer.cancel()  # the test moves the clock
         # It begins at a whole number of seconds, so that sums of seconds are exact.
-        self.fast_path._set_clock(1000.0)
+        self.fast_path.set_clock(1000.0)
         self.connection._active_s = 1000.0
 
     def another_connection(self) -> tuple[FastConnection, RecordingTransport]:

@@ -16,14 +16,14 @@ def test_the_clock_goes_while_there_are_connections(with_fast_path: WithFastPath
         fast_path = lab.fast_path
         assert fast_path.now_s > 0
         fast_path.now_s = 0.0
-        fast_path._tick()
+        fast_path.tick()
         assert fast_path.now_s > 0
-        assert fast_path._timer is not None
+        assert fast_path.timer is not None
         fast_path.remove(lab.connection)
-        fast_path._tick()
-        assert fast_path._timer is None
+        fast_path.tick()
+        assert fast_path.timer is None
         fast_path.add(lab.connection)
-        assert fast_path._timer is not None
+        assert fast_path.timer is not None
 
     with_fast_path(test)
 

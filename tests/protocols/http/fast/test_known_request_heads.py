@@ -197,7 +197,7 @@ def test_a_limited_number_of_heads_of_limited_length_is_remembered(
                 infer = heads.find(text).infer
                 assert infer is not None
                 assert infer.body_byte_size == number
-            assert len(heads._cache.entries) <= 2
+            assert len(heads.cache.entries) <= 2
 
     with_kernel(test)
 

@@ -151,7 +151,7 @@ def test_models_and_versions_are_told_apart() -> None:
 
 def test_clients_that_never_repeat_themselves_do_not_fill_the_memory() -> None:
     bodies = remembering(*(b'{"TEXT": "a", "seed": %d}' % number for number in range(200)))
-    assert len(bodies._cache.entries["m", ""].prepared) == 8
+    assert len(bodies.cache.entries["m", ""].prepared) == 8
 
 
 VALUES = [

@@ -166,4 +166,4 @@ def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatc
         request, outputs = parsed(head, octets)
         bodies.add(head, octets, outputs, request, ROUTE)
         assert bodies.match(head, octets, 1, SINK) is not None
-        assert len(bodies._cache.entries) <= 2
+        assert len(bodies.cache.entries) <= 2

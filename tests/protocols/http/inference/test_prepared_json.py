@@ -214,7 +214,7 @@ def test_clients_that_never_repeat_themselves_do_not_fill_the_memory() -> None:
         text = body(tensor("[1, 2]"), before=f'"parameters": {{"sequence_id": {number + 1}}}, ')
         request, outputs = parsed(text)
         bodies.add(head(text), text, outputs, request, ROUTE)
-    assert len(bodies._json._cache.entries) == 72
+    assert len(bodies.json.cache.entries) == 72
 
 
 def test_a_body_that_is_partly_binary_is_parsed() -> None:

@@ -126,5 +126,5 @@ def test_a_server_that_knows_such_requests_responds_as_one_that_does_not(
         found = lab.response(warm, datatype, body)
         assert found == lab.response(cold, datatype, body)
         accepted += len(found[1])
-    recognised = accepted - warm.prepared_bodies._json._unknown
+    recognised = accepted - warm.prepared_bodies.json._unknown
     event(f"{min(accepted, 1)} or more requests accepted, {min(recognised, 1)} or more of them recognised")
