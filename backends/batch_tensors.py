@@ -128,18 +128,16 @@ def batch_input_arrays(batch_inputs: Sequence[BatchInput], requests: Sequence[Wo
 def _values(kind: str, shapes: Sequence[Sequence[int]]) -> Array:
     """Return the values of a batch input for requests whose source inputs have these `shapes`."""
     counts = [element_count(shape) for shape in shapes]
-    match kind:
-        case "BATCH_ELEMENT_COUNT":
-            return np.array(counts)
-        case "BATCH_ACCUMULATED_ELEMENT_COUNT":
-            return np.array(list(itertools.accumulate(counts)))
-        case "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
-            return np.array(list(itertools.accumulate(counts, initial=0)))
-        case "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
-            return np.zeros(max(counts))  # the model uses the shape; the elements have no meaning
-        case _:
-            rows = np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
-            return rows if kind == "BATCH_ITEM_SHAPE" else rows.reshape(-1)
+    if kind == "BATCH_ELEMENT_COUNT":
+        return np.array(counts)
+    if kind == "BATCH_ACCUMULATED_ELEMENT_COUNT":
+        return np.array(list(itertools.accumulate(counts)))
+    if kind == "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO":
+        return np.array(list(itertools.accumulate(counts, initial=0)))
+    if kind == "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
+        return np.zeros(max(counts))  # the model uses the shape; the elements have no meaning
+    rows = np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
+    return rows if kind == "BATCH_ITEM_SHAPE" else rows.reshape(-1)
 
 
 def _source_shape(request: WorkerRequest, name: str) -> list[int]:

@@ -70,13 +70,13 @@ def this_machine() -> Machine:
 
 
 def _processors_in_use() -> float:
-    before = _idle_seconds()
+    before = idle_seconds()
     time.sleep(_LOAD_INTERVAL_S)
-    idle = (_idle_seconds() - before) / _LOAD_INTERVAL_S
+    idle = (idle_seconds() - before) / _LOAD_INTERVAL_S
     return round(max(0.0, (os.cpu_count() or 1) - idle), 2)
 
 
-def _idle_seconds() -> float:
+def idle_seconds() -> float:
     """Return the idle time of all processors since the machine was started, added up."""
     return float(Path("/proc/uptime").read_text().split()[1])
 

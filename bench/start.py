@@ -125,7 +125,8 @@ def measure_loads(cycles: int = CYCLES) -> None:
     """Load and unload the models in turn over HTTP, one and eight at the same time, and print rates and times."""
     cores = len(os.sched_getaffinity(0))
     print(
-        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores, {LOADED_MODELS} models"
+        f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {cores} cores, "
+        f"{LOADED_MODELS} models"
     )
     with tempfile.TemporaryDirectory() as folder:
         for number in range(LOADED_MODELS):

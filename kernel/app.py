@@ -18,17 +18,17 @@ import anyio
 
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.helper.pool import HelperPool
+from backends.helper.server_devices import ServerDevices
 from backends.launch.launcher import LauncherSet
 from backends.launch.output import OutputLimits
 from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
 from backends.supervision.instance_watch import limits_of
-from backends.supervision.server_devices import ServerDevices
 from backends.supervision.shared_worker import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watchdog import Watchdog
 from kernel.cache.config import parse_cache_config
-from kernel.errors import ServingError
+from kernel.errors import BadOption, ServingError
 from kernel.loop.busy_poll import BusyPolling, LoopPoller
 from kernel.loop.clock import LoopClock, in_next_iteration
 from kernel.machine import give_memory_back, helper_count, memory_byte_size, processor_count
@@ -37,7 +37,6 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.memory.reclaiming import GarbageCollection, give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent import make_recent
-from kernel.options import BadOption
 from kernel.records.recording_start import make_recording
 from kernel.records.tracer import Tracer, Tracing
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory

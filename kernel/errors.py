@@ -59,6 +59,10 @@ MAX_MODEL_TEXT = 64 << 10
 _MAX_SEARCHED = 4 * MAX_MODEL_TEXT
 
 
+class BadOption(Exception):
+    """The server or a command cannot start with these options. The message is one line for the operator."""
+
+
 class ServingError(Exception):
     """An expected failure. `code` is its kind, `message` is the text for the client."""
 

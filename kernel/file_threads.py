@@ -24,13 +24,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: How many threads work at a time. More would take the interpreter from the event loop, and be no faster.
-_WORKING = 6
+WORKING_THREADS = 6
 
 #: Seconds after which a thread that uses one file counts as waiting for it, and lets another thread work.
 WAITING_S = 5.0
 
 #: How long a thread waits for its next work, in seconds. A server that loads nothing has none.
-_IDLE_S = 1.0
+IDLE_S = 1.0
 
 #: How many threads can be waiting. With more, further work waits until one of them has ended.
 _MAX_WAITING = 64
@@ -73,7 +73,7 @@ class _Job:
 
 
 class _FileThread:
-    """A thread that works off jobs, one after the other. It ends when it has had none for `_IDLE_S`.
+    """A thread that works off jobs, one after the other. It ends when it has had none for `IDLE_S`.
 
     A load needs several: to start a thread for each takes longer than most of them.
     """
@@ -92,7 +92,7 @@ class _FileThread:
         goes_on = True
         while goes_on:
             try:
-                work = self._jobs.get(timeout=_IDLE_S)
+                work = self._jobs.get(timeout=IDLE_S)
             except queue.Empty:
                 threads = self._threads()
                 goes_on = threads is not None and not threads.retire(self)
@@ -155,7 +155,7 @@ class _Threads:
         return result
 
     async def _take_place(self) -> None:
-        if self._working < _WORKING:
+        if self._working < WORKING_THREADS:
             self._working += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from kernel.naiad_module import RUN_MODULE, is_shadowed
 
-_GROUPS = Path("/sys/fs/cgroup")
+GROUPS_FOLDER = Path("/sys/fs/cgroup")
 
-_OWN_GROUPS = Path("/proc/self/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 
-_MEMORY = Path("/proc/meminfo")
+MEMORY_FILES = Path("/proc/meminfo")
 
-_MACHINE_EVENTS = Path("/proc/vmstat")
+MACHINE_EVENTS = Path("/proc/vmstat")
 
 _M_ARENA_MAX = -8  # malloc.h of the GNU C library
 
@@ -78,7 +78,7 @@ def available_memory_byte_size() -> int:
     """
     found = [memory_byte_size(), *map(_unused_memory, _files("memory.max"))]
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = _MEMORY.read_text().splitlines()
+        lines = MEMORY_FILES.read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) * 1024)
     return max(0, int(min(found)))
@@ -87,7 +87,7 @@ def available_memory_byte_size() -> int:
 def memory_kill_count() -> int:
     """Return how many processes the system has ended because memory had run out: those of this process' control group,
     or of the machine where that is not known."""
-    for file in (*_files("memory.events")[:1], _MACHINE_EVENTS):
+    for file in (*_files("memory.events")[:1], MACHINE_EVENTS):
         with contextlib.suppress(OSError, ValueError):
             counts = dict(line.split() for line in file.read_text().splitlines())
             if "oom_kill" in counts:
@@ -98,12 +98,12 @@ def memory_kill_count() -> int:
 def _files(name: str) -> list[Path]:
     """Return the files `name` of this process' control group (version 2) and of all visible groups above it."""
     try:
-        lines = _OWN_GROUPS.read_text().splitlines()
+        lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
         return []
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    group = _GROUPS / own
-    return [folder / name for folder in (group, *group.parents) if folder.is_relative_to(_GROUPS)]
+    group = GROUPS_FOLDER / own
+    return [folder / name for folder in (group, *group.parents) if folder.is_relative_to(GROUPS_FOLDER)]
 
 
 def _quota(file: Path) -> float:

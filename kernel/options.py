@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kernel.cache.config import parse_cache_config
-from kernel.errors import ServingError
+from kernel.errors import BadOption, ServingError
 from kernel.records.record_settings import RecordSettings  # noqa: TC001 - msgspec reads it
 from kernel.repository.backend_config import parse_backend_configs
 from kernel.repository.clouds.address import CloudAddress  # noqa: TC001 - msgspec reads it
@@ -23,10 +23,6 @@ DEMO_REPOSITORY = Path(__file__).parent / "demo"
 
 #: The demo of the OpenAI front door (`--demo=chat`), and the files of `naiad init --template chat`.
 CHAT_DEMO_REPOSITORY = Path(__file__).parent / "tools" / "demo"
-
-
-class BadOption(Exception):
-    """The server cannot start with these options. The message is one line for the operator."""
 
 
 class ListenAddress(msgspec.Struct, frozen=True):

@@ -31,15 +31,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kernel.errors import InvalidArgument, NoDescriptorLeft, RequestCancelled, ServingError, lacks_descriptors
-from kernel.options import AdminOptions, BadOption
+from kernel.errors import (
+    BadOption,
+    InvalidArgument,
+    NoDescriptorLeft,
+    RequestCancelled,
+    ServingError,
+    lacks_descriptors,
+)
 from protocols.listening import is_local, listening_address
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kernel.options import TlsOptions
+    from kernel.options import AdminOptions, TlsOptions
     from kernel.serving.interface import KernelInterface
 
 #: Clients of this machine whose user the system does not say.
@@ -111,14 +117,14 @@ def _user_of(sock: Any, peer: Any) -> int | None:
         if sock.family == socket.AF_UNIX:
             _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             return int(uid)
-        return _user_of_tcp(sock.family, peer, sock.getsockname())
+        return user_of_tcp(sock.family, peer, sock.getsockname())
     except OSError as error:
         if lacks_descriptors(error):  # must not make a client another one
             raise NoDescriptorLeft from None
         return None  # no netlink in this container, or the connection is lost
 
 
-def _user_of_tcp(family: int, client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
+def user_of_tcp(family: int, client: tuple[Any, ...], server: tuple[Any, ...]) -> int | None:
     """Return the user id of the client's socket of a TCP connection within this machine; None if there is none.
 
     Raises `OSError`, and `RequestCancelled` if the client has closed its socket.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import InvalidArgument
-from kernel.options import BadOption
+from kernel.errors import BadOption, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

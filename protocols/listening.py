@@ -27,8 +27,8 @@ ACCEPTED_AT_ONCE = 16
 TLS_HANDSHAKE_TIMEOUT_S = 10.0
 
 #: How long a connection that is refused stays open, so that its client can read why, and how many stay open.
-_REFUSAL_S = 1.0
-_MOST_REFUSALS = 16
+REFUSAL_S = 1.0
+MOST_REFUSALS = 16
 
 #: The least time between two lines of the log about refused connections.
 _LOG_INTERVAL_S = 10.0
@@ -87,12 +87,12 @@ class _Gate:
                 "connections are refused: clients use all file descriptors except those that are reserved for workers; "
                 "raise the limit of open files (ulimit -n)"
             )
-        if self._refusal_count >= _MOST_REFUSALS:
+        if self._refusal_count >= MOST_REFUSALS:
             transport.abort()
             return
         self._refusal_count += 1
         _connect(self._make_refusal(), transport)
-        loop.call_later(_REFUSAL_S, self._end, transport)
+        loop.call_later(REFUSAL_S, self._end, transport)
 
     def _end(self, transport: asyncio.Transport) -> None:
         self._refusal_count -= 1

@@ -15,7 +15,6 @@ that must have a certificate. A mistake in the files stops the start with an err
 
 from __future__ import annotations
 
-import asyncio
 import binascii
 import calendar
 import logging
@@ -24,10 +23,9 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
-from kernel.file_threads import in_file_thread
-from kernel.observe.limited_log import LimitedLog
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.regular_files import read_regular
+from protocols.file_watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,9 +167,6 @@ def _seconds(tag: int, text: str) -> float:
 
 logger = logging.getLogger(__name__)
 
-#: Each look may fail.
-_failures = LimitedLog(logger)
-
 #: How often the files are looked at, in seconds.
 LOOK_S = 10.0
 
@@ -202,29 +197,17 @@ class Certificates:
         #: When the certificate expires, in seconds since the epoch; None if the file does not say it as usual.
         self.expiry_s = _expiry_of(options)
         self._next_warning_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        failure = f"{title} could not look for a new certificate"
+        self._watch = FileWatch(lambda: self.look(time.time()), LOOK_S, failure)
 
     def start(self) -> None:
         """Warn of a certificate that expires soon, and look at the files from now on, until `stop`."""
         self._warn(time.time())
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
+        self._watch.start()
 
     def stop(self) -> None:
         """End the looks. A second call does nothing."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look_later(self) -> None:
-        # In a thread: the files may be on a file system that does not respond.
-        look = asyncio.ensure_future(in_file_thread(self.look, time.time()))
-        look.add_done_callback(self._looked)
-
-    def _looked(self, look: asyncio.Future[None]) -> None:
-        if not look.cancelled() and (error := look.exception()) is not None:
-            _failures.log(self._title, "%s could not look for a new certificate", self._title, exc_info=error)
-        if self._timer is not None:  # not stopped
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
+        self._watch.stop()
 
     def look(self, now_s: float) -> None:
         """Use new files if there are some, and warn of a certificate that expires soon. Blocks."""

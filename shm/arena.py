@@ -1,7 +1,7 @@
 """Arenas: shared memory in which exactly one process allocates blocks. Other processes read blocks, or fill them.
 
-An arena is a memfd. It has no name that another process could open, and the system frees it when its last process
-ends, also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed (`shm/region.py`).
+An arena is a memfd. It has no name that another process could open, and the system frees it when its last process ends,
+also after SIGKILL. Its file is sparse: the byte size is a limit, not a cost. Its size is sealed (`shm/region.py`).
 Writing is not sealed: the pages of freed blocks are returned by punching holes, and a hole counts as a write. So a
 process that only reads gets a read-only descriptor (`read_only_fd`).
 """

@@ -40,13 +40,13 @@ _BINDINGS = "cuda.bindings"
 UNAVAILABLE, TOO_SMALL = "no GPU can be used: ", "the CUDA allocation has only "
 
 #: Errors after which the process can use no device any more: the context is lost (CUDA runtime API, cudaError_t).
-_STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
+STICKY_ERRORS = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999})
 
 #: The same for a context that is gone: it was destroyed (709), or the server of MPS that has it (805 to 807).
-_GONE = frozenset({709, 805, 806, 807})
+GONE_ERRORS = frozenset({709, 805, 806, 807})
 
 #: Errors of a driver that is still starting: no initialisation yet, devices busy, system not ready (an NVSwitch).
-_PASSING = frozenset({3, 46, 802})
+PASSING_ERRORS = frozenset({3, 46, 802})
 
 #: cudaErrorNotReady: what is asked for is not done yet.
 _NOT_READY = 600
@@ -67,7 +67,7 @@ class CudaUnavailable(Exception):
         """`code` is the driver's error (cudaError_t); 0 for none."""
         super().__init__(text)
         #: Whether it may be another answer in a while: the driver is starting.
-        self.is_passing = code in _PASSING
+        self.is_passing = code in PASSING_ERRORS
 
 
 class CudaError(Exception):
@@ -81,12 +81,12 @@ class CudaError(Exception):
     @property
     def is_sticky(self) -> bool:
         """Whether this process cannot use the device any more."""
-        return self.code in _STICKY or self.code in _GONE
+        return self.code in STICKY_ERRORS or self.code in GONE_ERRORS
 
     @property
     def is_passing(self) -> bool:
         """Whether the call may succeed in a while: the driver is starting."""
-        return self.code in _PASSING
+        return self.code in PASSING_ERRORS
 
     @property
     def reason(self) -> str:

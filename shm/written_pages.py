@@ -16,7 +16,7 @@ _UNTOUCHED, _OF_FILE = 0b000, 0b101
 _UNWRITTEN = bytes(value for value in range(256) if value >> 5 in (_UNTOUCHED, _OF_FILE))
 
 #: The most pages whose entries are read at once: those of 64 MiB.
-_MOST_PAGES = 16 << 10
+MOST_PAGES = 16 << 10
 
 
 def unwritten(address: int, byte_size: int) -> bool:
@@ -32,7 +32,7 @@ def unwritten(address: int, byte_size: int) -> bool:
         return False
     try:
         while page < end:
-            count = min(end - page, _MOST_PAGES)
+            count = min(end - page, MOST_PAGES)
             entries = os.pread(fd, 8 * count, 8 * page)  # in the byte order of the machine, which is little-endian
             if len(entries) < 8 * count or entries[7::8].translate(None, _UNWRITTEN):
                 return False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NVML_VARIABLE = "NAIAD_NVML"
 
 #: Version 2 of the memory figures of NVML: what is reserved for the driver is not in `used` (nvml.h).
-_MEMORY_V2 = 0x02000028
+MEMORY_V2 = 0x02000028
 
 
 def find_gpus(arguments: bytes, sources: Sequence[memoryview]) -> TaskSteps:
@@ -94,7 +94,7 @@ def _figures(nvml: Any, uuid: str) -> GpuFigures:
     if handle is None:
         return found
     rates = _known(lambda: nvml.nvmlDeviceGetUtilizationRates(handle), nvml)
-    memory = _known(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=_MEMORY_V2), nvml)
+    memory = _known(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=MEMORY_V2), nvml)
     power = _known(lambda: nvml.nvmlDeviceGetPowerUsage(handle), nvml)
     limit = _known(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle), nvml)
     energy = _known(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle), nvml)

@@ -96,7 +96,7 @@ class KernelChildren:
         `own` are children that were started for this object before, and that are added next. Raises `OSError` if
         the system does not list children (CONFIG_PROC_CHILDREN), or has no subreapers.
         """
-        self._earlier = set(_child_numbers()).difference(own)
+        self._earlier = set(child_numbers()).difference(own)
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1):
             raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
@@ -163,7 +163,7 @@ class KernelChildren:
 
     def _inherited(self) -> list[Inherited]:
         own_session = os.getsid(0)
-        found, children = [], _child_numbers()
+        found, children = [], child_numbers()
         self._earlier.intersection_update(children)
         for pid in children:
             if pid in self._started or pid in self._earlier:
@@ -176,7 +176,7 @@ class KernelChildren:
         return found
 
 
-def _child_numbers() -> list[int]:
+def child_numbers() -> list[int]:
     """Return the children of the main thread."""
     pid = os.getpid()
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:

@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 #: What a process may take to write its stacks, in seconds. SIGTERM would end it before.
 _STACKS_S = 0.1
 
-_memory_kills = MemoryKills()
+memory_kills = MemoryKills()
 
 
 class ChildProcess(Protocol):
@@ -204,7 +204,7 @@ class LocalProcess:
         limit, self._memory_limit = self._memory_limit, None
         if limit is not None and (explanation := limit.explanation()):
             self._cause += f": {explanation}"
-        elif code == -signal.SIGKILL and not self._killed and _memory_kills.explain_kill():
+        elif code == -signal.SIGKILL and not self._killed and memory_kills.explain_kill():
             self._cause += ", probably by the system because memory ran out"
         # Processes that the model started must not outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):

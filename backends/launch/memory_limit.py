@@ -106,7 +106,7 @@ def private_byte_size(statm: str) -> int:
 def limit_memory(pid: int, limit_byte_size: int, kill: Callable[[], None]) -> MemoryLimit:
     """Limit the memory of a process, in bytes. `kill` ends it. Must be called on the event loop."""
     parent = own_cgroup()
-    if parent is not None and (cgroup := _make_cgroup(parent, pid, limit_byte_size)) is not None:
+    if parent is not None and (cgroup := make_cgroup(parent, pid, limit_byte_size)) is not None:
         return cgroup
     return WatchedLimit(pid, limit_byte_size, kill)
 
@@ -120,7 +120,7 @@ def own_cgroup() -> Path | None:
     return None
 
 
-def _make_cgroup(parent: Path, pid: int, limit_byte_size: int) -> Cgroup | None:
+def make_cgroup(parent: Path, pid: int, limit_byte_size: int) -> Cgroup | None:
     """Put a process into a cgroup of its own; None where the server may not do that, or memory is not controlled."""
     folder = parent / f"naiad-{os.getpid()}-{next(_numbers)}"
     try:

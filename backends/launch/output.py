@@ -82,7 +82,7 @@ PAUSE_NS = 1_000_000_000
 LINES_PER_ITERATION = 32
 
 #: Lines of messages that wait for the next iterations. Without limits there may be more: then the oldest do not wait.
-_MAX_WAITING = 10_000
+MAX_WAITING = 10_000
 
 #: The longest text of a message that waits, in characters.
 _MAX_TEXT = 8192
@@ -120,7 +120,7 @@ class WorkerOutput:
             self.log_always(level, text)
             return
         self._waiting.append((level, text[:_MAX_TEXT]))
-        if len(self._waiting) > _MAX_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self.log_always(*self._waiting.popleft())
 
     def _next_iteration(self) -> None:

@@ -30,9 +30,9 @@ _GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 
-_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-_GRAPH_NUMBER = "gpu_graph_id"
-_DOES_NOT_WAIT = "disable_synchronize_execution_providers"
+SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+GRAPH_NUMBER = "gpu_graph_id"
+DOES_NOT_WAIT = "disable_synchronize_execution_providers"
 
 
 def session_options(arguments: ModelArguments) -> ort.SessionOptions:
@@ -69,16 +69,16 @@ def run_options(arguments: ModelArguments, *, on_stream: bool = False, graph_num
     `on_stream`: a run only enqueues work on the session's stream, and does not wait for it.
     """
     entries = {}
-    shrinkage = arguments.parameter(_SHRINKAGE)
+    shrinkage = arguments.parameter(SHRINKAGE)
     if shrinkage is not None:
-        entries[_SHRINKAGE] = shrinkage
+        entries[SHRINKAGE] = shrinkage
     if on_stream:
-        entries[_DOES_NOT_WAIT] = "1"
+        entries[DOES_NOT_WAIT] = "1"
     if not entries:
         return None
     # Also where no graph is captured: without it, each bound run of ONNX Runtime 1.32 with options throws and catches
     # an exception, which takes 30 µs.
-    entries[_GRAPH_NUMBER] = str(graph_number)
+    entries[GRAPH_NUMBER] = str(graph_number)
     options = ort.RunOptions()
     options.log_severity_level = _LOG_FATAL
     for key, value in entries.items():

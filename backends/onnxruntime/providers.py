@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backends.base import ModelArguments
     from backends.worker.devices.graph_specs import GraphSpec
 
-_PRECISIONS = {"FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable", "FP32": ""}
+TENSORRT_PRECISIONS = {"FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable", "FP32": ""}
 
 #: Triton's older names → those of ONNX Runtime.
 _RENAMED = {
@@ -32,12 +32,12 @@ _RENAMED = {
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
 
-_INTEGERS = frozenset({
+TENSORRT_INTEGERS = frozenset({
     "trt_auxiliary_streams", "trt_builder_optimization_level", "trt_dla_core", "trt_ep_context_embed_mode",
     "trt_max_partition_iterations", "trt_max_workspace_size", "trt_min_subgraph_size",
 })  # fmt: skip
 
-_BOOLEANS = frozenset({
+TENSORRT_BOOLEANS = frozenset({
     "trt_build_heuristics_enable", "trt_context_memory_sharing_enable", "trt_cuda_graph_enable",
     "trt_detailed_build_log", "trt_dla_enable", "trt_dump_ep_context_model", "trt_dump_subgraphs",
     "trt_engine_cache_enable", "trt_force_sequential_engine_build", "trt_force_timing_cache",
@@ -45,13 +45,13 @@ _BOOLEANS = frozenset({
     "trt_timing_cache_enable",
 })  # fmt: skip
 
-_TEXTS = frozenset({
+TENSORRT_TEXTS = frozenset({
     "trt_engine_cache_prefix", "trt_int8_calibration_table_name", "trt_profile_max_shapes", "trt_profile_min_shapes",
     "trt_profile_opt_shapes", "trt_tactic_sources",
 })  # fmt: skip
 
 #: Files that are read, written or executed.
-_PATHS = frozenset({
+TENSORRT_PATHS = frozenset({
     "trt_engine_cache_path", "trt_ep_context_file_path", "trt_extra_plugin_lib_paths", "trt_timing_cache_path",
 })  # fmt: skip
 
@@ -65,10 +65,10 @@ def tensorrt_options(parameters: Mapping[str, str], version_dir: Path) -> dict[s
     options: dict[str, str] = {}
     for key, value in parameters.items():
         if key == "precision_mode":
-            if value not in _PRECISIONS:
+            if value not in TENSORRT_PRECISIONS:
                 raise InvalidArgument(f"unsupported precision mode '{value}' is requested")
-            if _PRECISIONS[value]:
-                options[_PRECISIONS[value]] = "True"
+            if TENSORRT_PRECISIONS[value]:
+                options[TENSORRT_PRECISIONS[value]] = "True"
             continue
         name = _RENAMED.get(key, key)
         if name in _RENAMED.values() and name == key:
@@ -78,13 +78,13 @@ def tensorrt_options(parameters: Mapping[str, str], version_dir: Path) -> dict[s
 
 
 def _converted(key: str, name: str, value: str, version_dir: Path) -> str:
-    if name in _INTEGERS:
+    if name in TENSORRT_INTEGERS:
         return str(integer(value))
-    if name in _BOOLEANS:
+    if name in TENSORRT_BOOLEANS:
         return str(boolean(value))
-    if name in _TEXTS:
+    if name in TENSORRT_TEXTS:
         return value
-    if name in _PATHS:
+    if name in TENSORRT_PATHS:
         return ";".join(_path(key, part, version_dir) for part in value.split(";") if part)
     raise InvalidArgument(f"unknown parameter '{key}' is provided for TensorRT Execution Accelerator")
 
@@ -126,18 +126,18 @@ OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 TENSORRT_PROVIDER = "TensorrtExecutionProvider"
 
 #: Parameters with numbers for names: parameter → names by number.
-_NUMBERED = {
+CUDA_NUMBERED = {
     "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
 }
 
 #: The parameters of older configurations, outside the accelerator `cuda`.
-_CUDA_PARAMETERS = (*_NUMBERED, "do_copy_in_default_stream", "gpu_mem_limit")
+CUDA_PARAMETERS = (*CUDA_NUMBERED, "do_copy_in_default_stream", "gpu_mem_limit")
 
 #: Truth values among the accelerator's parameters.
-_CUDA_BOOLEANS = ("do_copy_in_default_stream", "use_ep_level_unified_stream")
+CUDA_BOOLEANS = ("do_copy_in_default_stream", "use_ep_level_unified_stream")
 
-_CUDA_GRAPH = "enable_cuda_graph"
+CUDA_GRAPH = "enable_cuda_graph"
 
 #: TensorRT's provider repeats its first run with the addresses of that run's tensors, whatever is bound later.
 _TENSORRT_GRAPH = "trt_cuda_graph_enable"
@@ -158,7 +158,7 @@ def providers(
     if arguments.kind == "GPU":
         chosen += _on_gpu(arguments, accelerators.get("gpu_execution_accelerator", []), available, stream)
         if graphs:
-            chosen[-1][1][_CUDA_GRAPH] = "1"
+            chosen[-1][1][CUDA_GRAPH] = "1"
     for accelerator in accelerators.get("cpu_execution_accelerator", []):
         if accelerator["name"] != "openvino":
             raise _unknown(accelerator)
@@ -187,9 +187,9 @@ def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[s
     if any(boolean(each.get("parameters", {}).get(_TENSORRT_GRAPH) or "0") for each in on_gpu):
         lines.append(
             f"parameter '{_TENSORRT_GRAPH}' of the 'tensorrt' accelerator of model '{model}' has no effect: batches "
-            f"would compute with the tensors of the first one. '{_CUDA_GRAPH}' of the 'cuda' accelerator makes graphs"
+            f"would compute with the tensors of the first one. '{CUDA_GRAPH}' of the 'cuda' accelerator makes graphs"
         )
-    for name in _CUDA_PARAMETERS:
+    for name in CUDA_PARAMETERS:
         if arguments.parameter(name) is not None and arguments.kind != "GPU":
             lines.append(f"parameter '{name}' of model '{model}' has no effect: the instance runs on the CPU")
     if arguments.parameter("share_session_between_instances") is not None:
@@ -209,7 +209,7 @@ def wanted_graphs(arguments: ModelArguments) -> tuple[list[GraphSpec], bool]:
     """
     on_gpu = _accelerators(arguments).get("gpu_execution_accelerator", [])
     required = any(
-        boolean(each.get("parameters", {}).get(_CUDA_GRAPH) or "0") for each in on_gpu if each["name"] == "cuda"
+        boolean(each.get("parameters", {}).get(CUDA_GRAPH) or "0") for each in on_gpu if each["name"] == "cuda"
     )
     config = arguments.config
     if required:
@@ -258,9 +258,9 @@ def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of the accelerator `cuda` as options. Empty values are left out, as in Triton."""
     options = {}
     for key, value in parameters.items():
-        if key in _CUDA_BOOLEANS:
+        if key in CUDA_BOOLEANS:
             options[key] = str(int(boolean(value)))
-        elif value and key != _CUDA_GRAPH:
+        elif value and key != CUDA_GRAPH:
             options[key] = value
     return options
 
@@ -268,7 +268,7 @@ def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
 def _cuda_parameters(arguments: ModelArguments) -> dict[str, str]:
     """Return the options that the model has under `parameters`. Raises `InvalidArgument`."""
     options = {}
-    for key, names in _NUMBERED.items():
+    for key, names in CUDA_NUMBERED.items():
         value = arguments.parameter(key)
         if value is not None:
             number = integer(value)

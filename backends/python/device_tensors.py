@@ -36,7 +36,7 @@ _DATATYPES = {
     (2, 16): "FP16", (2, 32): "FP32", (2, 64): "FP64", (4, 16): "BF16", (6, 8): "BOOL",
 }  # fmt: skip
 
-_CODES = {datatype: code for code, datatype in _DATATYPES.items()}
+DLPACK_CODES = {datatype: code for code, datatype in _DATATYPES.items()}
 
 #: Streams as `__dlpack__` names them: the legacy default stream, the per-thread one, and none to wait for.
 _LEGACY, _NO_WAIT = 1, -1
@@ -121,7 +121,7 @@ def to_capsule(array: DeviceArray, device: InstanceDevice, stream: int | None) -
     if readers is not None:  # memory of another worker, see `LeasedMemory`
         readers.add(_LEGACY if stream is None else stream)
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
-    code, bits = _CODES[array.datatype]
+    code, bits = DLPACK_CODES[array.datatype]
     tensor = _DlTensor(array.address, CUDA, array.device_id, array.ndim, code, bits, 1, shape, None, 0)
     managed = _DlManagedTensor(tensor, None, _delete)
     address = ctypes.addressof(managed)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shm.tensor import RequestedOutput, Tensor
 
 #: How long a worker with several batches may finish none before the kernel reads its outbox, in seconds.
-_OUTBOX_CHECK_S = 0.002
+OUTBOX_CHECK_S = 0.002
 
 #: How often a request goes back to the scheduler because its worker was lost when it was next: it may be the reason.
 _MOST_RETURNS = 3
@@ -199,7 +199,7 @@ class WorkerHandle:
     def _schedule_outbox_check(self) -> None:
         """Check the outbox later: a busy worker may have unsent responses of an earlier batch in it."""
         self._watched_batch = next(iter(self.record.batches))
-        asyncio.get_running_loop().call_later(_OUTBOX_CHECK_S, self._check_outbox)
+        asyncio.get_running_loop().call_later(OUTBOX_CHECK_S, self._check_outbox)
 
     def _check_outbox(self) -> None:
         batches = self.record.batches

@@ -21,7 +21,7 @@ MODULE_VARIABLE = "NAIAD_TENSORRT"
 
 #: The whole library; the runtime for version-compatible plans; TensorRT for RTX. Each once by the name of its own
 #: package, and once by that of the package with the bindings, which can be installed alone.
-_RUNTIMES = (
+RUNTIMES = (
     "tensorrt",
     "tensorrt_bindings",
     "tensorrt_lean",
@@ -31,7 +31,7 @@ _RUNTIMES = (
 )
 
 #: The modules that can build engines.
-BUILDERS = tuple(name for name in _RUNTIMES if "lean" not in name)
+BUILDERS = tuple(name for name in RUNTIMES if "lean" not in name)
 
 _MISSING = f"{install_command('tensorrt')}, or tensorrt-lean-cu13-bindings for version-compatible plans only"
 
@@ -87,7 +87,7 @@ class TensorRt:
             self.module.init_libnvinfer_plugins(self.logger, "")
 
 
-def find_tensorrt(log: Callable[[str, str], None], names: Sequence[str] = _RUNTIMES) -> TensorRt:
+def find_tensorrt(log: Callable[[str, str], None], names: Sequence[str] = RUNTIMES) -> TensorRt:
     """Import the first of the modules that can be imported. Raises `Unavailable`, which says what is missing."""
     chosen = os.environ.get(MODULE_VARIABLE)
     failures: dict[str, str] = {}

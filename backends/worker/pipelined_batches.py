@@ -44,7 +44,7 @@ SLOW_NS = 200_000
 
 #: How long a thread that has the interpreter's lock may keep it while another one wants it, in seconds. The default of
 #: 5 ms would let the computing thread wait for the end of a large gather.
-_SWITCH_INTERVAL_S = 50e-6
+SWITCH_INTERVAL_S = 50e-6
 
 #: A batch that is computed, and one that is ready to be.
 _MOST_GIVEN = 2
@@ -136,7 +136,7 @@ class PipelinedBatches:
 
     def _start(self) -> None:
         self._started = True
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller = select.poll()
         self._poller.register(self._event_fd, select.POLLIN)

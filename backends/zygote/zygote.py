@@ -108,7 +108,7 @@ class Zygote:
 
     def _fork(self, request: ForkWorker, fds: list[int]) -> ForkedWorker | None:
         """Fork a worker, close `fds`, and respond. Returns None in the zygote, and what it is in the worker."""
-        between = _fork_plainly()
+        between = fork_plainly()
         if between < 0:
             code = ctypes.get_errno()
             self._send(ForkFailed(request.number, str(OSError(code, os.strerror(code))), code))
@@ -150,7 +150,7 @@ class Zygote:
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
-def _fork_plainly() -> int:
+def fork_plainly() -> int:
     """Fork as fork(2), for the process between: 0 in that, its process id in the zygote, -1 with an errno on failure.
 
     `os.fork` prepares a process that goes on: it gives `random` a new state, empties locks, and so on. The process

@@ -1,7 +1,7 @@
 """Cases and their steps, in which files of cases are written.
 
-A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records; `bench.oracle.servers` sends
-them.
+A file of cases has a list `CASES` of `Case(name, step, step, ...)`. Steps are plain records;
+`bench.oracle.servers` sends them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _MAX_PARAMETERS = 256
 _FRONT = struct.Struct("<II")
 
 #: The length of an element of type BYTES.
-_LENGTH = struct.Struct("<I")
+STRING_LENGTH = struct.Struct("<I")
 
 #: How a head begins in msgpack.
 _ARRAY_OF_2 = b"\x92"
@@ -65,7 +65,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Head)
+head_decoder = msgspec.msgpack.Decoder(_Head)
 
 
 def can_be_stored(
@@ -143,7 +143,7 @@ def _decoded_head(head: memoryview, most_outputs: int) -> _Head:
     if not 0 <= count <= most_outputs:
         raise BadEntry(f"{count} outputs, expected at most {most_outputs}" if count >= 0 else "a head that is no head")
     try:
-        return _decoder.decode(head)
+        return head_decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadEntry(f"a head that cannot be read: {error}") from None
 
@@ -173,13 +173,13 @@ def _check_strings(output: _EncodedOutput, data: memoryview, count_of_all: int) 
     its shape needs."""
     if count_of_all > MAX_STRINGS:
         raise BadEntry(f"{count_of_all} elements of type BYTES, expected at most {MAX_STRINGS}")
-    position, unpack, left = 0, _LENGTH.unpack_from, math.prod(output.shape)
+    position, unpack, left = 0, STRING_LENGTH.unpack_from, math.prod(output.shape)
     done = count_of_all - left
     try:
         while left:
             piece = min(left, STRINGS_AT_ONCE - done % STRINGS_AT_ONCE)
             for _ in range(piece):
-                position += _LENGTH.size + unpack(data, position)[0]
+                position += STRING_LENGTH.size + unpack(data, position)[0]
             left, done = left - piece, done + piece
             if not done % STRINGS_AT_ONCE:
                 yield

@@ -24,9 +24,9 @@ import anyio
 from kernel.app import Server, StartFailed
 from kernel.config.to_text import to_json
 from kernel.embedding.requests import Outputs, RequestOptions, ResponseStream, make_call
-from kernel.errors import ServingError, Unavailable
+from kernel.errors import BadOption, ServingError, Unavailable
 from kernel.flags.read import read_keywords
-from kernel.options import BadOption, LogOptions, check_options
+from kernel.options import LogOptions, check_options
 from kernel.repository.override import FILE_PREFIX
 from kernel.serving.model_figures import model_metadata
 from kernel.startup import CannotListen

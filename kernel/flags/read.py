@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.errors import BadOption
 from kernel.flags.flag import BadValue, parse_switch
 from kernel.flags.known import GROUPS, IGNORED
 from kernel.flags.trace_flags import trace_values
 from kernel.options import (
     CHAT_DEMO_REPOSITORY,
     DEMO_REPOSITORY,
-    BadOption,
     ListenAddress,
     RepositoryOptions,
     ServerOptions,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.errors import BadOption
 from kernel.flags.flag import BadValue, parse_integer
-from kernel.options import BadOption
 from kernel.settings import TRACE_LEVELS, TraceValues
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ BUSY_SUM_NS = 8_000_000
 BUSY_DIVISOR = 64
 
 #: The first pause and the longest pause of polling.
-_FIRST_PAUSE_NS = 100_000_000
-_LONGEST_PAUSE_NS = 1_600_000_000
+FIRST_PAUSE_NS = 100_000_000
+LONGEST_PAUSE_NS = 1_600_000_000
 
 #: A pause has the first length again if polling worked for this many times the last pause.
 GOOD_PAUSES = 10
@@ -54,7 +54,7 @@ class PollPause:
     """
 
     def __init__(self) -> None:
-        self._pause_ns = _FIRST_PAUSE_NS
+        self._pause_ns = FIRST_PAUSE_NS
         #: The sum of long yields, see `BUSY_SUM_NS`, and the time when it was last changed.
         self._taken_ns = 0
         self._counted_ns = 0
@@ -71,7 +71,7 @@ class PollPause:
             return True
         self._taken_ns = 0
         soon = now_ns - self.until_ns < GOOD_PAUSES * self._pause_ns
-        self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS) if soon else _FIRST_PAUSE_NS
+        self._pause_ns = min(2 * self._pause_ns, LONGEST_PAUSE_NS) if soon else FIRST_PAUSE_NS
         self.until_ns = now_ns + self._pause_ns
         return False
 

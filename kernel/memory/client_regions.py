@@ -166,7 +166,7 @@ class CopiedLease(Lease):
 
 
 class DeviceMemoryCheck(Protocol):
-    """Opens memory of GPUs in another process. Implemented by `backends.supervision.server_devices`."""
+    """Opens memory of GPUs in another process. Implemented by `backends.helper.server_devices`."""
 
     async def check(self, region: Region) -> None:
         """Open the memory, and keep it open until the region is dropped. Raises `ServingError` if that fails."""

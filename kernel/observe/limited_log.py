@@ -19,7 +19,7 @@ WINDOW_NS = 10_000_000_000
 FIRST_LINES, LATER_LINES = 10, 1
 
 #: The most subjects that are counted apart.
-_MOST_SUBJECTS = 1000
+MOST_SUBJECTS = 1000
 
 _OTHERS = "others"
 
@@ -44,7 +44,7 @@ class RepeatLimit:
     def take(self, subject: str, now_ns: int) -> bool:
         """Count a line at `now_ns`, in monotonic nanoseconds. Returns whether to log it. Call `ended` before."""
         windows = self._windows
-        if subject not in windows and len(windows) >= _MOST_SUBJECTS:
+        if subject not in windows and len(windows) >= MOST_SUBJECTS:
             subject = _OTHERS
         window = windows.get(subject)
         if window is None:

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

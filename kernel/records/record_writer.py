@@ -39,8 +39,8 @@ MAX_WAITING_BYTE_SIZE = 64 << 20
 FLUSH_S = 0.1
 
 #: The most records of a group, and about the most bytes, that the helper gets at a time.
-_BATCH = 512
-_BATCH_BYTE_SIZE = 1 << 20
+BATCH_LENGTH = 512
+BATCH_BYTE_SIZE = 1 << 20
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 #: The beginning of a list in msgpack.
@@ -124,7 +124,7 @@ class RecordWriter:
             group.sources += sources
             group.source_byte_size += sum(source.byte_size for source in sources)
         turns = self._turns
-        if count >= _BATCH or len(messages) + group.source_byte_size >= _BATCH_BYTE_SIZE:
+        if count >= BATCH_LENGTH or len(messages) + group.source_byte_size >= BATCH_BYTE_SIZE:
             self._close_group(group)
             turns.now()
         elif turns.resting:

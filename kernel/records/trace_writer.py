@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_BYTE_SIZE = 32 << 20
 
 #: About the most bytes of traces that are written at a time.
-_BATCH_BYTE_SIZE = 1 << 20
+BATCH_BYTE_SIZE = 1 << 20
 
 #: For how many usual traces room is taken at a time. After as many, the bytes that wait are looked at.
 _LENT_ROOM = 32
@@ -172,7 +172,7 @@ class TraceWriter:
 
     def _check_full(self, group: _Group) -> None:
         """Let the helper have `group`, the last one, if it has as many traces or bytes as it may."""
-        if not group.room or len(group.records) > _BATCH_BYTE_SIZE:
+        if not group.room or len(group.records) > BATCH_BYTE_SIZE:
             group.size, group.room = group.count, 0
             if is_behind(*self._backlog(group.destination)):
                 self._turns.now()
@@ -190,7 +190,7 @@ class TraceWriter:
         if not self._waiting:
             return 0.0, 0.0
         head = self._waiting[0]
-        bytes_part = len(head.records) / _BATCH_BYTE_SIZE
+        bytes_part = len(head.records) / BATCH_BYTE_SIZE
         return (
             max(self._waiting_count() / destination.batch, bytes_part),
             max(head.count / head.destination.batch, bytes_part),

@@ -17,8 +17,7 @@ import msgspec
 import typer
 
 from kernel.config.gpus import NO_GPUS
-from kernel.errors import ServingError
-from kernel.options import BadOption
+from kernel.errors import BadOption, ServingError
 from kernel.repository.ensembles import in_order, parts_by_name
 from kernel.repository.source import ModelSource
 from kernel.tools.printing import progress_bar, table_text

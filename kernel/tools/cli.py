@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
-from kernel.options import DEMO_REPOSITORY, BadOption
+from kernel.errors import BadOption
+from kernel.options import DEMO_REPOSITORY
 from kernel.tools.bench.options import bench, tune
 from kernel.tools.run import run_server
 from kernel.tools.traffic import rollout_cli

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from kernel.errors import ServingError
+from kernel.errors import BadOption, ServingError
 from kernel.flags.read import read_flags, split_words
-from kernel.options import BadOption, check_options
+from kernel.options import check_options
 from kernel.repository.load_failures import hint_for
 from kernel.start import start
 from kernel.texts import printable

@@ -106,7 +106,7 @@ def _json_elements(tensor: GivenInput) -> list[Any]:
 
 
 class _GrpcModule(Protocol):
-    def connect(self, host: str, port: int, *, tls: bool, model: str, version: str) -> InferServer:
+    def connect_infer(self, host: str, port: int, *, tls: bool, model: str, version: str) -> InferServer:
         """Return a model of the server at a gRPC port."""
 
 
@@ -120,7 +120,9 @@ def grpc_server(url: str, name: str, version: str) -> InferServer:
     if not parts.hostname or port is None:
         raise ClientError(f"'{url}' is not an address of a server: give HOST:PORT")
     module: _GrpcModule = importlib.import_module(_GRPC_CLIENT)
-    return module.connect(parts.hostname, port, tls=parts.scheme in ("https", "grpcs"), model=name, version=version)
+    return module.connect_infer(
+        parts.hostname, port, tls=parts.scheme in ("https", "grpcs"), model=name, version=version
+    )
 
 
 def grpc_beside(http_url: str) -> str | None:

@@ -17,9 +17,9 @@ import typer
 from kernel.config.check_ensemble import check_steps
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import model_spec
-from kernel.errors import BadConfig, ServingError
+from kernel.errors import BadConfig, BadOption, ServingError
 from kernel.machine import processor_count
-from kernel.options import CHAT_DEMO_REPOSITORY, BadOption
+from kernel.options import CHAT_DEMO_REPOSITORY
 from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
 from kernel.repository.local import is_model_folder
 from kernel.repository.source import scan

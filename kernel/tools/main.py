@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from kernel.errors import BadOption
 from kernel.naiad_module import is_shadowed, make_importable
-from kernel.options import BadOption
 from kernel.tools.run import run_server
 
 

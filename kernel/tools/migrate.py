@@ -23,8 +23,8 @@ import msgspec
 import typer
 
 from kernel.config.generated.model_config_pb2 import ModelInstanceGroup
+from kernel.errors import BadOption
 from kernel.flags.read import FLAGS, REPOSITORY, read_flags
-from kernel.options import BadOption
 from kernel.texts import install_command
 from kernel.tools.models import examine
 

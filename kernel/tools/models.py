@@ -18,9 +18,8 @@ import typer
 from kernel.config.check_ensemble import check_steps
 from kernel.config.gpus import NO_GPUS
 from kernel.config.to_text import to_dict, to_pbtxt
-from kernel.errors import InvalidArgument, ServingError
+from kernel.errors import BadOption, InvalidArgument, ServingError
 from kernel.machine import processor_count
-from kernel.options import BadOption
 from kernel.repository.agents import agent_class
 from kernel.repository.ensembles import in_order, parts_of
 from kernel.repository.load_failures import hint_for

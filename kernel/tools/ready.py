@@ -11,8 +11,8 @@ import sys
 import urllib.parse
 from typing import TYPE_CHECKING
 
+from kernel.errors import BadOption
 from kernel.flags.read import read_flags
-from kernel.options import BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,10 +93,10 @@ def find_problem(url: str, timeout_s: float) -> str:
         _, index = ask("POST", "/v2/repository/index")
     except (OSError, http.client.HTTPException):
         index = b""
-    return f"its models are not all ready{_missing(index)}"
+    return f"its models are not all ready{missing(index)}"
 
 
-def _missing(index: bytes) -> str:
+def missing(index: bytes) -> str:
     """Return the models that are not ready, by the repository index of a server; "" if it does not say."""
     import json  # imported late: a server that is ready needs it not
 

@@ -308,7 +308,7 @@ _LARGE_BYTE_SIZE = 100 << 20
 
 
 class _ClientModule(Protocol):
-    def connect(self, url: str) -> ReplayTarget:
+    def connect_replay(self, url: str) -> ReplayTarget:
         """Return the server at `url`. Called in a running event loop."""
 
 
@@ -362,7 +362,7 @@ async def _run(
     from rich.console import Console  # takes long, and a wrong command line needs none of it
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    target = client.connect(url)
+    target = client.connect_replay(url)
     try:
         await target.check()
         replay = Replay(index, target, settings, report)

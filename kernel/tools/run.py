@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.options import BadOption, ServerOptions, check_options
+from kernel.errors import BadOption
+from kernel.options import ServerOptions, check_options
 from kernel.repository.held_folders import new_locked_folder
 from kernel.repository.layout import CONFIG_FILENAME
 from kernel.repository.local import is_model_folder

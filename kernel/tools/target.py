@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import ServingError
-from kernel.options import BadOption
+from kernel.errors import BadOption, ServingError
 from kernel.repository.clouds.address import BadAddress, is_address, parse_address
 from kernel.repository.clouds.listing import files_of, folders_of
 from kernel.repository.ensembles import parts_by_name

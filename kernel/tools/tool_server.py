@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 import msgspec
 
+from kernel.errors import BadOption
 from kernel.operator import stop_signals
-from kernel.options import BadOption, ListenAddress, RepositoryOptions, ServerOptions
+from kernel.options import ListenAddress, RepositoryOptions, ServerOptions
 from kernel.repository.lifecycle import Lifecycle
 from kernel.start import start
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.tools.printing import table_text
 
 if TYPE_CHECKING:

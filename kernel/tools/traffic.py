@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from kernel.errors import ServingError
-from kernel.options import BadOption
+from kernel.errors import BadOption, ServingError
 from kernel.tools.client import ClientError, base_url, call
 from kernel.tools.printing import table_text
 from kernel.traffic.settings import TrafficSettings, read_toml

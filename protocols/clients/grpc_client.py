@@ -29,7 +29,6 @@ from kernel.tools.bench.target import FoundOutput
 from kernel.tools.client import ClientError
 from protocols.clients.grpc_load import sequence_id_bytes
 from protocols.grpc.generated import grpc_service_pb2 as messages
-from protocols.grpc.service import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Iterator
@@ -369,16 +368,16 @@ class GrpcReplayTarget:
         config = Configuration(http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW)
         self._channel = Channel(parts.hostname, parts.port or 8001, ssl=secure, config=config)
         self._live: Any = UnaryUnaryMethod(
-            self._channel, f"/{SERVICE}/ServerLive", messages.ServerLiveRequest, messages.ServerLiveResponse
+            self._channel, f"/{_SERVICE}/ServerLive", messages.ServerLiveRequest, messages.ServerLiveResponse
         )
         self._ready: Any = UnaryUnaryMethod(
-            self._channel, f"/{SERVICE}/ModelReady", messages.ModelReadyRequest, messages.ModelReadyResponse
+            self._channel, f"/{_SERVICE}/ModelReady", messages.ModelReadyRequest, messages.ModelReadyResponse
         )
         self._infer: Any = UnaryUnaryMethod(
-            self._channel, f"/{SERVICE}/ModelInfer", messages.ModelInferRequest, messages.ModelInferResponse
+            self._channel, f"/{_SERVICE}/ModelInfer", messages.ModelInferRequest, messages.ModelInferResponse
         )
         self._stream: Any = StreamStreamMethod(
-            self._channel, f"/{SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
+            self._channel, f"/{_SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
             messages.ModelStreamInferResponse,
         )  # fmt: skip
 

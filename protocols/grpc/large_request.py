@@ -66,7 +66,7 @@ _STRING_TAG = _STRINGS << 3 | _WITH_LENGTH
 _NO_CONTENTS = bytes((_CONTENTS << 3 | _WITH_LENGTH, 0))
 
 #: Inputs up to this size are left to protobuf.
-_SMALL_BYTE_SIZE = 4096
+SMALL_BYTE_SIZE = 4096
 
 #: The most fields in groups: a field takes two bytes or more, and what is no tensor is limited.
 _MAX_IN_GROUPS = MAX_DESCRIPTION_BYTE_SIZE // 2
@@ -112,7 +112,7 @@ def parse_large_request(message: Buffer) -> LargeRequest:
         if number == _RAW and field.has_length:
             raw.append(view[field.start : field.end])
             continue
-        if number == _INPUTS and field.end - field.start > _SMALL_BYTE_SIZE:
+        if number == _INPUTS and field.end - field.start > SMALL_BYTE_SIZE:
             part, contents = _split_input(view[field.start : field.end])
             if contents is not None:
                 typed[counts[_INPUTS] - 1] = contents

@@ -1,8 +1,7 @@
-"""Where HTTP meets the log: lines for each request, whether the fast path or aiohttp responds.
+"""Where HTTP meets the log: Triton's line for a request that has come (--log-verbose=1), the access log (--log-access).
 
-The access log is in use with --log-access only, Triton's line for a request that has come with --log-verbose=1.
-
-The lines of the log for requests that the fast path serves. Only in use with --log-access or --log-verbose=1.
+First the lines themselves, then who writes them: aiohttp's logger and handler, and `ConnectionAccessLog` for requests
+that the fast path serves.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The numbers that tritonserver's log has for methods: those of its HTTP library.
+#: The numbers that tritonserver's log has for methods: its HTTP library's.
 _METHODS = {"GET": 0, "HEAD": 1, "POST": 2, "PUT": 3, "DELETE": 4, "OPTIONS": 8, "TRACE": 9, "CONNECT": 10, "PATCH": 11}
 
 _OTHER_METHOD = 16

@@ -1,14 +1,14 @@
-"""Reading request bodies that aiohttp receives: within a limit of bytes, and a limit of time.
+"""Large bodies through aiohttp: requests are read within limits of bytes and time, responses are sent in pieces.
 
-A request body that aiohttp receives in parts: small ones in ordinary memory, others in memory of their model.
-
-Sends large bodies through aiohttp in pieces: aiohttp would copy them as a whole, and keep what is not read.
+`read_body` and `read_body_into` read a request. `BodyCollector` is where its parts go: small bodies to ordinary memory,
+others to memory that is counted. `send` and `write` send a response piece by piece: aiohttp would copy it as a whole,
+and keep what is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kernel.errors import InvalidArgument
 from protocols.http import web
@@ -125,7 +125,7 @@ def _is_chunked(http: web.BaseRequest) -> bool:
 
 async def read_json_text(call: HttpCall) -> bytes:
     """Return a body that is JSON as a whole. Raises the same as `read_body`."""
-    return await read_body(call.http, call.max_input_size, lambda byte_size: json_too_large(call, byte_size))
+    return await read_body(call.http, call.max_input_size, call.json_too_large)
 
 
 async def read_control_text(call: HttpCall) -> bytes:
@@ -145,11 +145,7 @@ def _control_too_large(byte_size: int) -> ServingError:
     )
 
 
-def json_too_large(call: HttpCall, byte_size: int) -> ServingError:
-    return InvalidArgument(
-        f"request JSON size of {byte_size} bytes exceeds the maximum allowed input size of "
-        f"{call.max_input_size} bytes. Use --http-max-input-size to increase the limit."
-    )
+# ---- where the parts of a request go ---------------------------------------------------------
 
 
 #: A body of unknown length gets blocks that are as large as all before together, within these bounds.
@@ -157,7 +153,7 @@ _LEAST_BLOCK, _MOST_BLOCK = 256 << 10, 16 << 20
 
 
 class BodyCollector:
-    """Collects the parts of one body. The owner calls `release`, or takes `sources` and their leases."""
+    """Collects the parts of one body, in a `with` block: at its end all memory but the `sources` is released."""
 
     def __init__(self, take: Callable[[int], Block], announced: int | None) -> None:
         """`take` returns a block of that many bytes, or raises `ArenaFull`. `announced` is the length, if known."""
@@ -168,6 +164,12 @@ class BodyCollector:
         #: How many bytes of the last block are filled.
         self._filled = 0
         self.byte_size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
 
     @property
     def is_small(self) -> bool:
@@ -228,6 +230,9 @@ class BodyCollector:
         blocks, self._blocks = self._blocks, []
         for block in blocks:
             block.release()
+
+
+# ---- responses -------------------------------------------------------------------------------
 
 
 #: Larger bodies are sent in pieces of this size.

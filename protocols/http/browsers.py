@@ -1,14 +1,12 @@
-"""Which requests of web pages are refused: those of foreign pages, and those by a foreign name of the server. Pure.
+"""What web pages may send to the server: which pages may (CORS), and which of their requests are refused. Pure.
 
 A page can send requests to every server that its browser reaches. It may send a POST without asking (`text/plain`);
-then the server sees the page's origin (CSRF). Or an attacker changes the address of the page's name to that of the
-server, so that the page may also read the responses; then the server sees a foreign name in `Host` (DNS rebinding).
+then the server sees the page's origin (CSRF). Or an attacker changes the address of the page's name to the server's,
+so that the page may also read the responses; then the server sees a foreign name in `Host` (DNS rebinding).
 
 Both attacks need a browser. So requests without any sign of a browser may use every name, unless the operator has
 listed the names: clients reach the server through proxies, tunnels and services of Kubernetes, whose names it cannot
 know. A name is never foreign if only the owner of the network can make it point to the server.
-
-Which pages of other origins may call the server from a browser, and the headers that say so. Pure.
 
 Triton has no CORS. Without --http-cors-origin no header is added, and OPTIONS is refused.
 """
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.texts import limited
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ class CorsPolicy:
     def preflight_headers(self, origin: str, methods: Iterable[str], requested: str | None) -> dict[str, str]:
         """Return the headers for a browser that asks before it sends a request.
 
-        `methods` are those of the path, `requested` is what `Access-Control-Request-Headers` says.
+        `methods` are what the path has, `requested` is what `Access-Control-Request-Headers` says.
         """
         headers = self.response_headers(origin)
         if "Access-Control-Allow-Origin" not in headers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import ServingError
+from kernel.errors import InvalidArgument, ServingError
 from protocols.access import peer_identity
 from protocols.http import web
 
@@ -30,8 +30,19 @@ def peer_of(http: web.BaseRequest) -> object:
     return None if http.transport is None else http.transport.get_extra_info("peername")
 
 
-class CallSettings(msgspec.Struct, frozen=True):
-    """What all calls of a server share."""
+def identity_of(http: web.BaseRequest) -> str:
+    """Return who the client is, for the queue of helpers; empty if it is not known, or has disconnected.
+
+    Asks the system with some calls: for large requests only.
+    """
+    try:
+        return peer_identity(http.transport)
+    except ServingError:
+        return ""
+
+
+class DoorSettings(msgspec.Struct, frozen=True):
+    """What all requests of a server share."""
 
     inference: HttpInference
     generation: GenerateIntake
@@ -44,39 +55,31 @@ class HttpCall:
     """One request for a handler, which returns the response. `names` are parts of the path, such as the model."""
 
     __slots__ = (
-        "dashboard",
+        "door",
         "error_headers",
-        "generation",
         "http",
-        "inference",
         "kernel",
         "max_input_size",
         "names",
-        "openapi",
         "plain_errors",
         "response_headers",
-        "rules",
     )
 
     def __init__(
         self,
         http: web.BaseRequest,
         names: dict[str, str],
-        settings: CallSettings,
+        door: DoorSettings,
         *,
         plain_errors: bool,
         response_headers: dict[str, str],
     ) -> None:
         self.http = http
         self.names = names
-        self.inference = settings.inference
-        self.generation = settings.generation
-        self.kernel = settings.inference.kernel
+        self.door = door
+        self.kernel = door.inference.kernel
         #: Bytes that JSON, raw input and inflated bodies may have.
-        self.max_input_size = settings.inference.max_input_size
-        self.rules = settings.rules
-        self.openapi = settings.openapi
-        self.dashboard = settings.dashboard
+        self.max_input_size = door.inference.max_input_size
         #: Whether an error that is raised from now on is sent as `text/plain`.
         self.plain_errors = plain_errors
         #: Headers that an error takes with it.
@@ -86,11 +89,11 @@ class HttpCall:
 
     @property
     def peer(self) -> str:
-        """Who the client is, for the queue of helpers; empty if it is not known, or has disconnected.
+        return identity_of(self.http)
 
-        Asks the system with some calls: for large requests only.
-        """
-        try:
-            return peer_identity(self.http.transport)
-        except ServingError:
-            return ""
+    def json_too_large(self, byte_size: int) -> ServingError:
+        """Return the error for JSON of more than `max_input_size` bytes."""
+        return InvalidArgument(
+            f"request JSON size of {byte_size} bytes exceeds the maximum allowed input size of "
+            f"{self.max_input_size} bytes. Use --http-max-input-size to increase the limit."
+        )

@@ -1,12 +1,10 @@
-"""How long a client may keep a connection waiting, and how it may cut its body into chunks. Pure.
+"""What a client may cost: how long it keeps a connection waiting, how it cuts its body into chunks, whether it is gone.
 
-aiohttp closes connections that are idle. It waits without limit for the rest of a head and for a client that
-does not read its response, and reads chunk extensions of any length: those limits are here.
-
-Clients that have gone while nothing is read from their connections.
+aiohttp closes connections that are idle. It waits without limit for the rest of a head and for a client that does not
+read its response, and reads chunk extensions of any length: those limits are here, and are decided without I/O.
 
 An event loop notices the end of a connection when it reads from it. Where it does not read, because the client has sent
-more than the server takes at once, requests of a client that has gone would be executed for nobody.
+more than the server takes at once, requests of a client that has gone would still be executed: `abort_gone` finds it.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ class ChunkOverhead:
 
 
 def abort_gone(transports: Iterable[asyncio.Transport]) -> None:
-    """Abort those of `transports` whose client has gone, or sends no more: a connection that is read ends then, too.
+    """Abort each transport whose client has gone, or sends no more: a connection that is read ends then, too.
 
     One system call for all of them, which takes less than 1 µs for each.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from kernel.errors import NoDescriptorLeft
 from protocols.http.aiohttp_internals import AiohttpConnection, AiohttpServer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractAccessLogger
 
     from protocols.http import web
+    from protocols.http.fast.fast_path import FastPath
 
 #: How often connections are checked while the server waits for them to become idle.
 _DRAIN_INTERVAL_S = 0.02
@@ -43,20 +44,6 @@ class _Refusal(asyncio.Protocol):
         cast("asyncio.Transport", transport).write(_REFUSAL)
 
 
-class FirstServer(Protocol):
-    """Gets every connection before aiohttp does, and gives it the messages that it does not serve itself."""
-
-    def open(self, aiohttp_server: AiohttpServer) -> Callable[[], asyncio.BaseProtocol]:
-        """Return the function that makes its connections."""
-
-    @property
-    def connection_count(self) -> int:
-        """How many connections it has, without those that it has left to aiohttp."""
-
-    async def close(self, grace_s: float) -> None:
-        """Finish what runs within `grace_s` seconds, and close its connections."""
-
-
 class HttpListener:
     """Serves one bound socket with one handler of all requests."""
 
@@ -65,17 +52,17 @@ class HttpListener:
         sock: socket.socket,
         service: str,
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-        first: FirstServer | None = None,
         tls: ssl.SSLContext | None = None,
         access_logger: type[AbstractAccessLogger] | None = None,
     ) -> None:
         """`service` is what the title calls it. The listener owns `sock` from `start` on.
 
-        With `tls` connections are encrypted, also those that `first` gets.
+        With `tls` connections are encrypted, also on the fast path.
         """
         self._sock = sock
         self._handler = handler
-        self._first = first
+        #: Gets every connection before aiohttp does; None if aiohttp gets all of them. Set before `start`.
+        self.first: FastPath | None = None
         self._tls = tls
         self._access_logger = access_logger
         self._draining = False
@@ -87,7 +74,7 @@ class HttpListener:
         """Listen."""
         self._aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
         self._aiohttp_server.access_logger = self._access_logger
-        connect = self._aiohttp_server if self._first is None else self._first.open(self._aiohttp_server)
+        connect = self._aiohttp_server if self.first is None else self.first.open(self._aiohttp_server)
         self._server = await listen(self._sock, connect, self._tls, make_refusal=_Refusal)
 
     @property
@@ -98,7 +85,7 @@ class HttpListener:
         # One that shares a transport with the fast path is counted there.
         connections = self._aiohttp_server.connections
         own = sum(1 for each in connections if isinstance(each, AiohttpConnection) and not each.on_response)
-        return own if self._first is None else own + self._first.connection_count
+        return own if self.first is None else own + self.first.connection_count
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, close idle ones, give requests that run `grace_s` seconds, and close.
@@ -112,8 +99,8 @@ class HttpListener:
         server.close()
         self._draining = True
         async with asyncio.TaskGroup() as tasks:
-            if self._first is not None:
-                tasks.create_task(self._first.close(grace_s))
+            if self.first is not None:
+                tasks.create_task(self.first.close(grace_s))
             tasks.create_task(self._drain(self._aiohttp_server, grace_s))
         await self._aiohttp_server.shutdown(_CLOSE_S)
 

@@ -20,6 +20,7 @@ from protocols.http.json.document import (
     as_string,
     made_valid,
     member,
+    member_texts,
     parse,
 )
 from protocols.http.json.large import count_parts
@@ -63,7 +64,6 @@ class _LoadBody(msgspec.Struct):
 
 _text_decoder = msgspec.json.Decoder(msgspec.Raw)
 _body_decoder = msgspec.json.Decoder(_LoadBody)
-_parameters_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string_decoder = msgspec.json.Decoder(str)
 
 #: Where msgspec stopped, in the text of its error.
@@ -115,7 +115,7 @@ def _parameters_of(text: Buffer) -> dict[str, msgspec.Raw]:
     if view[0] != ord("{"):
         as_members(None)  # raises
     check_count("parameters", count_parts(view, MAX_PARTS))
-    return _parameters_decoder.decode(parameters)
+    return member_texts(parameters)
 
 
 def _string(text: msgspec.Raw) -> str:

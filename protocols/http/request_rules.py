@@ -38,7 +38,7 @@ class RequestRules(msgspec.Struct, frozen=True):
     ) -> str | None:
         """Return the error for a request that is refused by its head, None for one that is admitted.
 
-        `peer`, the client's address, and `administers` are those of `Restrictions.refusal`.
+        `peer`, the client's address, and `administers` are as for `Restrictions.refusal`.
         """
         refusal = self.restrictions.refusal(category, header, peer, administers=administers)
         return refusal or self.browsers.refusal(method, header)

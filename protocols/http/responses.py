@@ -1,10 +1,11 @@
-"""Responses of aiohttp with Triton's content types: JSON, empty ones, errors.
+"""Responses with Triton's content types: aiohttp's (JSON, empty ones, errors), and `HttpResponse`.
 
-The HTTP response of an inference request, before it becomes bytes or an object of aiohttp. Pure.
+`HttpResponse` is the response to an inference request before the fast path makes bytes of it, or aiohttp's object.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from protocols.status import may_retry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from kernel.errors import ServingError
     from shm.tensor import Buffer
@@ -47,6 +49,12 @@ def json_text_response(text: bytes) -> web.Response:
 def empty_response(*, plain: bool = False, status: int = 200) -> web.Response:
     """Return a response without a body; Triton's health responses are `plain`."""
     return web.Response(status=status, content_type=error_content_type(plain=plain), headers=SERVER_HEADER)
+
+
+@functools.cache
+def packaged_file(path: Path) -> bytes:
+    """Return a file of the package, which is kept from then on. Blocks."""
+    return path.read_bytes()
 
 
 def error_body(text: str) -> bytes:

@@ -44,7 +44,7 @@ _FOREIGN = (
 )
 
 #: The routes, in which a typing mistake is looked for.
-_ROUTES = (
+ROUTE_HINTS = (
     "GET /v2",
     "GET /v2/health/live",
     "GET /v2/health/ready",
@@ -72,7 +72,7 @@ _ROUTES = (
     "GET /v2/trace/setting",
     "GET /v2/logging",
 )
-_BY_PATH = {route.partition(" ")[2]: route for route in _ROUTES}
+_BY_PATH = {route.partition(" ")[2]: route for route in ROUTE_HINTS}
 
 #: Newcomers send requests for inference to it.
 _MODEL_ALONE = re.compile(r"/v2/models/[^/]+(?:/versions/[^/]+)?")

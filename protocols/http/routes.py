@@ -43,7 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 _TRACE_SETTING = Endpoint(Category.TRACE, {"GET": settings.get_trace, "POST": settings.update_trace}, administers=True)
 
-_LITERAL = {
+LITERAL_ENDPOINTS = {
     "/v2": Endpoint(Category.METADATA, {"GET": models.server_metadata}),
     "/v2/openapi.json": Endpoint(Category.METADATA, {"GET": models.openapi}),
     "/v2/health/live": Endpoint(Category.HEALTH, {"GET": models.live}, plain_errors=True),
@@ -66,7 +66,7 @@ _LABELLED = re.compile(
 _WITHOUT_VERSION = frozenset(
     {"trace/setting", "traffic", "traffic/reset", "rollout", *(f"rollout/{action}" for action in traffic.ACTIONS)}
 )
-_MODEL_ENDPOINTS = {
+MODEL_ENDPOINTS = {
     "": Endpoint(Category.METADATA, {"GET": models.metadata}),
     "infer": Endpoint(Category.INFERENCE, {"POST": infer.infer}, plain_errors=True),
     "generate": Endpoint(Category.INFERENCE, {"POST": generate.generate}),
@@ -90,7 +90,7 @@ _MODEL_ENDPOINTS = {
 _REPOSITORY = re.compile(
     r"/v2/repository(?:/(?P<repository>[^/]+))?/(?P<endpoint>index|models/(?P<model>[^/]+)/(?:load|unload))"
 )
-_REPOSITORY_ENDPOINTS = {
+REPOSITORY_ENDPOINTS = {
     "index": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.index}),
     "load": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.load}, administers=True),
     "unload": Endpoint(Category.MODEL_REPOSITORY, {"POST": repository.unload}, administers=True),
@@ -99,7 +99,7 @@ _REPOSITORY_ENDPOINTS = {
 _SHARED_MEMORY = re.compile(
     r"/v2/(?P<endpoint>(?:system|cuda)sharedmemory(?:/region/(?P<region>[^/]+))?/(?:status|register|unregister))"
 )
-_SHARED_MEMORY_ENDPOINTS = {
+SHARED_MEMORY_ENDPOINTS = {
     "system/status": Endpoint(Category.SHARED_MEMORY, {"GET": shared_memory.system_status}),
     "system/register": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_register}, administers=True),
     "system/unregister": Endpoint(Category.SHARED_MEMORY, {"POST": shared_memory.system_unregister}, administers=True),
@@ -128,26 +128,26 @@ def find_endpoint(
 
     `is_label` says whether a model has a label, which can stand in place of the number of a version; None: none has.
     """
-    endpoint = _LITERAL.get(path)
+    endpoint = LITERAL_ENDPOINTS.get(path)
     if endpoint is not None:
         return endpoint, {}
     if (match := _MODEL.fullmatch(path)) is not None:
         names = match.groupdict("")
         if names["version"] and names["endpoint"] in _WITHOUT_VERSION:
             return None
-        return _MODEL_ENDPOINTS[names["endpoint"]], names
+        return MODEL_ENDPOINTS[names["endpoint"]], names
     if is_label is not None and (match := _LABELLED.fullmatch(path)) is not None:
         names = match.groupdict("")
         if names["endpoint"] not in _WITHOUT_VERSION and is_label(names["model"], names["version"]):
-            return _MODEL_ENDPOINTS[names["endpoint"]], names
+            return MODEL_ENDPOINTS[names["endpoint"]], names
         return None
     if (match := _REPOSITORY.fullmatch(path)) is not None:
         names = match.groupdict("")
-        return _REPOSITORY_ENDPOINTS[names["endpoint"].rpartition("/")[2]], names
+        return REPOSITORY_ENDPOINTS[names["endpoint"].rpartition("/")[2]], names
     if (match := _SHARED_MEMORY.fullmatch(path)) is not None:
         names = match.groupdict("")
         kind = "system" if names["endpoint"].startswith("system") else "cuda"
-        return _SHARED_MEMORY_ENDPOINTS[f"{kind}/{names['endpoint'].rpartition('/')[2]}"], names
+        return SHARED_MEMORY_ENDPOINTS[f"{kind}/{names['endpoint'].rpartition('/')[2]}"], names
     if path.startswith(dashboard.FILE_PREFIX):
         return _DASHBOARD_FILE, {"file": path.removeprefix(dashboard.FILE_PREFIX)}
     page = _PAGES.get(path)

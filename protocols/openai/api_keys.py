@@ -11,7 +11,6 @@ Keys are kept and looked up by their digest: how long that takes says nothing ab
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -19,19 +18,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.file_threads import in_file_thread
-from kernel.observe.limited_log import LimitedLog
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.regular_files import read_regular
+from protocols.file_watch import FileWatch
 from protocols.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
-
-#: Each look may fail.
-_failures = LimitedLog(logger)
 
 #: How often the file is looked at, in seconds.
 LOOK_S = 5.0
@@ -90,13 +85,14 @@ class ApiKeys:
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises `BadOption` for what is wrong with it."""
         self._path = path
-        self._timer: asyncio.TimerHandle | None = None
         try:
             self._content = read_regular(path, MAX_BYTE_SIZE + 1)
             self._keys = self._parsed(self._content)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise BadOption(f"--openai-api-keys: the file '{path}' cannot be used: {reason}") from None
+        #: To be started and stopped with the server.
+        self.watch = FileWatch(self.look, LOOK_S, f"the file '{path}' with API keys cannot be read")
 
     def find(self, authorization: str | None) -> ApiKey:
         """Return the key in the header `Authorization`. Raises `ApiError` for none, and for one that is unknown."""
@@ -110,27 +106,6 @@ class ApiKeys:
         if key is None or not hmac.compare_digest(key.digest, digest):
             raise ApiError("Incorrect API key provided", 401, code="invalid_api_key")
         return key
-
-    def start(self) -> None:
-        """Look at the file from now on, until `stop`."""
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
-
-    def stop(self) -> None:
-        """End the looks. A second call does nothing."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look_later(self) -> None:
-        # In a thread: the file may be on a file system that does not respond.
-        look = asyncio.ensure_future(in_file_thread(self.look))
-        look.add_done_callback(self._looked)
-
-    def _looked(self, look: asyncio.Future[None]) -> None:
-        if not look.cancelled() and (error := look.exception()) is not None:
-            _failures.log("api keys", "the file '%s' with API keys cannot be read", self._path, exc_info=error)
-        if self._timer is not None:  # not stopped
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look_later)
 
     def look(self) -> None:
         """Use the keys of the file if it has changed; keep those that are there if it is wrong. Blocks."""

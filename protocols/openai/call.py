@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.http import web
-from protocols.http.bodies import BodyCollector, read_body_into
-from protocols.http.responses import JSON, SERVER_HEADER
+from protocols.http.bodies import read_body_into
 from protocols.openai.errors import ApiError
 
 if TYPE_CHECKING:
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
 
     from kernel.errors import ServingError
     from kernel.serving.interface import KernelInterface
+    from protocols.http import web
     from protocols.http.request_rules import RequestRules
     from protocols.openai.api_keys import ApiKey
     from protocols.openai.generation import GenerationIntake, SilenceWatch
@@ -77,18 +76,11 @@ class OpenAiCall:
             raise ApiError(f"The API key '{self.key.name}' is not for model '{model}'", 403, param="model",
                            code="model_not_allowed")  # fmt: skip
 
-    async def read_body(self) -> BodyCollector:
-        """Return the body, which the caller releases. Raises `ServingError`."""
-        http, limit = self.http, self.door.max_input_size
-        if http.headers.get("Content-Encoding", "identity") != "identity":
+    async def read_body(self, add: Callable[[bytes], None]) -> None:
+        """Call `add` with each part of the body. Raises `ServingError`."""
+        if self.http.headers.get("Content-Encoding", "identity") != "identity":
             raise ApiError("Unsupported content-encoding, only 'identity' is supported.")
-        collector = BodyCollector(self.door.kernel.memory_for_helper, http.content_length)
-        try:
-            await read_body_into(http, limit, self._too_large, collector.add)
-        except BaseException:
-            collector.release()
-            raise
-        return collector
+        await read_body_into(self.http, self.door.max_input_size, self._too_large, add)
 
     def _too_large(self, byte_size: int) -> ServingError:
         return ApiError(
@@ -97,10 +89,6 @@ class OpenAiCall:
             413,
             code="content_too_large",
         )
-
-    def json(self, body: bytes, status: int = 200) -> web.Response:
-        """Return a response with a body of JSON."""
-        return web.Response(status=status, body=body, content_type=JSON, headers=SERVER_HEADER)
 
 
 def request_id_of(http: web.BaseRequest) -> str:

@@ -1,28 +1,20 @@
-"""What a dialect is: how the requests of clients become inputs of a model. Pure.
+"""How models are spoken to: the requests of clients become inputs of a model, its outputs become text. Pure.
 
-What the responses of models have in them: the same outputs in all dialects. Pure.
+A model that generates has a `Dialect`, which `dialect_of` finds by what the model declares and not by the name of its
+backend. All dialects read the same outputs (`read_piece`). They are
 
-Our dialect, for Python models: the input `openai_request` is the whole request as JSON, after the checks. Pure.
+- `WholeRequest`, ours for Python models: the input `openai_request` is the whole request as JSON, after the checks. The
+  model responds with `text_output`, any number of times if it is decoupled, or with `openai_response`: chunks and
+  bodies that it has made itself. Beside text it may have the outputs `finish_reason`, `num_input_tokens` and
+  `num_output_tokens`.
+- `VllmDialect`, of NVIDIA's backend for vLLM: the prompt, and one JSON object with the parameters of sampling under the
+  names of vLLM's `SamplingParams`. The backend has the same inputs for all its models.
+- `InputEach`, of TensorRT-LLM's backend: an input for each field, in its newer API behind the prefix
+  `sampling_param_`. A field whose input the model does not declare is refused. Only what the client has given is sent:
+  the backend changes its way of sampling where `top_p` is there.
 
-The model responds with `text_output`, any number of times if it is decoupled, or with `openai_response`: chunks and
-bodies that it has made itself. Beside text it may have the outputs `finish_reason`, `num_input_tokens` and
-`num_output_tokens`.
-
-The dialect of NVIDIA's backend for vLLM: the prompt, and one JSON object with the parameters of sampling. Pure.
-
-Names are those of vLLM's `SamplingParams`. The backend has the same inputs for all its models.
-
-The dialect of TensorRT-LLM's backend: an input for each field. Pure.
-
-Its newer API has the same inputs behind the prefix `sampling_param_`. A field whose input the model does not declare is
-refused. Only what the client has given is sent: the backend changes its way of sampling where `top_p` is there.
-
-Which dialect a model has: what it declares says so, and not the name of its backend. Pure.
-
-How models that make vectors of texts are spoken to. Pure.
-
-Ours: the input `openai_request` with one input of the client, and the output `embedding`. vLLM's: one JSON object, and
-the vector as JSON in the text.
+A model that makes vectors of texts has an `EmbeddingDialect`. Ours has the input `openai_request` with one input of the
+client, and the output `embedding`; vLLM's has one JSON object, and the vector as JSON in the text.
 """
 
 from __future__ import annotations
@@ -36,11 +28,11 @@ from kernel.config.model_parameters import OPENAI_FIELDS, declared_fields
 from kernel.config.spec import TensorSpec  # noqa: TC001 - msgspec reads it
 from kernel.errors import InternalError
 from protocols.openai.errors import ApiError
-from shm.datatypes import DATATYPES
+from shm.datatypes import DATATYPES, encode_strings
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kernel.config.spec import ModelSpec
     from kernel.serving.response import Response
@@ -80,6 +72,23 @@ class Dialect(Protocol):
         """Return the inputs of a request with these checked fields. Raises `ApiError`."""
 
 
+def dialect_of(spec: ModelSpec) -> Dialect | None:
+    """Return how a model is spoken to; None for a model that this front door cannot serve."""
+    return whole_request(spec) or vllm_dialect(spec) or input_each(spec)
+
+
+def required_dialect(spec: ModelSpec) -> Dialect:
+    """As `dialect_of`. Raises `ApiError` for a model without one."""
+    found = dialect_of(spec)
+    if found is None:
+        raise ApiError(
+            f"model '{spec.name}' does not generate text: its inputs and outputs are none of those that OpenAI's API "
+            "needs (docs/openai.md)",
+            param="model",
+        )
+    return found
+
+
 def input_shape(spec: TensorSpec, count: int = 1) -> list[int]:
     """Return the shape of an input with `count` elements in its last dimension: one row, where the model batches."""
     return [*(1 for _ in spec.shape[:-1]), count]
@@ -87,14 +96,12 @@ def input_shape(spec: TensorSpec, count: int = 1) -> list[int]:
 
 def texts_tensor(spec: TensorSpec, texts: Sequence[str | bytes]) -> Tensor:
     """Return an input of BYTES with these elements."""
-    elements = [text.encode() if isinstance(text, str) else text for text in texts]
-    data = b"".join(len(each).to_bytes(4, "little") + each for each in elements)
-    return Tensor(spec.name, "BYTES", input_shape(spec, len(elements)), data)
+    return Tensor(spec.name, "BYTES", input_shape(spec, len(texts)), encode_strings(texts))
 
 
-def switch_tensor(spec: TensorSpec, *, on: bool) -> Tensor:
-    """Return an input of BOOL."""
-    return Tensor(spec.name, "BOOL", input_shape(spec), bytes([on]))
+def switch_tensors(specs: Mapping[str, TensorSpec], names: Iterable[str], *, on: bool = True) -> list[Tensor]:
+    """Return the inputs of BOOL with these names, of which the model may have some."""
+    return [Tensor(specs[name].name, "BOOL", input_shape(specs[name]), bytes([on])) for name in names if name in specs]
 
 
 TEXT_OUTPUT, READY_OUTPUT = "text_output", "openai_response"
@@ -159,6 +166,9 @@ def only_count(output: Tensor) -> int:
     return int.from_bytes(octets, "little", signed=not output.datatype.startswith("U"))
 
 
+# ---- our dialect, for Python models ----------------------------------------------------------
+
+
 REQUEST_INPUT = "openai_request"
 
 #: Fields about how text is sampled: every model of this dialect gets them.
@@ -204,6 +214,9 @@ def whole_request(spec: ModelSpec) -> WholeRequest | None:
     return WholeRequest(spec.name, ready is not None, honoured, spec.inputs[REQUEST_INPUT])
 
 
+# ---- vLLM's backend --------------------------------------------------------------------------
+
+
 PARAMETERS_INPUT = "sampling_parameters"
 
 #: Fields that vLLM has by the same name.
@@ -236,16 +249,12 @@ class VllmDialect(msgspec.Struct, frozen=True):
         parameters = {name: fields[name] for name in _SAMPLING if name in fields}
         if _STRUCTURED in fields:  # the backend decodes it by itself
             parameters[_STRUCTURED] = _encoder.encode(fields[_STRUCTURED]).decode()
-        tensors = [
+        return [
             texts_tensor(specs[TEXT_INPUT], [fields["prompt"]]),
             texts_tensor(specs[PARAMETERS_INPUT], [_encoder.encode(parameters)]),
+            *switch_tensors(specs, ["stream"], on=fields.get("stream", False)),
+            *switch_tensors(specs, ["exclude_input_in_output", *_SWITCHES]),  # the server repeats the prompt for `echo`
         ]
-        if "stream" in specs:
-            tensors.append(switch_tensor(specs["stream"], on=fields.get("stream", False)))
-        if "exclude_input_in_output" in specs:  # the server repeats the prompt for `echo`
-            tensors.append(switch_tensor(specs["exclude_input_in_output"], on=True))
-        tensors += [switch_tensor(specs[name], on=True) for name in _SWITCHES if name in specs]
-        return tensors
 
 
 def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
@@ -255,6 +264,9 @@ def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
     if set(spec.required_inputs) - {TEXT_INPUT, PARAMETERS_INPUT}:
         return None
     return VllmDialect(spec.name, spec.inputs)
+
+
+# ---- TensorRT-LLM's backend ------------------------------------------------------------------
 
 
 #: The prefix of the newer API.
@@ -303,13 +315,8 @@ class InputEach(msgspec.Struct, frozen=True):
         ]
         if _STOP in specs and "stop" in fields:
             tensors.append(texts_tensor(specs[_STOP], fields["stop"]))
-        for name in _STREAM:
-            if name in specs:
-                tensors.append(switch_tensor(specs[name], on=fields.get("stream", False)))
-        for name in _EXCLUDE:  # the server repeats the prompt for `echo`
-            if name in specs:
-                tensors.append(switch_tensor(specs[name], on=True))
-        return tensors + [switch_tensor(specs[name], on=True) for name in _SWITCHES if name in specs]
+        tensors += switch_tensors(specs, _STREAM, on=fields.get("stream", False))
+        return tensors + switch_tensors(specs, (*_EXCLUDE, *_SWITCHES))  # the server repeats the prompt for `echo`
 
 
 def _number(spec: TensorSpec, value: float, field: str) -> Tensor:
@@ -341,28 +348,12 @@ def _without_prefix(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     return {name.removeprefix(PREFIX): tensor for name, tensor in inputs.items()}
 
 
-def dialect_of(spec: ModelSpec) -> Dialect | None:
-    """Return how a model is spoken to; None for a model that this front door cannot serve."""
-    return whole_request(spec) or vllm_dialect(spec) or input_each(spec)
-
-
-def required_dialect(spec: ModelSpec) -> Dialect:
-    """As `dialect_of`. Raises `ApiError` for a model without one."""
-    found = dialect_of(spec)
-    if found is None:
-        raise ApiError(
-            f"model '{spec.name}' does not generate text: its inputs and outputs are none of those that OpenAI's API "
-            "needs (docs/openai.md)",
-            param="model",
-        )
-    return found
+# ---- vectors ---------------------------------------------------------------------------------
 
 
 EMBEDDING_OUTPUT = "embedding"
 
 EMBEDDING_INPUT = "embedding_request"
-
-_RETURN_TOKENS = "return_num_input_tokens"
 
 _vector_decoder = msgspec.json.Decoder(list[float])
 
@@ -419,10 +410,8 @@ class VllmEmbeddings(msgspec.Struct, frozen=True):
         asked = {"input": fields["input"]}
         if "dimensions" in fields:
             asked["pooling_params"] = {"dimensions": [fields["dimensions"]]}
-        tensors = [texts_tensor(self.specs[EMBEDDING_INPUT], [_encoder.encode(asked)])]
-        if _RETURN_TOKENS in self.specs:
-            tensors.append(switch_tensor(self.specs[_RETURN_TOKENS], on=True))
-        return tensors
+        inputs = switch_tensors(self.specs, ["return_num_input_tokens"])
+        return [texts_tensor(self.specs[EMBEDDING_INPUT], [_encoder.encode(asked)]), *inputs]
 
     def vector(self, response: Response) -> bytes:
         for output in response.outputs or ():

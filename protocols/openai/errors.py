@@ -42,7 +42,7 @@ class ApiError(InvalidArgument):
 
 
 class Mismatch(Exception):
-    """A value does not fit its field. The message and the kind are those of pydantic, which clients of Triton read."""
+    """A value does not fit its field. The message and the kind are pydantic's, which clients of Triton read."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

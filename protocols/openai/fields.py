@@ -1,8 +1,8 @@
 """The one table of request fields: which are honoured, which are refused, which are known to be without effect. Pure.
 
-Ranges and texts are Triton's (`schemas/openai.py` of its front end). docs/openai.md has the same table.
-
-Kinds of values of request fields: functions that return a value, or raise `Mismatch` with pydantic's text. Pure.
+First the kinds of values: functions that return a value, or raise `Mismatch` with pydantic's text. Then the tables,
+with the ranges and texts of Triton (`schemas/openai.py` of its front end), which docs/openai.md has, too; then the
+checks.
 """
 
 from __future__ import annotations
@@ -34,35 +34,27 @@ def anything(value: Any) -> Any:
     return value
 
 
-def boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise Mismatch("bool_type", "Input should be a valid boolean")
-    return value
+def _of_type(expected: type, kind: str, title: str) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, expected):
+            raise Mismatch(kind, f"Input should be a valid {title}")
+        return value
+
+    return check
 
 
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Mismatch("string_type", "Input should be a valid string")
-    return value
-
-
-def json_object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Mismatch("dict_type", "Input should be a valid dictionary")
-    return value
-
-
-def json_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise Mismatch("list_type", "Input should be a valid list")
-    return value
+boolean = _of_type(bool, "bool_type", "boolean")
+text = _of_type(str, "string_type", "string")
+json_object = _of_type(dict, "dict_type", "dictionary")
+json_list = _of_type(list, "list_type", "list")
 
 
 def filled_list(value: Any) -> list[Any]:
     """Accept a list with at least one item."""
-    if not json_list(value):
+    items: list[Any] = json_list(value)
+    if not items:
         raise Mismatch("too_short", "List should have at least 1 item after validation, not 0")
-    return json_list(value)
+    return items
 
 
 def number(lowest: float | None = None, highest: float | None = None) -> Check:

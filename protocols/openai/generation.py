@@ -1,6 +1,7 @@
 """The requests to a model that one request of a client becomes, and their responses in the order in which they come.
 
-One timer for all streams of a server: clients and proxies give up connections on which nothing comes for long.
+`SilenceWatch` is one timer for all streams of a server: clients and proxies give up connections on which nothing comes
+for long.
 """
 
 from __future__ import annotations
@@ -64,20 +65,20 @@ class GenerationIntake(Intake):
         return Decoded(request, self.kernel.route(head.model_name))
 
     def keep(self, call: ChoiceCall, message: Sequence[Tensor], decoded: Decoded) -> None:
-        """See `Intake`: no two requests are equal."""
+        """Keep nothing: no two requests are equal."""
 
     def helper_job(
         self, call: ChoiceCall, message: Sequence[Tensor], received_in: ReceiveBuffer | None
     ) -> tuple[Request, HelperJob]:
-        """See `Intake`: `decode` needs no helper."""
+        """Never called: `decode` needs no helper."""
         raise AssertionError("the inputs of a generation are decoded before")
 
     def read_options(self, octets: bytes, route: ModelRoute) -> None:
-        """See `Intake`: the response needs to know nothing."""
+        """Return nothing: the response needs to know nothing."""
 
 
 def _match_nothing(head: object, message: object, generation: int, call: object) -> None:
-    """See `Intake.match`: no message equals an earlier one."""
+    """Return None: no message equals an earlier one."""
 
 
 class Generation:
@@ -190,7 +191,7 @@ class ChoiceCall:
         self._generation.put(self, error)
 
     def decoded_by_helper(self) -> None:
-        """See `IntakeCall`: no helper decodes."""
+        """Never called: no helper decodes."""
 
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
@@ -199,13 +200,13 @@ class ChoiceCall:
         return self.head.peer()
 
     def header(self, name: str) -> str:
-        """See `Sink`. With API keys, one header is the name of the client's: fair shares and quotas go by it."""
+        """Return a header of the client. With API keys, one is the name of its key: fair shares and quotas go by it."""
         if name == KEY_NAME_HEADER and self.head.key is not None:
             return self.head.key.name
         return last_value(self.head.headers, name)
 
     def reception(self) -> Reception:
-        """See `kernel.records.front_doors.FrontDoorSink`."""
+        """Return what traces and records say of the way in (`kernel.records.front_doors.FrontDoorSink`)."""
         return HTTP, self._generation.begin_ns, 0, at_iteration_end
 
     def send(self, response: Response) -> None:
@@ -215,7 +216,7 @@ class ChoiceCall:
 #: How often streams are looked at, in seconds.
 TICK_S = 1
 
-#: After this time without a response the head of a stream is sent: its status can no longer be that of an error.
+#: After this time without a response the head of a stream is sent: its status can no longer say that it has failed.
 HEAD_AFTER_S = 1
 
 #: After this time without a chunk a stream gets a comment.

@@ -1,8 +1,6 @@
-"""POST /v1/chat/completions and /v1/completions: a stream of chunks, or one body.
+"""POST /v1/chat/completions, /v1/completions and /v1/embeddings: a stream of chunks, one body, a vector for each input.
 
-POST /v1/embeddings: a vector for each input.
-
-From the body of a request to requests of the model: the same for all APIs of this front door.
+The way from the body of a request to requests of the model (`submitted`) is the same for all three.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import struct
 import uuid
 from time import monotonic_ns
@@ -19,10 +18,10 @@ import msgspec
 
 from kernel.errors import InternalError, ServingError
 from kernel.observe.internal_errors import unexpected_error
-from protocols.access import peer_identity
 from protocols.http import web
-from protocols.http.call import REQUEST_ID
-from protocols.http.responses import SERVER_HEADER
+from protocols.http.bodies import BodyCollector
+from protocols.http.call import REQUEST_ID, identity_of
+from protocols.http.responses import SERVER_HEADER, json_text_response
 from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
 from protocols.openai.errors import error_event
 from protocols.openai.generation import Generation, GenerationHead
@@ -42,73 +41,11 @@ if TYPE_CHECKING:
     from protocols.openai.responses import Receiver
     from shm.tensor import Tensor
 
-#: How many requests are submitted before other clients are served.
-_SUBMITTED_AT_ONCE = 32
-
-
-class SubmittedChoices(msgspec.Struct, frozen=True):
-    """The requests to a model that one request of a client has become."""
-
-    plan: GenerationPlan
-    spec: ModelSpec
-    generation: Generation
-
-
-@contextlib.asynccontextmanager
-async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoices, None]:
-    """Receive, decode and submit a request; at the end of the block what has not ended is cancelled.
-
-    Raises `ServingError` for a request that is refused before.
-    """
-    door = call.door
-    call.http[REQUEST_ID] = call.request_id
-    begin_ns = monotonic_ns() if door.kernel.takes_times else 0
-    body = await call.read_body()
-    try:
-        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, _peer(call))
-    finally:
-        body.release()
-    plan, route = prepared.plan, prepared.route
-    head = GenerationHead(route, plan.model, call.request_id, call.http.raw_headers, lambda: _peer(call), call.key)
-    generation = Generation(door.intake, head, begin_ns)
-    try:
-        await _submit(generation, prepared.inputs)
-        yield SubmittedChoices(plan, route.spec, generation)
-    finally:
-        generation.close()
-
-
-def _peer(call: OpenAiCall) -> str:
-    """Return who the client is; empty if it has disconnected."""
-    try:
-        return peer_identity(call.http.transport)
-    except ServingError:
-        return ""
-
-
-async def _submit(generation: Generation, waiting: list[list[Tensor]]) -> None:
-    """Submit a request for each list of inputs. Those that cannot be submitted any more are released."""
-    try:
-        for number in range(len(waiting)):
-            inputs, waiting[number] = waiting[number], []
-            generation.submit(number, inputs)
-            if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
-                await asyncio.sleep(0)
-    finally:
-        for inputs in waiting:
-            for tensor in inputs:
-                tensor.release()
-
-
-def raise_refusal(error: Exception, title: str) -> NoReturn:
-    """Raise why a request was not submitted; an error that is a bug is logged under `title`."""
-    raise error if isinstance(error, ServingError) else unexpected_error(title, error)
-
 
 #: How many responses become chunks before other clients are served.
 _TAKEN_AT_ONCE = 256
 
-#: A comment, which clients ignore: something has to come, so that nobody takes the connection for dead.
+#: A comment, which clients ignore: something has to come, so that the connection is not taken for dead.
 _COMMENT = b": waiting for the model\n\n"
 
 _EVENT_STREAM = {
@@ -199,13 +136,13 @@ async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody 
                 await asyncio.sleep(0)
             budget.add(receiver.byte_size - counted)
             counted = receiver.byte_size
-        return call.json(receiver.body())
+        return json_text_response(receiver.body())
     finally:
         budget.remove(counted)
 
 
 async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
-    """Send chunks as they come: all that wait in one write. The status is that of the first response."""
+    """Send chunks as they come: all that wait in one write. The first response decides the status."""
     silence, generation = call.door.silence, progress.generation
     response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)
     silence.add(generation)
@@ -237,6 +174,9 @@ async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEven
         silence.remove(generation)
 
 
+# ---- vectors ---------------------------------------------------------------------------------
+
+
 _encode = msgspec.json.Encoder().encode
 
 #: How many numbers become text before other clients are served: less than a millisecond.
@@ -256,7 +196,7 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
                 budget.add(vectors.byte_size - counted)
                 counted = vectors.byte_size
                 await asyncio.sleep(0)
-            return call.json(vectors.body(found.plan.model))
+            return json_text_response(vectors.body(found.plan.model))
     finally:
         budget.remove(counted)
 
@@ -315,3 +255,61 @@ class _Vectors:
             usage = {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
         tail = _encode({"model": model, "usage": usage})
         return b'{"object":"list","data":[%b],%b' % (b",".join(data), tail[1:])
+
+
+# ---- from a body to requests of the model ----------------------------------------------------
+
+
+#: How many requests are submitted before other clients are served.
+_SUBMITTED_AT_ONCE = 32
+
+
+class SubmittedChoices(msgspec.Struct, frozen=True):
+    """The requests to a model that one request of a client has become."""
+
+    plan: GenerationPlan
+    spec: ModelSpec
+    generation: Generation
+
+
+@contextlib.asynccontextmanager
+async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoices, None]:
+    """Receive, decode and submit a request; at the end of the block what has not ended is cancelled.
+
+    Raises `ServingError` for a request that is refused before.
+    """
+    door = call.door
+    call.http[REQUEST_ID] = call.request_id
+    begin_ns = monotonic_ns() if door.kernel.takes_times else 0
+    with BodyCollector(door.kernel.memory_for_helper, call.http.content_length) as body:
+        await call.read_body(body.add)
+        peer = identity_of(call.http)
+        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, peer)
+    plan, route = prepared.plan, prepared.route
+    find_peer = functools.partial(identity_of, call.http)
+    head = GenerationHead(route, plan.model, call.request_id, call.http.raw_headers, find_peer, call.key)
+    generation = Generation(door.intake, head, begin_ns)
+    try:
+        await _submit(generation, prepared.inputs)
+        yield SubmittedChoices(plan, route.spec, generation)
+    finally:
+        generation.close()
+
+
+async def _submit(generation: Generation, waiting: list[list[Tensor]]) -> None:
+    """Submit a request for each list of inputs. Those that cannot be submitted any more are released."""
+    try:
+        for number in range(len(waiting)):
+            inputs, waiting[number] = waiting[number], []
+            generation.submit(number, inputs)
+            if number % _SUBMITTED_AT_ONCE == _SUBMITTED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+    finally:
+        for inputs in waiting:
+            for tensor in inputs:
+                tensor.release()
+
+
+def raise_refusal(error: Exception, title: str) -> NoReturn:
+    """Raise why a request was not submitted; an error that is a bug is logged under `title`."""
+    raise error if isinstance(error, ServingError) else unexpected_error(title, error)

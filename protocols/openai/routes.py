@@ -1,6 +1,6 @@
-"""The paths of the OpenAI front door. Model names may contain slashes (`org/model`).
+"""The paths of the OpenAI front door, and the handlers that list, load and unload models or say whether it is ready.
 
-Models and health over OpenAI's API: lists, loads and unloads.
+Model names may contain slashes (`org/model`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from kernel.errors import NotFound, ServingError
 from protocols.access import Category
 from protocols.http import web
+from protocols.http.responses import json_text_response
 from protocols.openai import inference
 from protocols.openai.call import OpenAiCall
 from protocols.openai.dialects import dialect_of, embedding_dialect
@@ -28,7 +29,7 @@ async def list_models(call: OpenAiCall) -> web.Response:
     """List the models that this front door serves."""
     kernel = call.door.kernel
     names = sorted(name for name in kernel.catalog.ready_names() if call.admits(name) and _is_served(call, name))
-    return call.json(_encode({"object": "list", "data": [_model(call, name) for name in names]}))
+    return json_text_response(_encode({"object": "list", "data": [_model(call, name) for name in names]}))
 
 
 async def get_model(call: OpenAiCall) -> web.Response:
@@ -37,7 +38,7 @@ async def get_model(call: OpenAiCall) -> web.Response:
     call.check_model(name)
     if name not in call.door.kernel.catalog.ready_names() or not _is_served(call, name):
         raise unknown_model(name, 404)
-    return call.json(_encode(_model(call, name)))
+    return json_text_response(_encode(_model(call, name)))
 
 
 async def load(call: OpenAiCall) -> web.Response:
@@ -51,7 +52,7 @@ async def load(call: OpenAiCall) -> web.Response:
         raise ApiError(f"Failed to load model '{name}': {error.text}", 500, param="model") from None
     except ServingError as error:
         raise ApiError(f"Failed to load model '{name}': {error.text}", param="model") from None
-    return call.json(_encode(_model(call, name)))
+    return json_text_response(_encode(_model(call, name)))
 
 
 async def unload(call: OpenAiCall) -> web.Response:
@@ -60,7 +61,7 @@ async def unload(call: OpenAiCall) -> web.Response:
     if name not in kernel.catalog.ready_names():
         raise unknown_model(name)
     await kernel.repository.unload(name)
-    return call.json(_encode({"status": "success", "model": name}))
+    return json_text_response(_encode({"status": "success", "model": name}))
 
 
 def _administered(call: OpenAiCall) -> str:
@@ -78,7 +79,7 @@ async def ready(call: OpenAiCall) -> web.Response:
         is_ready = False
     if not is_ready:
         raise ApiError("Attached inference engine is not ready for inference requests.")
-    return call.json(b"")
+    return json_text_response(b"")
 
 
 def _is_served(call: OpenAiCall, name: str) -> bool:

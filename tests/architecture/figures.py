@@ -38,6 +38,10 @@ _SUBMITS = {"submit"}
 _RESOLVES = {"resolve", "resolve_unary"}
 
 
+#: What replaces something for a test: pytest's fixture, and what stands for it where there are several.
+_PATCHES = {"setattr", "delattr", "setitem"}
+
+
 class Figure(NamedTuple):
     """A number, and what it counts."""
 
@@ -59,6 +63,9 @@ def figures() -> list[Figure]:
         _listed("pairs of folders that import each other at run time", mutual_folders(files)),
         _listed("circles of modules, imports for types included", [", ".join(each) for each in circles]),
         Figure("modules in the largest of these circles", max(map(len, circles), default=0)),
+        _listed("reads of private names of the product in tests", private_reads(source_files("tests"), private_names())),
+        _listed("patches of private names in tests", private_patches(source_files("tests"))),
+        _listed("imports of a test module in tests", imports_of_tests(source_files("tests"))),
         Figure("modules", len(files)),
         Figure("folders with modules", len({_folder(file.name) for file in files})),
         Figure("statements", sum(isinstance(node, ast.stmt) for file in files for node in ast.walk(file.tree))),
@@ -85,6 +92,57 @@ def replaced_methods(files: Iterable[SourceFile]) -> Iterator[str]:
                     name = ast.unparse(target)
                     if name.partition(".")[0] not in foreign:
                         yield f"{file.path}:{node.lineno}: {name}"
+
+
+@functools.cache
+def private_names() -> frozenset[str]:
+    """Return the private names that the product or bench defines: of functions, classes, constants and attributes."""
+    found: set[str] = set()
+    for file in (*source_files(), *source_files("bench")):
+        for node in ast.walk(file.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return frozenset(filter(_is_private, found))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_reads(files: Iterable[SourceFile], names: frozenset[str]) -> Iterator[str]:
+    """Yield the places where a private name of the product is used from outside: one of `names`, not of `self`."""
+    for file in files:
+        foreign = {found.module for found in imports(file) if found.module.partition(".")[0] not in PACKAGES}
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Attribute) and node.attr in names:
+                if ast.unparse(node.value).partition(".")[0] not in {"self", "cls", *foreign}:
+                    yield f"{file.path}:{node.lineno}: {ast.unparse(node)}"
+            elif isinstance(node, ast.ImportFrom):
+                yield from (f"{file.path}:{node.lineno}: {each.name}" for each in node.names if each.name in names)
+
+
+def private_patches(files: Iterable[SourceFile]) -> Iterator[str]:
+    """Yield the places where a test gives a private name another value, by pytest's `monkeypatch`."""
+    for file in files:
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PATCHES:
+                words = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+                if any(isinstance(word, str) and any(map(_is_private, word.split("."))) for word in words):
+                    yield f"{file.path}:{node.lineno}: {ast.unparse(node)}"
+
+
+def imports_of_tests(files: Iterable[SourceFile]) -> Iterator[str]:
+    """Yield the places that import from a module of tests: what two of them need is in a module of its own."""
+    for file in files:
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "tests":
+                modules = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+                if any(module.rpartition(".")[2].startswith("test_") for module in modules):
+                    yield f"{file.path}:{node.lineno}: {node.module}"
 
 
 def importers_of_the_kernel(files: Iterable[SourceFile]) -> Iterator[str]:

@@ -10,8 +10,12 @@ from tests.architecture.figures import (
     callers,
     circles_with_types,
     figures,
+    imports_of_tests,
     importers_of_the_kernel,
     mutual_folders,
+    private_names,
+    private_patches,
+    private_reads,
     replaced_methods,
 )
 from tests.architecture.source import planted, source_files
@@ -52,6 +56,26 @@ def test_folders_that_import_each_other_are_found_but_not_a_folder_and_one_in_it
     assert mutual_folders([inside, outside]) == []
 
 
+def test_private_names_are_those_of_the_product_that_are_used_from_outside() -> None:
+    text = "from kernel.app import _hidden\nself._timer\nlog._timer\ntorch._C\nmodule._MOST = 3\nlog.__dict__"
+    found = private_reads([planted(text, "tests/planted.py")], frozenset({"_hidden", "_timer", "_MOST"}))
+    assert [each.rpartition(": ")[2] for each in found] == ["_hidden", "log._timer", "module._MOST"]
+    assert "_listed" not in private_names()
+    assert {"_current", "_main"} & private_names()
+
+
+def test_a_patch_of_a_private_name_is_found_whichever_way_it_is_named() -> None:
+    text = "monkeypatch.setattr(module, '_MOST', 3)\npatch.setattr('kernel.x._MOST', 3)\nm.setattr(module, 'MOST', 3)"
+    places = [each.partition(": ")[0] for each in private_patches([planted(text, "tests/planted.py")])]
+    assert places == ["tests/planted.py:1", "tests/planted.py:2"]
+
+
+def test_an_import_from_a_test_is_found_and_one_of_a_scaffold_is_not() -> None:
+    text = "from tests.kernel.test_a import f\nfrom tests.kernel import test_b\nfrom tests.kernel.lab import Lab"
+    places = [each.partition(": ")[0] for each in imports_of_tests([planted(text, "tests/planted.py")])]
+    assert places == ["tests/planted.py:1", "tests/planted.py:2"]
+
+
 #: What each figure may be at most. A change that lowers a figure lowers its limit; no change raises one. Only the tree
 #: itself may grow with what it can do: up to so many modules and folders a newcomer still finds a file by its name.
 LIMITS = {
@@ -62,6 +86,9 @@ LIMITS = {
     "pairs of folders that import each other at run time": 0,
     "circles of modules, imports for types included": 15,
     "modules in the largest of these circles": 6,
+    "reads of private names of the product in tests": 75,
+    "patches of private names in tests": 14,
+    "imports of a test module in tests": 0,
     "modules": 620,
     "folders with modules": 70,
 }

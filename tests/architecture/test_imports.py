@@ -67,8 +67,8 @@ _FOR_PROTOCOLS = {
     "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/version",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
-    "protocols/access", "protocols/forwarding", "protocols/frontend", "protocols/intake", "protocols/large_requests",
-    "protocols/listening", "protocols/loop_budgets", "protocols/request_limits",
+    "protocols/access", "protocols/file_watch", "protocols/forwarding", "protocols/frontend", "protocols/intake",
+    "protocols/large_requests", "protocols/listening", "protocols/loop_budgets", "protocols/request_limits",
     "protocols/status", "protocols/tls", "protocols/written_releases",
 }  # fmt: skip
 
@@ -92,8 +92,20 @@ ROOMS = {
 ROOMS |= {room: _FOR_WORKERS | _WORKER_SIDE for room in _WORKER_SIDE if room not in ROOMS}
 ROOMS |= dict.fromkeys(_PROTOCOLS_SHARED, _FOR_PROTOCOLS | _PROTOCOLS_SHARED)
 
-#: Modules for tests of models, which no worker imports, and what they may import beside what their room may.
+#: What the kernel's side of helpers may import, which stands in one room with the helper's own side.
+_FOR_HELPERS = {"backends/launch", "backends/supervision", "kernel/repository", "kernel/server_parts"}
+
+#: Modules that no worker imports, and what they may import beside what their room may.
 INNER_ROOMS = {
+    **{
+        f"backends/helper/{name}": {
+            "backends/launch",
+            "backends/supervision",
+            "kernel/repository",
+            "kernel/server_parts",
+        }
+        for name in ("pool", "process", "server_devices")  # the kernel's side
+    },
     "backends/python/testing": {"kernel/config", "kernel/embedding", "kernel/options", "kernel/repository"},
 }
 

@@ -19,8 +19,7 @@ FREE_TASKS = {
     "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
     "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
     "kernel/repository/clouds/repository.py _completed": "awaited at once, and again before it is undone",
-    "protocols/openai/api_keys.py ApiKeys._look_later": "its end plans the next look, also if it has failed",
-    "protocols/tls.py Certificates._look_later": "its end plans the next look, also if it has failed",
+    "protocols/file_watch.py FileWatch._look_later": "its end plans the next look, also if it has failed",
     "kernel/repository/running_loads.py RunningLoads.run": "awaited at once; `end` cancels them meanwhile",
     "backends/supervision/supervisor.py InstanceSupervisor._lost": "a restart outlives the call; `stop` cancels it",
     "backends/python/event_loop.py EventLoop.start_task.start": "runs a model; `stop` cancels it",
@@ -89,8 +88,7 @@ CATCH_ALL = {
     "protocols/http/inference/infer_call.py HttpInferCall.send": "called by the kernel, which it must not hurt",
     "protocols/intake.py _Decoding.prepared": "called by a task's end, which it must not hurt",
     "protocols/intake.py take": "the connection handler of inference",
-    "protocols/http/server.py HttpServer._respond_by_route": "the connection handler of HTTP: a bug is logged, a 500",
-    "protocols/openai/server.py OpenAiServer._respond_by_route": "the same of OpenAI's API",
+    "protocols/http/door.py HttpDoor._respond": "the connection handler of HTTP: a bug is logged, a 500",
 }
 
 _TASK_GROUPS = {"asyncio.TaskGroup()", "anyio.create_task_group()"}

@@ -21,7 +21,7 @@ def test_processors_in_use_are_those_that_were_not_idle(
     idle_seconds: float, in_use: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter([1000.0, 1000.0 + idle_seconds])
-    monkeypatch.setattr(machine, "_idle_seconds", lambda: next(seconds))
+    monkeypatch.setattr(machine, "idle_seconds", lambda: next(seconds))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert machine.this_machine().load == in_use

@@ -20,6 +20,9 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.
 #: These have paths and links too.
 ALL_DOCUMENTS = [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "bench" / "README.md"]
 
+#: What a user of Grafana imports.
+DASHBOARD = ROOT / "docs" / "monitoring" / "grafana-dashboard.json"
+
 _FENCED = re.compile(r"^(`{3})(\w*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 _CODE_SPAN = re.compile(r"`[^`\n]+`")

@@ -40,7 +40,7 @@ from protocols.http.json.document import MAX_DEPTH
 from shm.arena import INLINE_LIMIT
 from shm.blocks import CACHED_BYTES
 from tests.docs.documents import document
-from tests.end_to_end.test_calls_of_a_request import MOST_CALLS
+from tests.end_to_end.call_limits import MOST_CALLS
 
 
 def size(byte_size: int) -> str:
@@ -107,13 +107,13 @@ STATEMENTS = {
     "docs/decisions/a-process-per-model-instance.md": [delays(), f"up to {PREFETCH_NS / 1e6} ms of work ahead"],
     "docs/decisions/busy-polling.md": [
         f"{DEFAULTS.busy_poll_us} µs by default",
-        f"for {busy_poll._FIRST_PAUSE_NS / 1e9} s at first and up to {busy_poll._LONGEST_PAUSE_NS / 1e9} s",
+        f"for {busy_poll.FIRST_PAUSE_NS / 1e9} s at first and up to {busy_poll.LONGEST_PAUSE_NS / 1e9} s",
     ],
     "docs/decisions/prepared-requests.md": [f"{MOST_CALLS['http']} calls over HTTP and {MOST_CALLS['grpc']} over gRPC"],
     "docs/decisions/the-outbox.md": [
         f"{size(outbox.BYTE_SIZE)} in a memfd",
         f"the oldest response is {MAX_UNSENT_NS / 1e6} ms old",
-        f"has finished none for {handle._OUTBOX_CHECK_S * 1000:.0f} ms",
+        f"has finished none for {handle.OUTBOX_CHECK_S * 1000:.0f} ms",
     ],
     "docs/python-models.md": [
         f"After {DEFAULTS.execution_report_s} s (`--execution-report-secs`)",

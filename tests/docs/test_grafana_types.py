@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.docs.documents import ROOT
-from tests.docs.test_monitoring import DASHBOARD
+from tests.docs.documents import DASHBOARD, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

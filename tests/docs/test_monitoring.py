@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.docs.documents import ROOT
-from tests.docs.test_metrics_page import kinds, shown_page
+from tests.docs.documents import DASHBOARD, ROOT
+from tests.docs.metrics_page import kinds, shown_page
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER = ROOT / "docs" / "monitoring"
-RULES, RULE_TESTS, DASHBOARD = (FOLDER / name for name in ("alerts.yaml", "alerts-test.yaml", "grafana-dashboard.json"))
+RULES, RULE_TESTS = FOLDER / "alerts.yaml", FOLDER / "alerts-test.yaml"
 
 #: What the samples of a family add to its name.
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("", "_sum", "_count")}

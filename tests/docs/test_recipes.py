@@ -61,7 +61,7 @@ def test_the_scheduler_of_the_recipe_passes_its_own_test() -> None:
 
 def test_an_endpoint_that_is_added_by_the_recipe_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = routes.Endpoint(Category.METADATA, {})
-    monkeypatch.setitem(routes._LITERAL, "/v2/added", endpoint)
+    monkeypatch.setitem(routes.LITERAL_ENDPOINTS, "/v2/added", endpoint)
     found = routes.find_endpoint("/v2/added")
     assert found is not None
     assert found[0] is endpoint

@@ -15,8 +15,8 @@ from backends.helper.device_tasks import NVML_VARIABLE
 from bench.server import ServerProcess
 from shm.cuda import BINDINGS_VARIABLE
 from tests.end_to_end.calling_models import HEAD, Models
-from tests.end_to_end.test_gpu_workers import PLUS_ONE
-from tests.end_to_end.test_gpu_workers import copies as copies_of
+from tests.end_to_end.gpu_clients import PLUS_ONE
+from tests.end_to_end.gpu_clients import copies as copies_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import trustme
 
 from bench.server import ServerProcess, wait_for
 from tests.docs.documents import code_spans, document, section, table
-from tests.end_to_end.test_metrics import infer
+from tests.end_to_end.echo_model import infer
 
 if TYPE_CHECKING:
     from pathlib import Path

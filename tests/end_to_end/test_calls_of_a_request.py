@@ -26,6 +26,7 @@ from kernel.embedding import EmbeddedServer
 from kernel.loop.iteration_end import IterationEnd
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.http.fast.connection import FastConnection
+from tests.end_to_end.call_limits import MOST_CALLS, MOST_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,15 +37,6 @@ pytestmark = pytest.mark.slow_loop("a profile function slows the server's thread
 ROOT = Path(__file__).parents[2]
 TESTS = str(ROOT / "tests")
 
-#: The most calls with CPython 3.11 (later versions call no function for a comprehension): as many as there are now,
-#: over HTTP for a request that arrives in one piece, over gRPC for the frames that gRPC core sends. A function that is
-#: added to the path of every request needs a good reason. `shared` is a request over HTTP with tensors in two regions
-#: of the client, to a model with dynamic batching.
-MOST_CALLS = {"http": 24, "grpc": 33, "shared": 53}
-
-#: The deepest stack when the message is given to the worker's channel; the callback of the connection is the first.
-#: A change that shortens the path lowers the limit.
-MOST_DEPTH = {"http": 9, "grpc": 10, "shared": 10}
 
 #: The tensors of a request in shared memory.
 SHARED_BYTE_SIZE = 1 << 16

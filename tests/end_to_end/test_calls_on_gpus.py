@@ -12,6 +12,8 @@ import pytest
 
 from bench.server import ServerProcess
 from tests.end_to_end.calling_models import DECOUPLED, HEAD, until
+from tests.end_to_end.gpu_clients import PLUS_ONE, PYTHON_CONFIG, Client, Regions, rows
+from tests.end_to_end.gpu_clients import copies as copied
 from tests.end_to_end.gpu_models import (
     CONFIG,
     LARGE,
@@ -25,8 +27,6 @@ from tests.end_to_end.gpu_models import (
     copies,
     gpu_models,
 )
-from tests.end_to_end.test_gpu_workers import PLUS_ONE, PYTHON_CONFIG, Client, Regions, rows
-from tests.end_to_end.test_gpu_workers import copies as copied
 
 if TYPE_CHECKING:
     from pathlib import Path

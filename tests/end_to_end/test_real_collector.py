@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.server import ServerProcess, free_ports, wait_for
-from tests.end_to_end.test_traces import AROUND, CALLER, CALLS, PLUS_ONE, TENSORS, flags, infer, ways
+from tests.end_to_end.traced_models import AROUND, CALLER, CALLS, PLUS_ONE, TENSORS, flags, infer, ways
 from tests.kernel.records.collector import Collector
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from bench.server import ServerProcess
 from tests.backends.sklearn.conftest import rows, words
-from tests.backends.sklearn.test_backend import MakesAFolder
+from tests.backends.sklearn.makes_a_folder import MakesAFolder
 from tests.end_to_end.repeated_loads import load_two_hundred_times
 
 if TYPE_CHECKING:

@@ -13,75 +13,18 @@ import pytest
 
 from bench.server import ServerProcess, wait_for
 from kernel.tools.trace import ReadTrace, read_traces
+from tests.end_to_end.traced_models import AROUND, CALLER, CALLS, PLUS_ONE, TENSORS, flags, infer, names, ways
 from tests.kernel.records.collector import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.end_to_end.conftest import WriteModel
-    from tests.kernel.records.collector import ReceivedSpan
 
 COMPUTE = ["COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"]
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END", "REQUEST_START", "QUEUE_START", *COMPUTE, "INFER_RESPONSE_COMPLETE",
         "REQUEST_END", "HTTP_SEND_START", "HTTP_SEND_END"]  # fmt: skip
 
-CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-TENSORS = """
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-"""
-
-#: Adds one; an input that begins with -1 is an error, one that begins with -5 takes long. The context of its trace is
-#: in the parameters of its response.
-PLUS_ONE = """
-import time
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            if value[0] == -5:
-                time.sleep(1)
-            if value[0] == -1:
-                error = pb_utils.TritonError("minus one")
-                responses.append(pb_utils.InferenceResponse(error=error))
-                continue
-            context = request.trace().get_context() or ""
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", value + 1)], parameters={"context": context}))
-        return responses
-"""
-
-#: Calls `plus_one` twice, and passes its trace on with the first call only.
-CALLS = """
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
-            for id, more in (("traced", {"trace": request.trace()}), ("not traced", {})):
-                call = pb_utils.InferenceRequest(
-                    model_name="plus_one", requested_output_names=["OUT"], inputs=[tensor], request_id=id, **more)
-                called = call.exec()
-                if called.has_error():
-                    raise pb_utils.TritonModelException(called.error().message())
-                tensor = pb_utils.Tensor("IN", pb_utils.get_output_tensor_by_name(called, "OUT").as_numpy())
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
-        return responses
-"""
-
-AROUND = """
-platform: "ensemble"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-ensemble_scheduling { step [
-  { model_name: "calls" model_version: -1
-    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }
-] }
-"""
 
 TWICE = """
 platform: "ensemble"
@@ -106,25 +49,6 @@ def models(write_model: WriteModel, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def flags(*words: str) -> list[str]:
-    return [f"--trace-config={word}" for word in words]
-
-
-def infer(
-    server: ServerProcess, model: str, values: Sequence[float], id: str = "r", **headers: str
-) -> tuple[int, dict[str, Any]]:
-    body = {"id": id, "inputs": [{"name": "IN", "shape": [len(values)], "datatype": "FP32", "data": list(values)}]}
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(
-        f"http://{server.url}/v2/models/{model}/infer", json.dumps(body).encode(), names, method="POST"
-    )
-    try:
-        with urllib.request.urlopen(request) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
 def change(server: ServerProcess, settings: dict[str, Any], model: str = "") -> dict[str, Any]:
     path = f"/v2/models/{model}/trace/setting" if model else "/v2/trace/setting"
     request = urllib.request.Request(f"http://{server.url}{path}", json.dumps(settings).encode(), method="POST")
@@ -145,23 +69,6 @@ def read(path: Path) -> list[ReadTrace]:
 def ids(path: Path) -> list[str]:
     """Return the ids of the requests in a file, which is JSON at any time; none while it does not exist."""
     return [trace.request_id for trace in read(path)] if path.exists() else []
-
-
-def names(trace: ReadTrace) -> list[str]:
-    return [name for name, _ in trace.events]
-
-
-def ways(spans: Sequence[ReceivedSpan]) -> list[tuple[str, str]]:
-    """Return for each span the names from it to the outermost one, and the parent of that."""
-    by_id = {span.id: span for span in spans}
-    found = []
-    for span in spans:
-        way = [span.name]
-        while span.parent_id in by_id:
-            span = by_id[span.parent_id]
-            way.append(span.name)
-        found.append((" < ".join(way), span.parent_id))
-    return found
 
 
 def metric(server: ServerProcess, name: str) -> float:

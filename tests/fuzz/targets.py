@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
-    from tests.protocols.http.inference.test_prepared_json_properties import Lab
+    from tests.protocols.http.inference.json_lab import Lab
 
 MAX_INPUT_SIZE = 1 << 20
 
@@ -56,7 +56,7 @@ def http_head(octets: bytes) -> None:
 
 @functools.cache
 def _lab() -> Lab:
-    from tests.protocols.http.inference.test_prepared_json_properties import Lab
+    from tests.protocols.http.inference.json_lab import Lab
 
     return Lab()
 
@@ -64,8 +64,8 @@ def _lab() -> Lab:
 def http_json(octets: bytes) -> None:
     """Bodies of inference requests: a server that has seen the first one responds to others as one that has not."""
     from protocols.http.inference.infer_call import HttpInference
-    from tests.protocols.http.inference.test_prepared_json_properties import MAX_INPUT_SIZE as LIMIT
-    from tests.protocols.http.inference.test_prepared_json_properties import USUAL
+    from tests.protocols.http.inference.json_lab import MAX_INPUT_SIZE as LIMIT
+    from tests.protocols.http.inference.json_lab import USUAL
 
     names = sorted(USUAL)
     model = names[octets[0] % len(names)] if octets else names[0]

@@ -39,11 +39,11 @@ def test_only_some_threads_work_at_a_time_and_all_work_is_done() -> None:
         assert await asyncio.gather(*(in_file_thread(work, n) for n in range(100))) == list(range(100))
 
     asyncio.run(main())
-    assert most <= file_threads._WORKING
+    assert most <= file_threads.WORKING_THREADS
 
 
 def test_a_thread_works_again_and_ends_when_it_has_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_threads, "_IDLE_S", 0.5)
+    monkeypatch.setattr(file_threads, "IDLE_S", 0.5)
 
     async def main() -> None:
         used = {await in_file_thread(threading.get_ident) for _ in range(20)}
@@ -65,7 +65,7 @@ def test_threads_that_hang_make_place_for_others_and_say_which_path_they_wait_fo
         end.wait(60)
 
     async def main() -> None:
-        hung = [asyncio.ensure_future(in_file_thread(hang, n)) for n in range(file_threads._WORKING)]
+        hung = [asyncio.ensure_future(in_file_thread(hang, n)) for n in range(file_threads.WORKING_THREADS)]
         assert await in_file_thread(divmod, 7, 2) == (3, 1)
         await until(lambda: oldest_path().startswith("/hung/"))
         end.set()
@@ -83,8 +83,8 @@ def test_a_cancelled_call_does_not_wait_for_its_thread_nor_for_its_turn() -> Non
         end.wait(60)
 
     async def main() -> None:
-        calls = [asyncio.ensure_future(in_file_thread(hang)) for _ in range(file_threads._WORKING + 2)]
-        for _ in range(file_threads._WORKING):
+        calls = [asyncio.ensure_future(in_file_thread(hang)) for _ in range(file_threads.WORKING_THREADS + 2)]
+        for _ in range(file_threads.WORKING_THREADS):
             await asyncio.to_thread(begun.acquire)
         for call in calls:
             call.cancel()

@@ -28,8 +28,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of control groups on a machine with eight processors; this process is in group a/b."""
     (tmp_path / "fs/a/b").mkdir(parents=True)
     (tmp_path / "own").write_text("12:cpu:/elsewhere\n0::/a/b\n")
-    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "fs")
-    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(machine, "GROUPS_FOLDER", tmp_path / "fs")
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": MEMORY // 4096}.__getitem__)
     return tmp_path / "fs"
@@ -62,7 +62,7 @@ def test_an_unreadable_quota_is_no_quota(groups: Path, text: str) -> None:
 
 
 def test_a_machine_without_control_groups_has_no_quota(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_OWN_GROUPS", groups / "none")
+    monkeypatch.setattr(machine, "OWN_GROUPS", groups / "none")
     assert machine.processor_count() == 8
 
 
@@ -82,7 +82,7 @@ def test_available_memory_is_what_the_machine_and_all_groups_above_have_left(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = groups.parent / "meminfo"
-    monkeypatch.setattr(machine, "_MEMORY", known)
+    monkeypatch.setattr(machine, "MEMORY_FILES", known)
     assert machine.available_memory_byte_size() == MEMORY, "without any figures"
     known.write_text("MemTotal:       8388608 kB\nMemAvailable:    4194304 kB\n")
     assert machine.available_memory_byte_size() == 4 << 30
@@ -116,7 +116,7 @@ def test_threads_share_one_heap() -> None:
 def test_kills_for_lack_of_memory_are_those_of_the_own_group_or_of_the_machine(
     groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_MACHINE_EVENTS", groups / "vmstat")
+    monkeypatch.setattr(machine, "MACHINE_EVENTS", groups / "vmstat")
     assert machine.memory_kill_count() == 0
     (groups / "vmstat").write_text("pgfault 12\noom_kill 3\n")
     assert machine.memory_kill_count() == 3

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kernel.errors import BadOption
 from kernel.flags.read import DEFAULTS
-from kernel.options import AdminOptions, BadOption, ListenAddress, RepositoryOptions, ServerOptions, check_options
+from kernel.options import AdminOptions, ListenAddress, RepositoryOptions, ServerOptions, check_options
 
 if TYPE_CHECKING:
     from pathlib import Path

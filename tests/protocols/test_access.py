@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kernel.errors import InvalidArgument, NoDescriptorLeft, NotFound, RequestCancelled
-from kernel.options import AdminOptions, BadOption
+from kernel.errors import BadOption, InvalidArgument, NoDescriptorLeft, NotFound, RequestCancelled
+from kernel.options import AdminOptions
 from protocols import access as module
 from protocols.access import (
     GRPC,
@@ -305,7 +305,7 @@ def test_a_client_over_loopback_whose_user_is_not_known_is_one_of_all(
 ) -> None:
     family, (host, port, *_) = connection.family, connection.getpeername()
     free = 1 if port != 1 else 2  # no client has this port
-    assert module._user_of_tcp(family, (host, free), connection.getsockname()) is None
+    assert module.user_of_tcp(family, (host, free), connection.getsockname()) is None
 
     def without_netlink(*arguments: Any) -> None:
         raise PermissionError

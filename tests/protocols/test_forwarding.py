@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from protocols.forwarding import ForwardedHeaders, HeaderForwarder, ReservedHeader, last_value, make_forwarder
 
 

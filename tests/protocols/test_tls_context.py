@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kernel.options import BadOption, TlsOptions
+from kernel.errors import BadOption
+from kernel.options import TlsOptions
 from protocols.tls import server_context
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import shm.cuda
-from shm.cuda import _GONE, _PASSING, _STICKY, HANDLE_BYTE_SIZE
+from shm.cuda import GONE_ERRORS, HANDLE_BYTE_SIZE, PASSING_ERRORS, STICKY_ERRORS
 from tests.fake_cuda import runtime as fake
 
 runtime: Any = pytest.importorskip("cuda.bindings.runtime")
@@ -132,9 +132,9 @@ def test_errors_have_the_numbers_that_we_know() -> None:
     ends = "the process must be terminated and relaunched"
     sticky = {code for code, error in found.items() if ends in " ".join((error.__doc__ or "").split())}
     # The text is not in those of hardware errors, nor in the unknown one's. Bindings of 13.0 and 13.1 have no texts.
-    assert not sticky or sticky | {214, 220, 999} == _STICKY & set(found)
-    assert set(found) >= _STICKY
-    names = {code: found[code].name for code in (*_GONE, *_PASSING)}
+    assert not sticky or sticky | {214, 220, 999} == STICKY_ERRORS & set(found)
+    assert set(found) >= STICKY_ERRORS
+    names = {code: found[code].name for code in (*GONE_ERRORS, *PASSING_ERRORS)}
     assert names == {
         3: "cudaErrorInitializationError",
         46: "cudaErrorDevicesUnavailable",
@@ -161,5 +161,5 @@ def test_nvml_has_what_the_figures_are_read_with() -> None:
     names = {name for name in used if name.startswith(("nvml", "NVML"))}
     assert len(names) >= 7
     assert {name for name in names if not hasattr(nvml, name)} == set()
-    assert nvml.nvmlMemory_v2 == device_tasks._MEMORY_V2
+    assert nvml.nvmlMemory_v2 == device_tasks.MEMORY_V2
     assert "version" in inspect.signature(nvml.nvmlDeviceGetMemoryInfo).parameters

@@ -56,7 +56,7 @@ def test_pages_that_were_dropped_are_unwritten(mapping: mmap.mmap) -> None:
 
 
 def test_all_pages_count_where_they_are_read_in_parts(mapping: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_pages, "_MOST_PAGES", 3)
+    monkeypatch.setattr(written_pages, "MOST_PAGES", 3)
     assert unwritten(address_of(mapping), 8 * PAGE)
     mapping[8 * PAGE - 1] = 0
     assert not unwritten(address_of(mapping), 8 * PAGE)

@@ -246,10 +246,10 @@ class InstanceDevice:
     ) -> dict[str, DeviceArray]:
         """Return name → the rows of all requests, on the device when the stream has done what is enqueued now.
 
-        As `backends.batch_tensors.gather`, but BYTES are left out. Valid until the next call. The input of a batch of one that
-        is on this device, at a multiple of `alignment`, is used where it is; all else is copied into one block of this
-        object, also `computed`: inputs that the worker makes, name → datatype and elements. Raises `InternalError` or
-        `InvalidArgument`.
+        As `backends.batch_tensors.gather`, but BYTES are left out. Valid until the next call. The input of a batch of
+        one that is on this device, at a multiple of `alignment`, is used where it is; all else is copied into one block
+        of this object, also `computed`: inputs that the worker makes, name → datatype and elements. Raises
+        `InternalError` or `InvalidArgument`.
         """
         parts = gathered(requests, specs)
         parts.update((name, (datatype, [array])) for name, (datatype, array) in (computed or {}).items())

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernel.embedding.requests import Outputs as Outputs
     from kernel.embedding.requests import ResponseStream as ResponseStream
     from kernel.errors import AlreadyExists as AlreadyExists
+    from kernel.errors import BadOption as BadOption
     from kernel.errors import ErrorCode as ErrorCode
     from kernel.errors import InternalError as InternalError
     from kernel.errors import InvalidArgument as InvalidArgument
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from kernel.errors import Unavailable as Unavailable
     from kernel.errors import UnknownError as UnknownError
     from kernel.errors import Unsupported as Unsupported
-    from kernel.options import BadOption as BadOption
     from kernel.repository.agents import AgentModel as AgentModel
     from kernel.repository.agents import RepositoryAgent as RepositoryAgent
     from kernel.serving.batch import Batch as Batch
@@ -77,10 +77,9 @@ _PLACES = {
     "kernel.embedding": "EmbeddedServer NotRunning StartFailed",
     "kernel.embedding.requests": "Outputs ResponseStream",
     "kernel.errors": (
-        "AlreadyExists ErrorCode InternalError InvalidArgument NotFound RequestCancelled ServingError Unavailable "
-        "UnknownError Unsupported"
+        "AlreadyExists BadOption ErrorCode InternalError InvalidArgument NotFound RequestCancelled ServingError "
+        "Unavailable UnknownError Unsupported"
     ),
-    "kernel.options": "BadOption",
     "kernel.repository.agents": "AgentModel RepositoryAgent",
     "kernel.serving.batch": "Batch",
     "kernel.serving.events": (

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kernel.repository.layout import Entry
 
 #: Bytes of the disk that stay free.
-_RESERVE_BYTE_SIZE = 1 << 30
+RESERVE_BYTE_SIZE = 1 << 30
 
 _MANIFEST, _INCOMING = ".objects.json", ".incoming"
 _PARTIAL = "partial-"
@@ -130,11 +130,11 @@ class PartialCopy:
     def check_room(self, promised_byte_size: int) -> None:
         """Raise `InternalError` if the disk has no room for what is missing. Some of it is promised to other copies."""
         free = shutil.disk_usage(self._folder).free
-        if self.missing_byte_size > max(free - promised_byte_size - _RESERVE_BYTE_SIZE, 0):
+        if self.missing_byte_size > max(free - promised_byte_size - RESERVE_BYTE_SIZE, 0):
             others = f", {promised_byte_size} are for other models that are being copied" if promised_byte_size else ""
             raise InternalError(
                 f"the model's files need {self.missing_byte_size} bytes more in '{self._folder.parent.parent}', whose "
-                f"disk has {free} free{others}; {_RESERVE_BYTE_SIZE} of them stay free"
+                f"disk has {free} free{others}; {RESERVE_BYTE_SIZE} of them stay free"
             )
 
     def finish(self, digest: str, *, keep: bool) -> Copy:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _BLOCKS_AT_ONCE = 8
 
 #: Bytes. The first blocks are short, so that a slow store shows progress before it is given up.
-_MIN_BYTE_SIZE, _FIRST_BYTE_SIZE, _MAX_BYTE_SIZE = 64 << 10, 128 << 10, 4 << 20
+_MIN_BYTE_SIZE, FIRST_BYTE_SIZE, MAX_BYTE_SIZE = 64 << 10, 128 << 10, 4 << 20
 
 #: Seconds in which a block should arrive: not many more requests than needed, and progress all the time.
 _FAST_S, _SLOW_S = 0.5, 4.0
@@ -70,14 +70,14 @@ class BlockSize:
     """The length of the next block, as the last ones were fast or slow. Pure."""
 
     def __init__(self) -> None:
-        self.byte_size = _FIRST_BYTE_SIZE
+        self.byte_size = FIRST_BYTE_SIZE
 
     def arrived(self, byte_size: int, took_s: float) -> None:
         """A block has arrived. Only those of the present length say something about it."""
         if byte_size != self.byte_size:
             return
         if took_s < _FAST_S:
-            self.byte_size = min(byte_size * 2, _MAX_BYTE_SIZE)
+            self.byte_size = min(byte_size * 2, MAX_BYTE_SIZE)
         elif took_s > _SLOW_S:
             self.byte_size = max(byte_size // 2, _MIN_BYTE_SIZE)
 
@@ -194,7 +194,7 @@ _AT_ONCE = 8
 _CLIENT_COUNT = 16
 
 #: After how many objects of a listing progress is reported.
-_PAGE = 1000
+PAGE_LENGTH = 1000
 
 #: In seconds. The kernel ends this process if nothing arrives for longer.
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 10, 30
@@ -285,7 +285,7 @@ def _list(client: Any, place: Place, inner: str, progress: Callable[[int], None]
         objects.append(each)
         if len(objects) > MAX_OBJECT_COUNT:
             raise StoreError(f"the folder has more than {MAX_OBJECT_COUNT} objects")
-        if len(objects) % _PAGE == 0:
+        if len(objects) % PAGE_LENGTH == 0:
             progress(len(objects))
     if not objects and not inner and not client.exists(place.root):
         raise FileNotFoundError(place.root)

@@ -43,7 +43,7 @@ class StoreFailed(CloudFailed):
     """A store has refused a request, or its response is not what was expected. It may have changed."""
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """The process has ended before it responded."""
 
 
@@ -80,7 +80,7 @@ class _Process:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, content: bytes, progress: Callable[[int], None]) -> tuple[list[Part | Result], Failed | None]:
-        """Send a request, and return the parts of its result, or what has failed. Raises `CloudFailed`, `_Ended`."""
+        """Send a request, and return the parts of its result, or what has failed. Raises `CloudFailed`, `Ended`."""
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(sock=self._socket)
         reader, writer = self._streams
@@ -107,7 +107,7 @@ class _Process:
         except TimeoutError:
             raise CloudFailed(f"nothing arrived for {SILENCE_LIMIT_S:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise _Ended from None
+            raise Ended from None
 
     @property
     def alive(self) -> bool:
@@ -145,7 +145,7 @@ class ReaderProcesses:
         content = msgspec.msgpack.encode(request)
         async with self._reads if progress is None else contextlib.nullcontext():
             while self._idle:
-                with contextlib.suppress(_Ended):  # it was idle for too long, and has ended
+                with contextlib.suppress(Ended):  # it was idle for too long, and has ended
                     return await self._ask(self._idle.pop(), content, kind, progress)
             if self._closed:  # which has ended the process of this request
                 raise CloudFailed("the server stops")
@@ -153,14 +153,14 @@ class ReaderProcesses:
                 return await self._ask(_Process(), content, kind, progress)
             except OSError as error:
                 raise CloudFailed(f"the process that reads clouds cannot start: {error}") from error
-            except _Ended:
+            except Ended:
                 raise CloudFailed("the process that reads clouds has ended unexpectedly") from None
 
     async def _ask(self, process: _Process, content: bytes, kind: Any, progress: Callable[[int], None] | None) -> Any:
         self._busy.add(process)
         try:
             parts, failed = await process.ask(content, progress or _ignore)
-            value = None if failed is not None else await _value(parts, kind)
+            value = None if failed is not None else await decoded_value(parts, kind)
         except BaseException:
             self._end(process)
             raise
@@ -209,7 +209,7 @@ class ReaderProcesses:
         await asyncio.gather(*(asyncio.to_thread(process.wait) for process in processes))
 
 
-async def _value(parts: list[Part | Result], kind: Any) -> Any:
+async def decoded_value(parts: list[Part | Result], kind: Any) -> Any:
     """Return the value of a result as the type `kind`."""
     values = [
         await asyncio.to_thread(_decoded, part, kind) if len(memoryview(part.value)) > _LONG_BYTE_SIZE

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

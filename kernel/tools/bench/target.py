@@ -102,7 +102,7 @@ class TargetSettings(msgspec.Struct, frozen=True):
 
 
 class _GrpcTargetModule(Protocol):
-    def connect(self, label: str, host: str, port: int, settings: TargetSettings) -> BenchTarget:
+    def connect_bench(self, label: str, host: str, port: int, settings: TargetSettings) -> BenchTarget:
         """Return a model of the server at a gRPC port."""
 
 
@@ -132,7 +132,7 @@ def open_target(address: str, settings: TargetSettings) -> BenchTarget:
     if protocol == "http":
         return HttpBenchTarget(address, parts.hostname, port, parts.path, settings)
     module: _GrpcTargetModule = importlib.import_module(_GRPC_TARGET)
-    return module.connect(address, parts.hostname, port, settings)
+    return module.connect_bench(address, parts.hostname, port, settings)
 
 
 class HttpBenchTarget:

@@ -1,8 +1,6 @@
-"""The row of one model version on the page, from its counters and those of the last seconds. Pure.
+"""What the page shows: a row for each model version, more of the one that a viewer has chosen, the server. Pure.
 
-What the page shows of the one model version that its viewer has chosen. Pure.
-
-Figures of the whole server on the page. Pure.
+All of it comes from counters, and from what they have counted in the last seconds (`Window`).
 """
 
 from __future__ import annotations
@@ -136,6 +134,9 @@ def _oldest_ms(model: ModelFigures, now_ns: int) -> int:
     return max(now_ns - model.oldest_ns, 0) // 1_000_000 if model.oldest_ns else 0
 
 
+# ---- the chosen version ----------------------------------------------------------------------
+
+
 _MAX_TEXT = 512
 
 
@@ -158,7 +159,7 @@ class InstanceRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ShownRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A slow or failed request. Times are in milliseconds, those of stages since its reception."""
+    """A slow or failed request. Times are in milliseconds; stages count from its reception."""
 
     number: int
     version: int
@@ -210,7 +211,7 @@ def model_detail(
     window: Window,
     loads: Mapping[int, tuple[float | None, int]],
 ) -> ModelDetail:
-    """Return the detail of a loaded version with its instances; `loads` are those of `ProcessLoads.found`."""
+    """Return the detail of a loaded version with its instances; `loads` is `ProcessLoads.found`."""
     spec, statistics = model.spec, model.statistics
     return ModelDetail(
         spec.name,
@@ -262,8 +263,8 @@ def _shown(request: RecentRequest, now_ns: int) -> ShownRequest:
         request.version,
         request.request_id,
         max(now_ns - request.ended_ns, 0) // 1_000_000,
-        _ms_of(request.total_ns),
-        [(name, _ms_of(begin), _ms_of(end)) for name, begin, end in request.stages],
+        _ms_from_ns(request.total_ns),
+        [(name, _ms_from_ns(begin), _ms_from_ns(end)) for name, begin, end in request.stages],
         request.rows,
         request.batch_rows,
         request.batch_requests,
@@ -275,8 +276,11 @@ def _shown(request: RecentRequest, now_ns: int) -> ShownRequest:
     )
 
 
-def _ms_of(ns: int) -> float:
+def _ms_from_ns(ns: int) -> float:
     return round(ns / 1e6, 4)
+
+
+# ---- the server ------------------------------------------------------------------------------
 
 
 #: The most bytes of what is wrong with the repositories.
@@ -345,7 +349,7 @@ class ServerFigures:
 
 
 def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | None, byte_size: int) -> ServerRow:
-    """Return the figures now; `cpu` and `byte_size` are those of this process."""
+    """Return the figures now; `cpu` and `byte_size` are what this process uses."""
     regions = kernel.regions.all()
     repository = next(iter(kernel.part_figures(RepositoryFigures)), RepositoryFigures())
     return ServerRow(

@@ -20,7 +20,7 @@ _MOST_INTERVAL_S = 15.0
 _MOST_SHARE = 0.002
 
 #: How many models are read without serving others: about a millisecond.
-_PORTION = 50
+PORTION = 50
 
 
 class HistorySampler:
@@ -57,10 +57,10 @@ class HistorySampler:
 
     def _portion(self, history: History) -> None:
         begin_s = time.perf_counter()
-        portion = list(islice(self._models, _PORTION))
+        portion = list(islice(self._models, PORTION))
         for model in portion:
             history.add(model)
-        if len(portion) == _PORTION:
+        if len(portion) == PORTION:
             self._spent_s += time.perf_counter() - begin_s
             self._timer = asyncio.get_running_loop().call_soon(self._portion, history)
             return

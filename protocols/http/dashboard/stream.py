@@ -52,7 +52,7 @@ class EventStreams:
     def __init__(self, kernel: KernelInterface, sampler: HistorySampler) -> None:
         self._kernel = kernel
         self.sampler = sampler
-        #: None while nobody looks.
+        #: None while there is no stream.
         self.feed: Feed | None = None
         #: The client of each stream, the oldest stream first.
         self._peers: dict[asyncio.Task[None], str] = {}
@@ -166,7 +166,7 @@ async def send_events(call: HttpCall, streams: EventStreams, peer: object) -> we
         feed.chosen[chosen] = feed.chosen.get(chosen, 0) + 1
     try:
         viewer = find_viewer(
-            call.rules,
+            call.door.rules,
             call.http.headers.get,
             peer,
             explicit_control=kernel.settings.explicit_control,

@@ -93,7 +93,7 @@ class Window:
     def quantile_s(self, bounds: Sequence[float], share: float) -> float | None:
         """Return a duration in seconds that `share` of the requests did not exceed; None without requests.
 
-        `bounds` are those of the histogram. It knows durations by buckets only: within one, they are taken to be
+        `bounds` are the histogram's. It knows durations by buckets only: within one, they are taken to be
         spread evenly, as Prometheus does.
         """
         newest, oldest = self.newest.durations, self._readings[0].durations

@@ -1,14 +1,12 @@
-"""GET /docs: the OpenAPI document of the server as a page of Swagger UI.
+"""GET /docs and /v2/openapi.json: the OpenAPI document of the server, and Swagger UI, which shows it as a page.
 
 The files of Swagger UI come with the server, in `protocols/http/swagger`. The page loads nothing from other hosts.
-
-GET /v2/openapi.json: keeps the last document, and makes a new one when models have changed.
+`OpenApi` keeps the last document, and makes a new one when models have changed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ import msgspec
 
 from protocols.http import web
 from protocols.http.inference.compression import GZIP, choose_encoding
-from protocols.http.responses import SERVER_HEADER
+from protocols.http.responses import SERVER_HEADER, packaged_file
 
 if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGE_PATH = "/docs"
 
-_FOLDER = Path(__file__).parent.parent / "swagger"
+DOCS_FOLDER = Path(__file__).parent.parent / "swagger"
 
 #: Files of Swagger UI that the page needs, with their types. Texts are stored in gzip, as browsers get them.
 FILES = {
@@ -88,25 +86,21 @@ async def file(call: HttpCall) -> web.Response:
         return web.Response(body=_SCRIPT_TEXT, content_type="text/javascript", headers=headers)
     kind = FILES[name]
     if not kind.startswith("text/"):
-        return web.Response(body=await asyncio.to_thread(_stored, name), content_type=kind, headers=headers)
+        return web.Response(
+            body=await asyncio.to_thread(packaged_file, DOCS_FOLDER / name), content_type=kind, headers=headers
+        )
     headers["Vary"] = "Accept-Encoding"
     if choose_encoding(call.http.headers.get("Accept-Encoding", "")) == GZIP:
         headers["Content-Encoding"] = GZIP
-        body = await asyncio.to_thread(_stored, f"{name}.gz")
+        body = await asyncio.to_thread(packaged_file, DOCS_FOLDER / f"{name}.gz")
     else:
-        body = await asyncio.to_thread(_inflated, f"{name}.gz")
+        body = await asyncio.to_thread(inflated, f"{name}.gz")
     return web.Response(body=body, content_type=kind, headers=headers)
 
 
-@functools.cache
-def _stored(name: str) -> bytes:
-    """Return a file of `_FOLDER`. Blocks."""
-    return (_FOLDER / name).read_bytes()
-
-
-def _inflated(name: str) -> bytes:
-    """Return the content of a gzip file of `_FOLDER`. Takes 10 ms for the largest."""
-    return zlib.decompress(_stored(name), wbits=31)
+def inflated(name: str) -> bytes:
+    """Return the content of a gzip file of `DOCS_FOLDER`. Takes 10 ms for the largest."""
+    return zlib.decompress(packaged_file(DOCS_FOLDER / name), wbits=31)
 
 
 _encoder = msgspec.json.Encoder()

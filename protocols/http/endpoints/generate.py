@@ -10,7 +10,7 @@ import msgspec
 
 from kernel.errors import InvalidArgument, ServingError
 from protocols.http import web
-from protocols.http.bodies import BodyCollector, json_too_large, read_body_into, send, write
+from protocols.http.bodies import BodyCollector, read_body_into, send, write
 from protocols.http.call import REQUEST_ID
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.decoding import OutputFormat
@@ -42,7 +42,7 @@ class _Encoded(msgspec.Struct):
     """A response, encoded."""
 
     status: int
-    #: JSON. The memory is that of `source`, if there is one.
+    #: JSON, in the memory of `source` if there is one.
     body: Buffer
     source: Tensor | None = None
     #: Headers of a response that is an error.
@@ -72,7 +72,7 @@ async def generate(call: HttpCall) -> web.StreamResponse:
 
 
 async def generate_stream(call: HttpCall) -> web.StreamResponse:
-    """Send every response as a server-sent event; the HTTP status is that of the first."""
+    """Send every response as a server-sent event; the first one decides the HTTP status."""
     response: web.StreamResponse | None = None
     async with contextlib.aclosing(_responses(call)) as stream:
         async for encoded in stream:
@@ -106,7 +106,7 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
         raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
     name, version = call.names["model"], call.names["version"]
     head = GenerateHead(call.kernel.route(name, version), name, version, call.http.raw_headers)
-    generated = GenerateCall(call.generation, head, lambda: call.peer)
+    generated = GenerateCall(call.door.generation, head, lambda: call.peer)
     if call.kernel.takes_times:
         generated.begin_ns = monotonic_ns()
     try:
@@ -132,25 +132,23 @@ async def _responses(call: HttpCall) -> AsyncGenerator[_Encoded, None]:
 
 async def _submit(call: HttpCall, generated: GenerateCall) -> None:
     """Receive, decode and submit the request. Raises `ServingError` if it is refused before it is submitted."""
-    kernel, limit = call.kernel, call.max_input_size
-    collector = BodyCollector(kernel.memory_for_helper, call.http.content_length)
-    try:
-        await read_body_into(call.http, limit, lambda byte_size: json_too_large(call, byte_size), collector.add)
-        if collector.byte_size > LOOP_BYTE_SIZE:
-            await generated.take_sources(collector.sources())
-        else:
-            generated.take(collector.body())
-        if generated.error is not None:
-            raise generated.error
-    finally:
-        call.http[REQUEST_ID] = generated.request_id
-        collector.release()
+    with BodyCollector(call.kernel.memory_for_helper, call.http.content_length) as collector:
+        try:
+            await read_body_into(call.http, call.max_input_size, call.json_too_large, collector.add)
+            if collector.byte_size > LOOP_BYTE_SIZE:
+                await generated.take_sources(collector.sources())
+            else:
+                generated.take(collector.body())
+            if generated.error is not None:
+                raise generated.error
+        finally:
+            call.http[REQUEST_ID] = generated.request_id
 
 
 async def _encode(call: HttpCall, response: Response) -> _Encoded:
     """Encode a response. Raises `ServingError`."""
     cost_us = response_cost_us(response, _ALL_JSON, IDENTITY)
-    if call.inference.takes(cost_us):
+    if call.door.inference.takes(cost_us):
         with contextlib.suppress(NeedsCare):
             return _Encoded(200, encode_generate(response, plain_only=cost_us > 0))
     arguments, sources = encode_arguments(response, _ALL_JSON, IDENTITY)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kernel.errors import InvalidArgument
 from kernel.records.traced_passage import EXPLAIN_HEADER
 from protocols.access import Peer
-from protocols.http.bodies import BodyCollector, json_too_large, read_body_into, send
+from protocols.http.bodies import BodyCollector, read_body_into, send
 from protocols.http.call import REQUEST_ID
 from protocols.http.inference.compression import (
     IDENTITY,
@@ -49,8 +49,7 @@ async def infer(call: HttpCall) -> web.StreamResponse:
     route = call.kernel.unary_route(name, version, ENTRY_POINT)
     announced = _announced_header_length(call)
     encoding = _content_encoding(call)
-    collector = BodyCollector(functools.partial(call.kernel.memory_for, route), http.content_length)
-    try:
+    with BodyCollector(functools.partial(call.kernel.memory_for, route), http.content_length) as collector:
         await _receive(call, announced, encoding, collector)
         body = _small_body(collector, encoding)
         offers = http.headers.getall("Accept-Encoding", ())
@@ -62,19 +61,17 @@ async def infer(call: HttpCall) -> web.StreamResponse:
             body_byte_size=collector.byte_size,
             header_length=0 if body is None else header_length(announced, len(body)),
             encoding=choose_encoding(",".join(offers)) if offers else IDENTITY,
-            forwarded=call.rules.forwarded(http.raw_headers),
+            forwarded=call.door.rules.forwarded(http.raw_headers),
             headers=http.raw_headers,
             explain=http.headers.get(EXPLAIN_HEADER, "").encode(errors="replace") in EXPLAINS,
         )
         waiter = _FutureWaiter(Peer(http.transport))
         received_ns = monotonic_ns() if begin_ns else 0
-        infer_call = AiohttpInferCall(call.inference, head, waiter, begin_ns=begin_ns, received_ns=received_ns)
+        infer_call = AiohttpInferCall(call.door.inference, head, waiter, begin_ns=begin_ns, received_ns=received_ns)
         if body is not None:
             infer_call.start(body)
         else:
             infer_call.start_in_helper(collector.sources(), announced, encoding)
-    finally:
-        collector.release()
     http[REQUEST_ID] = infer_call.request_id
     # The kernel keeps what it needs: a large body is in its arena as soon as it has accepted the request.
     del body
@@ -162,14 +159,14 @@ async def _receive(call: HttpCall, announced: int | None, encoding: str, collect
         if encoding != IDENTITY:
             return inflated_too_large(limit)
         if announced is None:
-            return json_too_large(call, byte_size)
+            return call.json_too_large(byte_size)
         return _raw_too_large(byte_size, limit) if announced == 0 else _body_too_large(byte_size)
 
     if encoding == IDENTITY and announced:
         if announced > limit:
             # A length that the body cannot have gets its own error, also above the limit.
             header_length(announced, announced if call.http.content_length is None else call.http.content_length)
-            raise json_too_large(call, announced)
+            raise call.json_too_large(announced)
         most = MAX_BODY_BYTE_SIZE
     await read_body_into(call.http, most, refuse, collector.add)
 

@@ -1,7 +1,4 @@
-"""Metadata of the server and its models, configurations, statistics.
-
-Health of the server and of models.
-"""
+"""Metadata of the server and its models, configurations, statistics, and whether server and models are ready."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ async def server_metadata(call: HttpCall) -> web.Response:
 
 async def openapi(call: HttpCall) -> web.Response:
     """Return the OpenAPI document of the server and the models that are ready."""
-    return json_text_response(await call.openapi.text())
+    return json_text_response(await call.door.openapi.text())
 
 
 async def metadata(call: HttpCall) -> web.Response:

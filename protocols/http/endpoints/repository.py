@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.errors import InternalError, InvalidArgument, Unsupported
 from kernel.texts import SERVER_PATHS
-from protocols.http.bodies import BodyCollector, json_too_large, read_body_into, read_control_text
+from protocols.http.bodies import BodyCollector, read_body_into, read_control_text
 from protocols.http.json.document import ABSENT, as_bool, member, parse
 from protocols.http.load_request import DECODE_LOAD, decode_load, load_parameters, read_load
 from protocols.http.responses import empty_response, json_response
@@ -37,10 +37,9 @@ def _shown(item: IndexItem) -> dict[str, str]:
 async def load(call: HttpCall) -> web.Response:
     """Load a model; responds when it is ready."""
     _check_repository(call)
-    kernel, limit = call.kernel, call.max_input_size
-    collector = BodyCollector(kernel.memory_for_helper, call.http.content_length)
-    try:
-        await read_body_into(call.http, limit, lambda byte_size: json_too_large(call, byte_size), collector.add)
+    kernel = call.kernel
+    with BodyCollector(kernel.memory_for_helper, call.http.content_length) as collector:
+        await read_body_into(call.http, call.max_input_size, call.json_too_large, collector.add)
         if collector.byte_size <= LOOP_BYTE_SIZE:
             await kernel.repository.load(call.names["model"], decode_load(collector.body()) or None)
             return empty_response()
@@ -59,8 +58,6 @@ async def load(call: HttpCall) -> web.Response:
             await kernel.repository.load(call.names["model"], parameters or None)
         finally:
             task.memory.release()
-    finally:
-        collector.release()
     return empty_response()
 
 

@@ -1,6 +1,6 @@
 """An inference request of the fast path: its response becomes bytes, without a task or a request of aiohttp.
 
-The body of an inference request that comes in parts, and where they are received.
+Behind `FastCall` is its body where that comes in parts: the memory for it, and the protocol that receives into it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FastCall(HttpInferCall):
             response.release()
 
 
-#: Where bytes are received that nobody reads, of all connections.
+#: Where bytes are received that are not read, of all connections.
 _SCRATCH = memoryview(bytearray(256 << 10))
 
 

@@ -41,7 +41,7 @@ MAX_PIPELINED = 1024
 #: After a read of this size a connection rests until the next event-loop iteration: its socket may have megabytes.
 _LARGE_READ_BYTE_SIZE = 128 << 10
 
-#: Messages of one connection that are taken of one read, before those of other connections.
+#: Messages of one connection that are taken of one read, before other connections have their turn.
 MESSAGES_AT_ONCE = 32
 
 
@@ -162,7 +162,7 @@ class FastConnection(asyncio.Protocol):
                     self._access_log.begun(call)
                 elif fast_path.kernel.takes_times:
                     call.begin_ns = monotonic_ns()
-                if whole:  # all of a request, its head that of the one before
+                if whole:  # all of a request, with the same head as the one before
                     self._calls.append(call)
                     call.start(data[len(known.text) :])
                 else:  # such a head alone

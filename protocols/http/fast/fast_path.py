@@ -27,7 +27,7 @@ _NO_RULES = RequestRules()
 
 
 class FastPath:
-    """Serves inference requests in front of aiohttp. A `protocols.http.listener.FirstServer`."""
+    """Serves inference requests in front of aiohttp, which it gives the messages that it does not serve itself."""
 
     aiohttp_server: AiohttpServer
 
@@ -58,11 +58,13 @@ class FastPath:
         self._all_closed: asyncio.Event | None = None
 
     def open(self, aiohttp_server: AiohttpServer) -> Callable[[], FastConnection]:
+        """Return the function that makes its connections."""
         self.aiohttp_server = aiohttp_server
         return functools.partial(FastConnection, self)
 
     @property
     def connection_count(self) -> int:
+        """How many connections it has, without those that it has left to aiohttp."""
         return len(self._connections)
 
     async def close(self, grace_s: float) -> None:

@@ -1,12 +1,11 @@
-"""Which requests are plain enough for the fast path, found from the bytes of their head alone. Pure.
+"""Which requests are plain enough for the fast path, found from the bytes of their head alone; heads are remembered.
 
 The fast path takes only unambiguous heads. If it is not certain where a message ends, aiohttp gets the connection
 before any byte of the body is read, so that two parsers can never disagree about a message.
 
-Request heads that were seen before: what they say, and what the server makes of them as long as no model changes.
-
-Whatever depends on the head alone is found out here, once: the model, the header of a restricted API, what says that
-a web page sends it, the headers that are forwarded to the model, those of CORS, the coding of the response.
+Behind the parser are the heads that were seen before. What depends on the head alone is found out once, and holds as
+long as no model changes: the model, the header of a restricted API, what says that a web page sends it, the headers
+that are forwarded to the model, CORS, the coding of the response.
 """
 
 from __future__ import annotations
@@ -200,8 +199,11 @@ def _infer_fields(
     return InferFields(names["model"], names["version"], header_length, encoding)
 
 
+# ---- heads that were seen before -------------------------------------------------------------
+
+
 #: How many heads are kept, and how long they may be.
-_MAX_HEADS = 256
+MAX_HEADS = 256
 
 _MAX_BYTE_SIZE = 1024
 
@@ -238,10 +240,10 @@ class KnownRequestHeads:
     def __init__(self, inference: HttpInference, rules: RequestRules) -> None:
         self._inference = inference
         self._rules = rules
-        self._cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(_MAX_HEADS)
+        self._cache: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
         #: Heads of requests whose body is JSON as a whole, by their text without the length of the body: numbers in
         #: JSON are longer and shorter from request to request.
-        self._without_length: PreparedCache[bytes, KnownRequestHead] = PreparedCache(_MAX_HEADS)
+        self._without_length: PreparedCache[bytes, KnownRequestHead] = PreparedCache(MAX_HEADS)
 
     def find(self, text: bytes) -> KnownRequestHead:
         """Return what is known of the head `text`, up to and with its empty line."""
@@ -258,7 +260,7 @@ class KnownRequestHeads:
         if alike is not None and length is not None:
             known = self._with_length(alike, text, length[1])
             if known is not None:
-                if len(cache.entries) < _MAX_HEADS:
+                if len(cache.entries) < MAX_HEADS:
                     cache.add(text, known)
                 return known
         known = self._look_at(text, generation)

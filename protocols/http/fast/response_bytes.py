@@ -1,9 +1,8 @@
-"""Responses as bytes, as aiohttp would write them. Pure except for the clock of the `Date` header.
-
-Writes the responses of one connection. Large ones leave in pieces, one in each event-loop iteration.
+"""Responses of the fast path: as bytes, as aiohttp would write them, and their way to the transport.
 
 A socket takes as much as its client reads meanwhile: a write of 100 MiB to a client on the same machine does not return
-for 60 ms. So the transport gets the next piece when it has written the one before.
+for 60 ms. So `ResponseWriter` gives a large response to the transport in pieces, one in each event-loop iteration, when
+the piece before it was written.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def decompress(body: Buffer, byte_size_limit: int, ratio_limit: int = 0) -> byte
     """Return the content of a gzip or deflate `body`; bytes behind its end are ignored.
 
     Raises `InvalidArgument` for a body that is empty, broken, cut short, or larger than the limit once it
-    is inflated; no more than the limit is ever inflated. `ratio_limit` is that of `decompression_limit`.
+    is inflated; no more than the limit is ever inflated. `ratio_limit` is as for `decompression_limit`.
     """
     if not len(body):
         raise InvalidArgument("nothing to be decompressed")

@@ -4,9 +4,9 @@ A request is a JSON header, behind which the tensors lie that are sent as binary
 the header leaves tensors in JSON as raw text, to be decoded by datatype. Order of the checks and texts are
 Triton's (http_server.cc, ParseJsonTritonIO).
 
-Checks how many parts the JSON header of a large request has, before objects are made of them. Pure.
-
-Raw requests: the whole body is the model's only input, whose shape follows from its size. Pure.
+`decode_infer` reads any request, `decode_typed` one in which nothing is unusual. Behind their parts are `check_parts`,
+which counts the parts of a large header before objects are made of them, and `decode_raw` for a body that is the
+model's only input as a whole.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from protocols.http.json.document import (
     as_bool,
     as_string,
     as_unsigned,
+    element_texts,
     made_valid,
     member,
     parse_leniently,
@@ -410,6 +411,9 @@ def _decode_output(document: Any) -> tuple[RequestedOutput, bool]:
     return output, binary
 
 
+# ---- how many parts a header has -------------------------------------------------------------
+
+
 class _Parts(msgspec.Struct):
     """What may have many parts in a header, and in each of its inputs and outputs. Empty where it is missing."""
 
@@ -420,8 +424,6 @@ class _Parts(msgspec.Struct):
 
 
 _parts_decoder = msgspec.json.Decoder(_Parts)
-
-_elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def check_parts(header: Buffer) -> None:
@@ -452,9 +454,12 @@ def _check(what: str, text: msgspec.Raw) -> None:
 
 def _elements(text: msgspec.Raw) -> list[msgspec.Raw]:
     try:
-        return _elements_decoder.decode(text)
+        return element_texts(text)
     except UNDECODABLE:
         return []
+
+
+# ---- raw requests ----------------------------------------------------------------------------
 
 
 #: Raw requests cannot have an id.

@@ -67,7 +67,7 @@ class GenerateIntake(Intake):
     def helper_job(
         self, call: GenerateCall, body: bytes, received_in: ReceiveBuffer | None
     ) -> tuple[Request, HelperJob]:
-        """See `Intake`: bodies that are small enough for the event loop never need a helper."""
+        """Never called: bodies that are small enough for the event loop need no helper."""
         raise AssertionError("a body of /generate for a helper is given as its sources")
 
     def job_for_sources(self, call: GenerateCall, sources: list[Tensor]) -> tuple[Request, HelperJob]:
@@ -77,7 +77,7 @@ class GenerateIntake(Intake):
         return _new_request(call), HelperJob(DECODE_GENERATE, arguments, sources, route)
 
     def read_options(self, octets: bytes, route: ModelRoute) -> None:
-        """See `Intake`: the response needs to know nothing."""
+        """Return nothing: the response needs to know nothing."""
 
 
 def _new_request(call: GenerateCall) -> Request:
@@ -156,7 +156,7 @@ class GenerateCall:
         return last_value(self.head.headers, name)
 
     def reception(self) -> Reception:
-        """See `kernel.records.front_doors.FrontDoorSink`."""
+        """Return what traces and records say of the way in (`kernel.records.front_doors.FrontDoorSink`)."""
         return HTTP, self.begin_ns, 0, at_iteration_end
 
     def send(self, response: Response) -> None:

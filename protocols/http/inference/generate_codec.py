@@ -19,7 +19,9 @@ from protocols.http.json.document import (
     UNDECODABLE,
     as_members,
     as_string,
+    element_texts,
     made_valid,
+    member_texts,
     parse,
     parse_leniently,
 )
@@ -40,9 +42,7 @@ if TYPE_CHECKING:
 #: The member whose own members are mapped as if they stood beside it.
 NESTED = "parameters"
 
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text_decoder = msgspec.json.Decoder(msgspec.Raw)
-_elements_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 _keys_decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: [key for key, _ in pairs])
 
@@ -106,11 +106,11 @@ def _members(text: bytes) -> dict[str, msgspec.Raw]:
     if len(text) > LARGE_BYTE_SIZE and _is_valid(text):
         check_count("members", count_parts(text, MAX_PARTS))
     try:
-        return _members_decoder.decode(text)
+        return member_texts(text)
     except UNDECODABLE:
         if len(text) > LARGE_BYTE_SIZE:
             with contextlib.suppress(*UNDECODABLE):
-                return _members_decoder.decode(made_valid(text))
+                return member_texts(made_valid(text))
         document = as_members(parse_leniently(text))
     return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in document.items()}
 
@@ -177,7 +177,7 @@ def _outer_count(text: bytes) -> int:
     if len(text) > LARGE_BYTE_SIZE and _is_valid(text):
         return count_parts(text, MAX_SIZE)
     try:
-        return len(_elements_decoder.decode(text))
+        return len(element_texts(text))
     except UNDECODABLE:
         return len(parse_leniently(text))
 

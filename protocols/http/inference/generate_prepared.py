@@ -5,7 +5,6 @@ Clients repeat the parameters of a prompt. What is read from the body, checked a
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,12 +12,13 @@ import msgspec
 from kernel.serving.prepared import PreparedCache, PreparedRequest, prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE
 from protocols.http.inference.generate_codec import NESTED
-from protocols.http.json.document import UNDECODABLE
+from protocols.http.json.document import UNDECODABLE, member_texts
 from protocols.http.json.skeleton import (
     STRING,
     Hole,
     JsonSkeleton,
     ValueReader,
+    find_value,
     flat_reader,
     make_skeleton,
     scalar_reader,
@@ -44,8 +44,6 @@ _PREPARED_AT_ONCE = 32
 _PREPARED_OF = 16
 
 _ID = "id"
-
-_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class PreparedGenerateBody(msgspec.Struct, frozen=True):
@@ -102,7 +100,7 @@ class PreparedGenerateBodies:
     def fill(self, request: Request, text: bytes, generation: int) -> PreparedGenerateBody | None:
         """Fill `request` from `text` and return what it was filled by; None if the text has to be parsed.
 
-        `generation` is that of the catalog. The request names its model and has nothing else.
+        `generation` is the catalog's. The request names its model and has nothing else.
         """
         cache = self._cache
         if generation != cache.generation:
@@ -151,7 +149,7 @@ def _holes(text: bytes, request: Request) -> list[tuple[str, Hole]] | None:
     None if that is not clear, or an input is within `parameters`.
     """
     try:
-        members = _decoder.decode(text)
+        members = member_texts(text)
     except UNDECODABLE:
         return None
     holes: list[tuple[str, Hole]] = []
@@ -174,23 +172,21 @@ def _holes(text: bytes, request: Request) -> list[tuple[str, Hole]] | None:
 def _nested(members: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     """Return the members within `parameters`."""
     nested = members.get(NESTED)
-    return {} if nested is None else _decoder.decode(nested)
+    return {} if nested is None else member_texts(nested)
 
 
 def _add(holes: list[tuple[str, Hole]], text: bytes, name: str, value: bytes, reader: ValueReader) -> bool:
     """Add the place of member `name`, which has `value`; returns False if it is not found."""
-    key = re.escape(msgspec.json.encode(name)) + rb"[ \t\n\r]*+:[ \t\n\r]*+"
-    for found in re.finditer(key, text):
-        if value and text.startswith(value, found.end()):
-            holes.append((name, Hole(found.end(), found.end() + len(value), reader)))
-            return True
-    return False
+    start = find_value(text, msgspec.json.encode(name), value)
+    if start >= 0:
+        holes.append((name, Hole(start, start + len(value), reader)))
+    return start >= 0
 
 
 def _is_cut_right(marked: bytes, marks: list[bytes], names: list[str]) -> bool:
     """Whether `marks` are the members `names` of the body `marked`."""
     try:
-        members = _decoder.decode(marked)
+        members = member_texts(marked)
     except UNDECODABLE:
         return False
     return [bytes(members.get(name, b"")) for name in names] == marks

@@ -1,9 +1,8 @@
 """One inference request over HTTP, from its body to its response: the same on the fast path and in aiohttp.
 
-All decisions are here: how the body is decoded, which errors are plain text, how the response is encoded. The fast
-path and the endpoint for aiohttp only receive the body and send the response.
-
-Has a helper encode a response that is too large for the event loop.
+All decisions are here: how the body is decoded, which errors are plain text, how the response is encoded, and which
+response is so large that a helper encodes it (`ResponseTask`). The fast path and the endpoint for aiohttp only receive
+the body and send the response.
 """
 
 from __future__ import annotations
@@ -280,7 +279,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         return last_value(self.head.headers, name)
 
     def reception(self) -> Reception:
-        """See `kernel.records.front_doors.FrontDoorSink`."""
+        """Return what traces and records say of the way in (`kernel.records.front_doors.FrontDoorSink`)."""
         return HTTP, self.begin_ns, self.received_ns, None
 
     def send(self, response: Response) -> None:
@@ -344,7 +343,7 @@ class HttpInferCall(msgspec.Struct, eq=False):
         task.start()
 
     def _internal_error(self, error: Exception) -> HttpResponse:
-        """Return the response for an exception that nobody expected."""
+        """Return the response for an exception that is a bug."""
         return _error(unexpected_error(f"POST {self.head.target}", error), plain=False)
 
 
@@ -445,7 +444,7 @@ class ResponseTask:
         self._finish(HttpResponse(200, BINARY if has_binary else JSON, [output.raw()], headers, output))
 
     def failed(self, error: ServingError) -> None:
-        """Send the error. Triton sends those of this phase as plain text."""
+        """Send the error. Triton sends errors of this phase as plain text."""
         self._response.release()
         if self._finish is not None:
             self._finish(http_error(HTTP_STATUS[error.code], error.text, plain=True))

@@ -1,11 +1,8 @@
-"""Templates for responses that differ from the one before only in the id and the bytes of their outputs. Pure.
+"""Templates for responses that differ from the one before only in the id and the values of their outputs. Pure.
 
-What stands in front of the outputs, the HTTP head and the JSON, is kept and not encoded again.
-
-Templates for responses in JSON that differ from the one before only in the id and the values of their outputs. Pure.
-
-What stands around the values, in the HTTP head and in the JSON, is kept. Values are written as they are without a
-template: digit for digit.
+What stands in front of the outputs or around them, in the HTTP head and in the JSON, is kept and not encoded again:
+by `ResponseTemplate` where all outputs are binary data, by `JsonResponseTemplate` where all are JSON. Values in JSON
+are written as they are without a template, digit for digit.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ class ResponseTemplate:
         #: When the response was written: its head holds the time.
         self._written_s = -1.0
         self._model = ("", "")
-        #: The JSON of its parameters; ensembles add those of the sequence to every response. Compared as JSON, because
+        #: The JSON of its parameters; ensembles add the sequence's to every response. Compared as JSON, because
         #: 1 equals True in Python.
         self._parameters = b""
         #: Name, datatype, shape and byte size of each output; -1 for one in the client's region.

@@ -1,8 +1,6 @@
-"""Large inference bodies over HTTP, decoded and encoded in a helper: the functions that run there, and their arguments.
+"""Large bodies of /infer and /generate, decoded and encoded in a helper: the functions that run there. Pure.
 
-Pure. `protocols/large_requests.py` and `protocols/http/inference/infer_call.py` start them.
-
-Large bodies of /generate, decoded and encoded in a helper: the functions that run there. Pure.
+`protocols/large_requests.py` and `protocols/http/inference/infer_call.py` start them. Their arguments are here, too.
 """
 
 from __future__ import annotations
@@ -43,9 +41,10 @@ if TYPE_CHECKING:
 
 #: The names of the functions.
 DECODE_INFER, ENCODE_INFER = "http.decode_infer", "http.encode_infer"
+DECODE_GENERATE, ENCODE_GENERATE = "http.decode_generate", "http.encode_generate"
 
 
-# ---- requests -------------------------------------------------------------------------------
+# ---- requests to /infer ----------------------------------------------------------------------
 
 
 class DecodeArguments(msgspec.Struct, array_like=True):
@@ -176,7 +175,7 @@ def header_length(announced: int | None, body_byte_size: int) -> int:
     return announced
 
 
-# ---- responses ------------------------------------------------------------------------------
+# ---- responses of /infer ---------------------------------------------------------------------
 
 
 class EncodeArguments(msgspec.Struct, array_like=True):
@@ -216,7 +215,7 @@ def read_output_format(message: bytes) -> OutputFormat:
 
 
 def encode_arguments(response: Response, output_format: OutputFormat, encoding: str) -> tuple[bytes, list[Tensor]]:
-    """Return the arguments of `encode_infer_task` and its sources, whose leases are those of the response."""
+    """Return the arguments of `encode_infer_task` and its sources, whose leases are the response's."""
     outputs = response.outputs or []
     given = [output.response_bytes() is not None for output in outputs]
     arguments = EncodeArguments(
@@ -262,8 +261,7 @@ def read_response(arguments: bytes, sources: Sequence[memoryview]) -> Response:
     return Response(known.model_name, known.model_version, known.id, outputs, parameters)
 
 
-#: The names of the functions.
-DECODE_GENERATE, ENCODE_GENERATE = "http.decode_generate", "http.encode_generate"
+# ---- /generate -------------------------------------------------------------------------------
 
 
 class DecodeGenerateArguments(msgspec.Struct, array_like=True):
@@ -273,12 +271,12 @@ class DecodeGenerateArguments(msgspec.Struct, array_like=True):
     max_input_size: int
 
 
-_decoder = msgspec.msgpack.Decoder(DecodeGenerateArguments)
+_generate_decoder = msgspec.msgpack.Decoder(DecodeGenerateArguments)
 
 
 def decode_generate_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:
     """Decode the body of a request."""
-    known = _decoder.decode(arguments)
+    known = _generate_decoder.decode(arguments)
     request = Request(known.spec.name, [], NO_SINK, streaming=True)
     contents: list[TensorBytes | None] = []
 

@@ -24,7 +24,7 @@ _ESCAPE_NS, _ARRAY_NS, _OBJECT_NS = 40.0, 80.0, 3000.0
 _LARGE_EXPONENT_NS = 9000.0
 _LARGE_EXPONENT = re.compile(rb"[eE][+-]?0*[1-9][0-9][0-9]")
 
-#: From this many letters "e" on, those of names among them, it is worth looking which are large exponents.
+#: From this many letters "e" on, those in names too, it is worth looking which are large exponents.
 _FEW_EXPONENTS = 16
 
 #: A number with more digits than a double has may lie between two doubles; to find that out takes this long a byte.

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kernel.errors import InternalError, InvalidArgument
-from protocols.http.json.syntax import JsonSyntaxError, check_syntax
+from protocols.http.json.syntax import BYTE_ORDER_MARK, JsonSyntaxError, check_syntax
 from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 
 #: Stands for a member that a document does not have; `None` is JSON's null.
@@ -38,7 +38,11 @@ LARGE_BYTE_SIZE = 1 << 20
 #: In a text that `made_valid` has returned, strings that begin with this stand for special numbers.
 SPECIAL_MARK = "\0number "
 
-_decoder = msgspec.json.Decoder()
+fast_decoder = msgspec.json.Decoder()
+
+#: Return the members of an object, or the elements of an array, each as its text. Raise what is in `UNDECODABLE`.
+member_texts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+element_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 #: With a group, so that `split` returns the strings, too.
 _STRING = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
@@ -60,8 +64,6 @@ _FEW_NUMBERS = 8
 _STRINGS_OR_BRACKET = re.compile(rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"\[\]{}]*+)++|[\[\]{}]', re.DOTALL)
 _OPENING, _CLOSING = (b"[", b"{"), (b"]", b"}")
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 
 class TooDeep(InvalidArgument):
     """A document is nested too deep. The text is that for tensor data: nothing else is nested as deep."""
@@ -78,7 +80,7 @@ def parse(text: bytes) -> Any:
     """
     if not reads_slowly(text):
         try:
-            return _decoder.decode(text)
+            return fast_decoder.decode(text)
         except UNDECODABLE:
             pass
     try:
@@ -142,7 +144,7 @@ def made_valid(text: bytes) -> bytes:
     except UnicodeDecodeError as error:
         raise JsonSyntaxError("Invalid encoding in string.", error.start) from None
     valid = bytearray()
-    position = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+    position = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
     for found in _STRING_OR_SPECIAL_BYTES.finditer(text, position):  # `sub` would keep all pieces until its end
         special = found.group()
         if special[:1] != b'"':

@@ -9,6 +9,7 @@ parser, which says what is wrong with it. Pure.
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _MAX_PIECES_BYTE_SIZE = 2048
 
 #: Up to this many numbers, msgspec is faster if it knows how many there are. It stops at the first one too many, so
-#: that those of large exponents, of which each takes it 10 us, take no longer than a millisecond. orjson reads more
+#: that numbers with large exponents, of which each takes it 10 us, take no longer than a millisecond. orjson reads more
 #: numbers faster, and all of them in nearly the same time.
 _FEW_NUMBERS = 96
 
@@ -164,6 +165,15 @@ class JsonSkeleton:
         except _UNPACKABLE:
             return None
         return values
+
+
+def find_value(text: bytes, key: bytes, value: bytes, position: int = 0) -> int:
+    """Return where in `text` from `position` on a member has `value`, -1 if nowhere. `key` is its name in JSON."""
+    name = re.compile(re.escape(key) + rb"[ \t\n\r]*+:[ \t\n\r]*+")
+    for found in name.finditer(text, position):
+        if value and text.startswith(value, found.end()):
+            return found.end()
+    return -1
 
 
 def make_skeleton(

@@ -17,12 +17,12 @@ _HEX4 = re.compile(rb"[0-9A-Fa-f]{4}")
 
 #: Plain array elements, each with the comma behind it, many in one match. Without this pattern Python would read
 #: every number of a tensor that holds one NaN.
-_PLAIN_ELEMENTS = re.compile(
+PLAIN_ELEMENTS = re.compile(
     rb"(?:[ \t\n\r]*+(?:-?(?:(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,40})?|NaN|Inf(?:inity)?)|true|false|null)"
     rb"[ \t\n\r]*+,){1,256}+"
 )
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LITERALS = {0x74: b"true", 0x66: b"false", 0x6E: b"null"}
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _MINUS, _DOT, _ZERO = b'"\\:,-.0'
@@ -56,7 +56,7 @@ class _Scanner:
 
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = len(_BYTE_ORDER_MARK) if text.startswith(_BYTE_ORDER_MARK) else 0
+        self._at = len(BYTE_ORDER_MARK) if text.startswith(BYTE_ORDER_MARK) else 0
         self._open = bytearray()
 
     def document(self) -> int:
@@ -86,7 +86,7 @@ class _Scanner:
 
     def _skip_plain_elements(self) -> None:
         """Read elements of an array up to the first that is not plain, or is the last one."""
-        while match := _PLAIN_ELEMENTS.match(self._text, self._at):
+        while match := PLAIN_ELEMENTS.match(self._text, self._at):
             self._at = match.end()
         self._skip_space()
 

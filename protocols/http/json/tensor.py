@@ -92,7 +92,7 @@ class WrongElementCount(BadData):
 def decode_data(name: str, datatype: str, text: Buffer, element_count: int, *, typed_only: bool = False) -> bytes:
     """Return the raw bytes of the JSON array `text`, flat or nested, for an input called `name`.
 
-    The number of BYTES elements is not checked here: the worker checks those of all BYTES tensors. Raises
+    The number of BYTES elements is not checked here: the worker checks it. Raises
     `ServingError`, and nothing else for any `text`; if `typed_only`, `NeedsCare` for what is wrong or unusual.
     """
     check_readable(name, datatype)

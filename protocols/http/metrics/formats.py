@@ -1,18 +1,17 @@
-"""Prometheus' text format, version 0.0.4: names, labels and values as they are written. Pure.
+"""The two formats of the metrics page: Prometheus' text format, version 0.0.4, and OpenMetrics made from it. Pure.
 
 Text from operators and models (names, metric tags, labels, help) is escaped: it cannot add a line or a label, nor
 control a terminal that shows the page.
 
-The metrics page in OpenMetrics, for scrapers that prefer it: Prometheus does. Pure.
-
-The samples have the same names, labels and values as in Prometheus' text format, so that a dashboard finds them in
-either. What differs is their description: a counter of OpenMetrics must have a name that ends in `_total`, which those
-of Triton have not, so that these are of `unknown` type. Histograms can have exemplars: examples of traced requests.
-(https://prometheus.io/docs/specs/om/open_metrics_spec/)
+OpenMetrics is for scrapers that prefer it, as Prometheus does. The samples have the same names, labels and values in
+both, so that a dashboard finds them in either. What differs is their description: a counter of OpenMetrics must have a
+name that ends in `_total`, which Triton's have not, so that these are of `unknown` type. Histograms can have
+exemplars: examples of traced requests. (https://prometheus.io/docs/specs/om/open_metrics_spec/)
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import TYPE_CHECKING
@@ -64,7 +63,29 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
-#: Its media type, as a value of `Content-Type`.
+def head(name: str, help: str, kind: str) -> list[str]:
+    """Return the lines before the series of a family; its `kind` is `counter`, `gauge`, `histogram` or `summary`."""
+    return [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+
+
+def histogram_lines(name: str, labels: str, histogram: Histogram) -> list[str]:
+    """Return the lines of one series, of which the last ones are the buckets. `labels` may be empty."""
+    counts = histogram.cumulative()
+    total = number(histogram.sum) if histogram.scale == 1 else histogram.sum / histogram.scale
+    braced, before = (f"{{{labels}}}", f"{labels},") if labels else ("", "")
+    buckets = [
+        f"{name}_bucket{{{before}{bound}}} {count}"
+        for bound, count in zip(_bound_labels(histogram.bounds), counts, strict=True)
+    ]
+    return [f"{name}_count{braced} {counts[-1]}", f"{name}_sum{braced} {total}", *buckets]
+
+
+@functools.lru_cache(maxsize=128)
+def _bound_labels(bounds: tuple[float, ...]) -> list[str]:
+    return [f'le="{number(bound)}"' for bound in (*bounds, math.inf)]
+
+
+#: OpenMetrics' media type, as a value of `Content-Type`.
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _MEDIA_TYPE = "application/openmetrics-text"

@@ -1,19 +1,15 @@
-"""The metrics of model versions: Triton's names, help texts and labels, and those that only this server has.
+"""The metrics of model versions: Triton's names, help texts and labels, this server's own, and the models'.
 
 Values are read from `ModelStatistics` at each scrape and written as text at once, which takes 0.35 µs a line. A
 registry of collectors that is filled at each scrape takes 4.8 µs a line.
 
-The metric that says which model versions can execute, also for models that never loaded: others have no series.
-
-The metrics that models define themselves, as lines of the page. Pure.
-
-Help texts and label values come from models, and may come from their clients: they are escaped.
+First the tables of families, then `render_models`, which writes them. `render_readiness` says which versions can
+execute, also for models that never loaded: others have no series. `render_custom` writes the metrics that models
+define themselves; their help texts and label values may come from clients, and are escaped.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +17,15 @@ import msgspec
 from kernel.observe.histogram import Histogram
 from kernel.observe.metrics_config import FIRST_RESPONSE, REQUEST_DURATION
 from kernel.serving.catalog import ModelState
-from protocols.http.metrics.formats import exemplar_text, help_text, label_text, number, tag_label
+from protocols.http.metrics.formats import (
+    exemplar_text,
+    head,
+    help_text,
+    histogram_lines,
+    label_text,
+    number,
+    tag_label,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -282,18 +286,18 @@ def render_models(
     for family in (*COUNTS, *(DURATIONS if config.counter_latencies else ()), *OURS, *AUTOSCALE):
         render_values(lines, family, all_series)
     _render_failures(lines, all_series)
-    _head(lines, REQUEST_DURATION, "Duration from request to final response in seconds", "histogram")
+    lines += head(REQUEST_DURATION, "Duration from request to final response in seconds", "histogram")
     for series in all_series:
         statistics = series.model.statistics
-        _render_histogram(lines, REQUEST_DURATION, series.labels, statistics.durations)
+        lines += histogram_lines(REQUEST_DURATION, series.labels, statistics.durations)
         _add_exemplars(lines, statistics.durations, statistics.exemplars, exemplar_offset_ns)
     _render_batch_sizes(lines, all_series)
     if config.histogram_latencies:
-        _head(lines, FIRST_RESPONSE, "Duration from request to first response in milliseconds", "histogram")
+        lines += head(FIRST_RESPONSE, "Duration from request to first response in milliseconds", "histogram")
         for series in all_series:
             statistics = series.model.statistics
             if statistics.first_responses is not None:
-                _render_histogram(lines, FIRST_RESPONSE, series.labels, statistics.first_responses)
+                lines += histogram_lines(FIRST_RESPONSE, series.labels, statistics.first_responses)
                 _add_exemplars(lines, statistics.first_responses, statistics.first_exemplars, exemplar_offset_ns)
     if config.summary_latencies:
         uncached = [series for series in all_series if not series.model.statistics.cached]
@@ -316,13 +320,9 @@ def labels_of(model: ModelFigures) -> dict[str, str]:
     return {**tags, **namespace, "model": model.name, "version": model.version_text}
 
 
-def _head(lines: list[str], name: str, help_text: str, kind: str) -> None:
-    lines += (f"# HELP {name} {help_text}", f"# TYPE {name} {kind}")
-
-
 def render_values(lines: list[str], family: Value, all_series: list[LabelledModel]) -> None:
     """Add the lines of a family with one value for each model version."""
-    _head(lines, family.name, family.help, family.kind)
+    lines += head(family.name, family.help, family.kind)
     name, value = family.name, family.value
     lines += [
         f"{name}{{{series.labels}}} {found}" for series in all_series if (found := value(series.model)) is not None
@@ -331,7 +331,7 @@ def render_values(lines: list[str], family: Value, all_series: list[LabelledMode
 
 def _render_failures(lines: list[str], all_series: list[LabelledModel]) -> None:
     name = "nv_inference_request_failure"
-    _head(lines, name, "Number of failed inference requests, all batch sizes", "counter")
+    lines += head(name, "Number of failed inference requests, all batch sizes", "counter")
     for series in all_series:
         # Labels are in the order of their names, as Triton has them, and `reason` comes before `version`.
         before, _, version = series.labels.rpartition(",")
@@ -339,16 +339,6 @@ def _render_failures(lines: list[str], all_series: list[LabelledModel]) -> None:
             f'{name}{{{before},reason="{reason}",{version}}} {count}'
             for reason, count in series.model.statistics.failures.items()
         ]
-
-
-def _render_histogram(lines: list[str], name: str, labels: str, histogram: Histogram) -> None:
-    counts = histogram.cumulative()
-    total = histogram.sum if histogram.scale == 1 else histogram.sum / histogram.scale
-    lines += (f"{name}_count{{{labels}}} {counts[-1]}", f"{name}_sum{{{labels}}} {total}")
-    lines += [
-        f"{name}_bucket{{{labels},{bound}}} {count}"
-        for bound, count in zip(_bound_labels(histogram.bounds), counts, strict=True)
-    ]
 
 
 def _add_exemplars(lines: list[str], histogram: Histogram, exemplars: Exemplars | None, offset_ns: int | None) -> None:
@@ -359,22 +349,17 @@ def _add_exemplars(lines: list[str], histogram: Histogram, exemplars: Exemplars 
                 lines[index] += exemplar_text(exemplar, histogram, offset_ns)
 
 
-@functools.lru_cache(maxsize=128)
-def _bound_labels(bounds: tuple[float, ...]) -> list[str]:
-    return [f'le="{number(bound)}"' for bound in (*bounds, math.inf)]
-
-
 def _render_batch_sizes(lines: list[str], all_series: list[LabelledModel]) -> None:
     """Write the histogram of rows per execution; its bounds are powers of two up to the maximum of the model."""
     name = "naiad_inference_batch_size"
-    _head(lines, name, "Rows of a model execution", "histogram")
+    lines += head(name, "Rows of a model execution", "histogram")
     for series in all_series:
         exponents = _exponent(series.model.spec.max_batch_size) + 1
         sizes = Histogram(1 << exponent for exponent in range(exponents))
         for rows, size in series.model.statistics.batches.items():
             sizes.counts[min(_exponent(rows), exponents)] += size.count
             sizes.sum += rows * size.count
-        _render_histogram(lines, name, series.labels, sizes)
+        lines += histogram_lines(name, series.labels, sizes)
 
 
 def _exponent(rows: int) -> int:
@@ -387,7 +372,7 @@ def render_summary(
 ) -> None:
     """Add the lines of a family of quantiles; models without quantiles have none."""
     name = family.name
-    _head(lines, name, family.help, "summary")
+    lines += head(name, family.help, "summary")
     for series in all_series:
         if series.model.statistics.summaries is None:
             continue
@@ -399,7 +384,7 @@ def render_summary(
         ]
 
 
-_NAME = "naiad_model_ready"
+# ---- which versions can execute, and what models define themselves ---------------------------
 
 
 def render_readiness(wanted: Iterable[IndexItem]) -> list[str]:
@@ -412,12 +397,12 @@ def render_readiness(wanted: Iterable[IndexItem]) -> list[str]:
     for item in wanted:
         key = item.name, item.version
         found[key] = min(found.get(key, 1), int(item.state == ModelState.READY.value))
+    name = "naiad_model_ready"
     return [
-        f"# HELP {_NAME} 1 if the model version can execute now, 0 if it should and cannot",
-        f"# TYPE {_NAME} gauge",
+        *head(name, "1 if the model version can execute now, 0 if it should and cannot", "gauge"),
         *(
-            f"{_NAME}{{{label_text({'model': name, 'version': version})}}} {ready}"
-            for (name, version), ready in found.items()
+            f"{name}{{{label_text({'model': model, 'version': version})}}} {ready}"
+            for (model, version), ready in found.items()
         ),
     ]
 
@@ -432,22 +417,8 @@ def render_custom(families: Iterable[CustomFamily]) -> list[str]:
         for labels, series in family.series.items():
             text = label_text(dict(labels))
             if series.histogram is None:
-                lines.append(f"{family.name}{_braced(text)} {number(series.value)}")
+                braced = f"{{{text}}}" if text else ""
+                lines.append(f"{family.name}{braced} {number(series.value)}")
             else:
-                _render_custom_histogram(lines, family.name, text, series.histogram)
+                lines += histogram_lines(family.name, text, series.histogram)
     return lines
-
-
-def _render_custom_histogram(lines: list[str], name: str, labels: str, histogram: Histogram) -> None:
-    counts = histogram.cumulative()
-    braced = _braced(labels)
-    lines += (f"{name}_count{braced} {counts[-1]}", f"{name}_sum{braced} {number(histogram.sum)}")
-    before = f"{labels}," if labels else ""
-    lines += [
-        f'{name}_bucket{{{before}le="{number(bound)}"}} {count}'
-        for bound, count in zip((*histogram.bounds, math.inf), counts, strict=True)
-    ]
-
-
-def _braced(labels: str) -> str:
-    return f"{{{labels}}}" if labels else ""

@@ -1,10 +1,8 @@
-"""How busy this machine is, read from /proc: the figures behind nv_cpu_*.
-
-Processor time and memory of worker processes, as the system has them.
-"""
+"""What /proc says of the machine (the figures behind nv_cpu_*), and of worker processes: processor time and memory."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocols.http.metrics.memory_families import private_byte_size
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_STAT = Path("/proc/stat")
+    from kernel.serving.model_figures import ModelFigures
+
+STAT_FILE = Path("/proc/stat")
 
 _MEMORY = Path("/proc/meminfo")
 
@@ -46,14 +44,14 @@ class HostLoad:
     def __init__(self, interval_ms: int, now_ns: int) -> None:
         self._interval_ns = interval_ms * 1_000_000
         self._looked_ns = now_ns
-        self._before = parse_cpu_times(_STAT.read_text())
+        self._before = parse_cpu_times(STAT_FILE.read_text())
         self._utilization = 0.0
 
     def utilization(self, now_ns: int) -> float:
         """Return the busy share of all processors, from 0.0 to 1.0."""
         if now_ns - self._looked_ns >= self._interval_ns:
             self._looked_ns = now_ns
-            before, self._before = self._before, parse_cpu_times(_STAT.read_text())
+            before, self._before = self._before, parse_cpu_times(STAT_FILE.read_text())
             self._utilization = busy_share(before, self._before)
         return self._utilization
 
@@ -83,7 +81,12 @@ def _bytes(text: str) -> int:
     return int(text.split()[0]) * 1024
 
 
+# ---- processes -------------------------------------------------------------------------------
+
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
@@ -135,3 +138,41 @@ def cpu_seconds(stat: str) -> float:
     """Return utime and stime of /proc/PID/stat; the name of the process, in parentheses, may contain anything."""
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+class WorkerMemoryReader:
+    """What memory worker processes use, as it was when `refresh` was called last.
+
+    The system is asked in a thread, at most once per interval: with many workers it takes milliseconds.
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ns = interval_ms * 1_000_000
+        self._read_ns = 0
+        #: Process id → bytes that are neither of files nor shared memory.
+        self.byte_sizes: dict[int, int] = {}
+
+    async def refresh(self, models: Iterable[ModelFigures], now_ns: int) -> None:
+        """Ask the system, unless the interval has not passed and no worker is new."""
+        pids = {pid for model in models for pid in model.statistics.memory.pids.values()}
+        if now_ns - self._read_ns < self._interval_ns and pids <= self.byte_sizes.keys():
+            return
+        self._read_ns = now_ns
+        self.byte_sizes = await asyncio.to_thread(_private_byte_sizes, pids)
+
+
+def _private_byte_sizes(pids: Iterable[int]) -> dict[int, int]:
+    """Return the bytes of anonymous memory of each process; 0 for one that has ended."""
+    found = {}
+    for pid in pids:
+        try:
+            found[pid] = private_byte_size(Path(f"/proc/{pid}/statm").read_text())
+        except OSError:
+            found[pid] = 0
+    return found
+
+
+def private_byte_size(statm: str) -> int:
+    """Return what /proc/PID/statm says, which counts in pages: size resident shared ..."""
+    _, resident, shared = statm.split()[:3]
+    return max(int(resident) - int(shared), 0) * _PAGE

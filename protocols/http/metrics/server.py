@@ -15,9 +15,9 @@ from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.formats import OPENMETRICS, prefers_openmetrics, to_openmetrics
-from protocols.http.metrics.memory_families import WorkerMemoryReader, render_memory
 from protocols.http.metrics.model_families import render_custom, render_models, render_readiness
-from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus
+from protocols.http.metrics.proc import WorkerMemoryReader
+from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus, render_memory
 from protocols.http.request_rules import make_request_rules
 from protocols.http.responses import RESTRICTED, SERVER_HEADER, error_response
 from protocols.http.routes import request_path
@@ -79,7 +79,7 @@ class MetricsServer(FrontDoor):
 
     @property
     def administration(self) -> None:
-        """Nobody can."""
+        """None: the server cannot be administered over this port."""
 
     async def start(self) -> None:
         await self._listener.start()

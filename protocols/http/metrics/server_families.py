@@ -1,12 +1,12 @@
-"""Metrics of the server, not of a model: how busy the machine is, connections, lost lines of the log.
+"""Metrics of the server and not of one model: its load, its GPUs, its response cache, and the memory of its workers.
 
-They are in a registry of aioprometheus, written by its formatter. Further families can be added to that registry.
+`ServerMetrics` (load, connections, lost lines of the log, traffic rules) has a registry of aioprometheus, written by
+its formatter; further families can be added to that registry. The others are functions that return lines:
 
-The metrics of GPUs: Triton's names, help texts and labels (core/src/metrics.cc). Only for servers that have GPUs.
-
-The metrics of the response cache, by model and for the server: Triton's names, help texts and labels, and ours.
-
-They are on the page of a server with a cache only, and a model has series only if it uses the cache (Triton).
+- GPUs: Triton's names, help texts and labels (core/src/metrics.cc), only for servers that have GPUs.
+- The response cache, by model and for the server: Triton's names and ours. They are on the page of a server with a
+  cache only, and a model has series only if it uses the cache (Triton).
+- The memory of model instances: what backends report, and what the system knows of worker processes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
 from kernel.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
-from protocols.http.metrics.formats import number
-from protocols.http.metrics.model_families import Summary, Value, labelled, render_summary, render_values
+from protocols.http.metrics.formats import head, label_text, number
+from protocols.http.metrics.model_families import Summary, Value, labelled, labels_of, render_summary, render_values
 from protocols.http.metrics.proc import HostLoad
 
 if TYPE_CHECKING:
@@ -32,6 +32,64 @@ if TYPE_CHECKING:
     from kernel.serving.model_figures import ModelFigures
 
 _Figures = TypeVar("_Figures")
+
+
+def _figures(kernel: KernelInterface, kind: type[_Figures]) -> _Figures:
+    """Return the figures of this kind; if the server has no such part, of one that has done nothing."""
+    return next(iter(kernel.part_figures(kind)), kind())
+
+
+#: Families with one value for the whole server; a value that is None is not known.
+_OF_SERVER: tuple[tuple[type[Counter | Gauge], str, str, Callable[[KernelInterface], float | None]], ...] = (
+    (
+        Counter,
+        "naiad_server_memory_refusals_total",
+        "Number of requests that were refused because there was no memory for them",
+        lambda kernel: kernel.memory_refusals.count,
+    ),
+    (
+        Counter,
+        "naiad_server_log_lines_lost_total",
+        "Number of log lines that were dropped because nobody read the log, or could not be written",
+        lambda kernel: kernel.lost_log_lines(),
+    ),
+    (
+        Counter,
+        "naiad_server_background_failures_total",
+        "Number of times that work in the background, such as a poll of the repositories, has ended by a bug",
+        lambda kernel: _figures(kernel, RepositoryFigures).background_failures,
+    ),
+    (
+        Gauge,
+        "naiad_repository_last_poll_timestamp_seconds",
+        "When the model repositories were last polled without a failure, in seconds since the epoch",
+        lambda kernel: _figures(kernel, RepositoryFigures).polled_s,
+    ),
+    (
+        Counter,
+        "naiad_traces_total",
+        "Number of traces that were written or exported",
+        lambda kernel: _figures(kernel, TraceFigures).written,
+    ),
+    (
+        Counter,
+        "naiad_traces_lost_total",
+        "Number of traces that were lost because they could not be written or exported, or too many waited",
+        lambda kernel: _figures(kernel, TraceFigures).lost,
+    ),
+    (
+        Counter,
+        "naiad_records_total",
+        "Number of records of the flight recorder that were written",
+        lambda kernel: _figures(kernel, RecordFigures).written,
+    ),
+    (
+        Counter,
+        "naiad_records_lost_total",
+        "Number of records of the flight recorder that were lost because they could not be written, or too many waited",
+        lambda kernel: _figures(kernel, RecordFigures).lost,
+    ),
+)
 
 
 class ServerMetrics:
@@ -50,43 +108,7 @@ class ServerMetrics:
             "naiad_server_certificate_expiry_timestamp_seconds",
             "When the TLS certificate of a protocol expires, in seconds since the epoch",
         )
-        self._memory_refusals = Counter(
-            "naiad_server_memory_refusals_total",
-            "Number of requests that were refused because there was no memory for them",
-            registry=self.registry,
-        )
-        self._lost_log_lines = Counter(
-            "naiad_server_log_lines_lost_total",
-            "Number of log lines that were dropped because nobody read the log, or could not be written",
-            registry=self.registry,
-        )
-        self._background_failures = Counter(
-            "naiad_server_background_failures_total",
-            "Number of times that work in the background, such as a poll of the repositories, has ended by a bug",
-            registry=self.registry,
-        )
-        self._last_poll = self._gauge(
-            "naiad_repository_last_poll_timestamp_seconds",
-            "When the model repositories were last polled without a failure, in seconds since the epoch",
-        )
-        self._traces = Counter(
-            "naiad_traces_total", "Number of traces that were written or exported", registry=self.registry
-        )
-        self._lost_traces = Counter(
-            "naiad_traces_lost_total",
-            "Number of traces that were lost because they could not be written or exported, or too many waited",
-            registry=self.registry,
-        )
-
-        self._records = Counter(
-            "naiad_records_total", "Number of records of the flight recorder that were written", registry=self.registry
-        )
-        self._lost_records = Counter(
-            "naiad_records_lost_total",
-            "Number of records of the flight recorder that were lost because they could not be written, or too many "
-            "waited",
-            registry=self.registry,
-        )
+        self._whole = [(kind(name, help, registry=self.registry), value) for kind, name, help, value in _OF_SERVER]
         self._add_traffic()
 
     def _add_traffic(self) -> None:
@@ -120,28 +142,15 @@ class ServerMetrics:
             self._connections.set({"protocol": door.protocol}, door.connections)
             if door.certificate_expiry_s is not None:
                 self._expiry.set({"protocol": door.protocol}, door.certificate_expiry_s)
-        self._memory_refusals.set({}, self._kernel.memory_refusals.count)
-        self._lost_log_lines.set({}, self._kernel.lost_log_lines())
-        repository = self._figures(RepositoryFigures)
-        self._background_failures.set({}, repository.background_failures)
-        if repository.polled_s is not None:
-            self._last_poll.set({}, repository.polled_s)
+        for family, value in self._whole:
+            if (found := value(self._kernel)) is not None:
+                family.set({}, found)
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
-        traces, records = self._figures(TraceFigures), self._figures(RecordFigures)
-        self._traces.set({}, traces.written)
-        self._lost_traces.set({}, traces.lost)
-        self._records.set({}, records.written)
-        self._lost_records.set({}, records.lost)
         text: bytes
-        # `openmetrics` makes that format of the whole page: in that of aioprometheus, Triton's counters would get names
-        # that end in `_total`.
+        # `to_openmetrics` makes that format of the whole page: aioprometheus would add `_total` to counters' names.
         text, _ = render(self.registry, [])
         return text.decode()
-
-    def _figures(self, kind: type[_Figures]) -> _Figures:
-        """Return the figures of this kind; those of a part that has done nothing if the server has no such part."""
-        return next(iter(self._kernel.part_figures(kind)), kind())
 
     def _set_traffic(self, traffic: TrafficControl) -> None:
         # Versions that have ended, or have no share any more, have no series.
@@ -168,6 +177,9 @@ class ServerMetrics:
         return Gauge(name, help_text, registry=self.registry)
 
 
+# ---- GPUs ------------------------------------------------------------------------------------
+
+
 class GpuFamily(msgspec.Struct, frozen=True):
     """A family with one value for each GPU that has it."""
 
@@ -177,7 +189,7 @@ class GpuFamily(msgspec.Struct, frozen=True):
     kind: str = "gauge"
 
 
-FAMILIES = (
+GPU_FAMILIES = (
     GpuFamily("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
     GpuFamily("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda gpu: gpu.total_byte_size),
     GpuFamily("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda gpu: gpu.used_byte_size),
@@ -191,12 +203,12 @@ FAMILIES = (
 
 
 def render_gpus(reader: GpuFigureReader | None) -> list[str]:
-    """Return the lines of all families; of a server without a GPU those of pinned memory, which it has none of."""
+    """Return the lines of all families; of a server without a GPU only pinned memory, which it has none of."""
     lines: list[str] = []
     figures = () if reader is None else reader.figures
     pinned = (0, 0) if reader is None or not figures else (reader.pinned.byte_size, reader.pinned.used_byte_size)
-    for family in FAMILIES if figures else ():
-        lines += _head(family.name, family.help, family.kind)
+    for family in GPU_FAMILIES if figures else ():
+        lines += head(family.name, family.help, family.kind)
         for gpu in figures:
             value = family.value(gpu)
             if value is not None:
@@ -205,15 +217,14 @@ def render_gpus(reader: GpuFigureReader | None) -> list[str]:
         ("nv_pinned_memory_pool_total_bytes", "total", pinned[0]),
         ("nv_pinned_memory_pool_used_bytes", "used", pinned[1]),
     ):
-        lines += [*_head(name, f"Pinned memory pool {what} memory size, in bytes", "gauge"), f"{name} {byte_size}"]
+        lines += [*head(name, f"Pinned memory pool {what} memory size, in bytes", "gauge"), f"{name} {byte_size}"]
     return lines
 
 
-def _head(name: str, help_text: str, kind: str) -> list[str]:
-    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+# ---- the response cache ----------------------------------------------------------------------
 
 
-COUNTERS = (
+CACHE_COUNTERS = (
     Value(
         "nv_cache_num_hits_per_model",
         "Number of cache hits per model",
@@ -236,7 +247,7 @@ COUNTERS = (
     ),
 )
 
-SUMMARIES = (
+CACHE_SUMMARIES = (
     Summary(
         "nv_cache_hit_summary_per_model",
         "Summary of cache hit counts/durations per model, in microseconds.",
@@ -250,7 +261,7 @@ SUMMARIES = (
 )
 
 
-class Figure(msgspec.Struct, frozen=True):
+class CacheFamily(msgspec.Struct, frozen=True):
     """A family with one value for the whole cache."""
 
     name: str
@@ -261,45 +272,45 @@ class Figure(msgspec.Struct, frozen=True):
     local: bool = False
 
 
-FIGURES = (
-    Figure(
+CACHE_FIGURES = (
+    CacheFamily(
         "nv_cache_util",
         "Cache utilization [0.0 - 1.0]",
         lambda figures: figures.used_byte_size / figures.byte_size,
         local=True,
     ),
-    Figure(
+    CacheFamily(
         "nv_cache_num_entries",
         "Number of responses stored in response cache",
         lambda figures: figures.entries,
         local=True,
     ),
-    Figure("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits),
-    Figure("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses),
-    Figure("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups),
-    Figure(
+    CacheFamily("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits),
+    CacheFamily("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses),
+    CacheFamily("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups),
+    CacheFamily(
         "nv_cache_num_evictions",
         "Number of cache evictions in response cache",
         lambda figures: figures.evictions,
         local=True,
     ),
-    Figure(
+    CacheFamily(
         "nv_cache_lookup_duration",
         "Total cache lookup duration (hit and miss), in microseconds",
         lambda figures: figures.lookup_ns // 1000,
     ),
-    Figure(
+    CacheFamily(
         "nv_cache_insertion_duration",
         "Total cache insertion duration, in microseconds",
         lambda figures: figures.insertion_ns // 1000,
     ),
-    Figure(
+    CacheFamily(
         "naiad_cache_failures_total",
         "Number of calls of the response cache that failed or took too long",
         lambda figures: figures.failures,
         kind="counter",
     ),
-    Figure(
+    CacheFamily(
         "naiad_cache_not_stored_total",
         "Number of responses that were not stored in the response cache, because they are too large or it has no room",
         lambda figures: figures.not_stored,
@@ -314,13 +325,39 @@ def render_cache(
     """Return the lines of all families."""
     series = labelled(model for model in models if model.statistics.cached)
     lines: list[str] = []
-    for family in COUNTERS if config.counter_latencies else ():
+    for family in CACHE_COUNTERS if config.counter_latencies else ():
         render_values(lines, family, series)
-    for figure in FIGURES:
+    for figure in CACHE_FIGURES:
         if figures.byte_size or not figure.local:
             value = number(figure.value(figures))
-            lines += (f"# HELP {figure.name} {figure.help}", f"# TYPE {figure.name} {figure.kind}")
-            lines.append(f"{figure.name} {value}")
-    for summary in SUMMARIES if config.summary_latencies else ():
+            lines += (*head(figure.name, figure.help, figure.kind), f"{figure.name} {value}")
+    for summary in CACHE_SUMMARIES if config.summary_latencies else ():
         render_summary(lines, summary, series, config.quantiles, now_ns)
     return lines
+
+
+# ---- the memory of instances -----------------------------------------------------------------
+
+
+_REPORTED, _MEASURED = "naiad_model_instance_memory_bytes", "naiad_worker_memory_bytes"
+
+
+def render_memory(models: Iterable[ModelFigures], byte_sizes: dict[int, int]) -> list[str]:
+    """Return the lines of both families, with `byte_sizes` by process id."""
+    reported = head(_REPORTED, "Bytes of memory that a model instance uses, as its backend reports it", "gauge")
+    measured = head(
+        _MEASURED, "Bytes of memory that the process of a model instance uses, without files and shared memory", "gauge"
+    )
+    for model in models:
+        memory = model.statistics.memory
+        if not memory.pids and not memory.by_instance:
+            continue
+        labels = labels_of(model)
+        for instance, uses in sorted(memory.by_instance.items()):
+            for use in uses:
+                text = label_text({**labels, "instance": instance, "kind": use.type, "device": str(use.id)})
+                reported.append(f"{_REPORTED}{{{text}}} {use.byte_size}")
+        for instance, pid in sorted(memory.pids.items()):
+            if byte_size := byte_sizes.get(pid, 0):
+                measured.append(f"{_MEASURED}{{{label_text({**labels, 'instance': instance})}}} {byte_size}")
+    return [*reported, *measured]

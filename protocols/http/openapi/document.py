@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of the server, made from the models that are loaded. Pure.
 
-The paths of the OpenAPI document that a loaded model adds: its own inputs, outputs and an example. Pure.
+First the document as a whole, then the paths that a loaded model adds: its own inputs, outputs and an example.
 """
 
 from __future__ import annotations

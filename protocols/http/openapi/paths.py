@@ -1,8 +1,7 @@
-"""The paths of the OpenAPI document that do not depend on the loaded models. Pure.
+"""The paths of the OpenAPI document that do not depend on the loaded models, and what an `Operation` is. Pure.
 
-Every route of `protocols.http.routes` has its entry here; a test compares the two.
-
-One method of one path in the OpenAPI document: what it takes, and every response that it can give. Pure.
+An operation is one method of one path: what it takes, and every response that it can give. Every route of
+`protocols.http.routes` has its entry here; a test compares the two.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Operation(msgspec.Struct, frozen=True):
     body: Part | None = None
     body_required: bool = True
     parameters: tuple[Part, ...] = ()
-    #: As that of `protocols.http.routes.Endpoint`.
+    #: As in `protocols.http.routes.Endpoint`.
     administers: bool = False
 
     def render(self, restrictions: Restrictions) -> Part:

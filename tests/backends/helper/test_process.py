@@ -60,9 +60,9 @@ def run(scenario: Callable[[Lab], Awaitable[None]]) -> None:
                 await scenario(lab)
             finally:
                 await lab.helper.close()
-        for process in lab.launcher.started:
+        for started in lab.launcher.started:
             with pytest.raises(ProcessLookupError):
-                os.kill(process.pid, 0)
+                os.kill(started.pid, 0)
 
     asyncio.run(main())
 

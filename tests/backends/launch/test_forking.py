@@ -406,7 +406,7 @@ def test_on_a_system_that_does_not_list_children_workers_are_spawned_unless_all_
     def not_listed() -> list[int]:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/self/task/1/children")
 
-    monkeypatch.setattr(children, "_child_numbers", not_listed)
+    monkeypatch.setattr(children, "child_numbers", not_listed)
 
     async def scenario() -> None:
         if start == "fork":

@@ -234,7 +234,7 @@ def test_an_end_is_described_by_its_code_or_signal(code: int, said: str) -> None
 def test_a_kill_because_memory_ran_out_is_named(ended_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 7
     monkeypatch.setattr(memory_limit, "memory_kill_count", lambda: count)
-    monkeypatch.setattr(local_process, "_memory_kills", MemoryKills())
+    monkeypatch.setattr(local_process, "memory_kills", MemoryKills())
 
     async def main() -> None:
         nonlocal count

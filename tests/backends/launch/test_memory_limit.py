@@ -65,7 +65,7 @@ def test_without_a_cgroup_a_process_above_its_limit_is_killed(monkeypatch: pytes
 def may_limit(parent: Path) -> bool:
     """Whether processes can be put into a cgroup of their own in `parent`, with a limit of memory."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    cgroup = memory_limit._make_cgroup(parent, process.pid, 1 << 40)
+    cgroup = memory_limit.make_cgroup(parent, process.pid, 1 << 40)
     process.communicate()
     if cgroup is None:
         return False
@@ -93,4 +93,4 @@ def test_a_cgroup_explains_only_what_it_has_ended(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_cgroup_with_memory_is_not_used(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    assert memory_limit._make_cgroup(missing, os.getpid(), 1 << 20) is None
+    assert memory_limit.make_cgroup(missing, os.getpid(), 1 << 20) is None

@@ -176,7 +176,7 @@ def test_lines_of_messages_count_as_printed_ones(caplog: pytest.LogCaptureFixtur
 def test_lines_of_many_messages_are_logged_in_several_iterations_and_in_order(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.launch.output._MAX_WAITING", 200)
+    monkeypatch.setattr("backends.launch.output.MAX_WAITING", 200)
 
     async def main() -> None:
         output = WorkerOutput("m", OutputLimits(0, 0), FakeClock())

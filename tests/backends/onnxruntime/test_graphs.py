@@ -9,7 +9,7 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument
 from tests.backends.add_sub_batch import check_rows_of_a_batch, floats
-from tests.backends.onnxruntime.test_on_device import CONFIG, CUDA, TENSORS, lab, loaded, models, ort
+from tests.backends.onnxruntime.sessions_on_device import CONFIG, CUDA, TENSORS, lab, loaded, models, ort
 from tests.fake_cuda import memory
 
 if TYPE_CHECKING:

@@ -7,52 +7,20 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from backends.onnxruntime.backend import OnnxRuntimeBackend
 from backends.worker.devices.tensors import DeviceArray
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 from shm.tensor import RequestedOutput
 from tests.backends.add_sub_batch import floats
 from tests.backends.device_lab import DeviceLab, at
-from tests.backends.onnxruntime.conftest import OnnxModels
+from tests.backends.onnxruntime.sessions_on_device import CUDA, FLOAT, TENSORS, lab, loaded, models, ort
 from tests.fake_onnxruntime import FakeOnnxRuntime
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.backends.onnxruntime.conftest import OnnxModels
 
+__all__ = ["lab", "models", "ort"]
 
-FLOAT = TensorProto.FLOAT
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-TENSORS = [{"name": name, "data_type": "TYPE_FP32", "dims": [4]} for name in "ABXY"]
-CONFIG = {"name": "model", "max_batch_size": 8, "input": TENSORS[:2], "output": TENSORS[2:]}
-
-
-@pytest.fixture
-def lab() -> DeviceLab:
-    return DeviceLab()
-
-
-@pytest.fixture
-def models(tmp_path: Path, lab: DeviceLab) -> OnnxModels:
-    models = OnnxModels(tmp_path, lab)
-    values: dict[str, Any] = {name: (name, FLOAT, ["N", 4]) for name in "ABXY"}
-    models.write(
-        [("Add", ["A", "B"], ["X"]), ("Sub", ["A", "B"], ["Y"])],
-        [values["A"], values["B"]], [values["X"], values["Y"]],
-    )  # fmt: skip
-    return models
-
-
-@pytest.fixture
-def ort(monkeypatch: pytest.MonkeyPatch) -> FakeOnnxRuntime:
-    fake = FakeOnnxRuntime()
-    monkeypatch.setattr("backends.onnxruntime.session.ort", fake)
-    return fake
-
-
-def loaded(lab: DeviceLab, models: OnnxModels, **more: Any) -> OnnxRuntimeBackend:
-    backend = OnnxRuntimeBackend(lab)
-    backend.load(models.arguments({**CONFIG, **more}, kind="GPU"))
-    return backend
+CPU = "CPUExecutionProvider"
 
 
 def test_the_session_computes_on_the_stream_of_its_instance(

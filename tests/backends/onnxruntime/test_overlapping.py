@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.backends.onnxruntime.test_calls_of_cuda import SendingLab, calls, waited
-from tests.backends.onnxruntime.test_on_device import loaded, models, ort
+from tests.backends.onnxruntime.sending_lab import SendingLab, calls, waited
+from tests.backends.onnxruntime.sessions_on_device import loaded, models, ort
 from tests.fake_cuda import runtime
 
 if TYPE_CHECKING:

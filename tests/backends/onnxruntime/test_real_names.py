@@ -24,8 +24,8 @@ def library(name: str) -> bytes:
 
 def test_the_cuda_provider_knows_what_we_set() -> None:
     names = {
-        "device_id", "has_user_compute_stream", "user_compute_stream", providers._CUDA_GRAPH, *providers._CUDA_BOOLEANS,
-        *providers._CUDA_PARAMETERS, *(value for values in providers._NUMBERED.values() for value in values),
+        "device_id", "has_user_compute_stream", "user_compute_stream", providers.CUDA_GRAPH, *providers.CUDA_BOOLEANS,
+        *providers.CUDA_PARAMETERS, *(value for values in providers.CUDA_NUMBERED.values() for value in values),
     }  # fmt: skip
     found = library("libonnxruntime_providers_cuda.so")
     assert {name for name in names if name.encode() not in found} == set()
@@ -33,8 +33,8 @@ def test_the_cuda_provider_knows_what_we_set() -> None:
 
 def test_the_tensorrt_provider_knows_what_we_set() -> None:
     names = (
-        providers._INTEGERS | providers._BOOLEANS | providers._TEXTS | providers._PATHS
-        | set(filter(None, providers._PRECISIONS.values()))
+        providers.TENSORRT_INTEGERS | providers.TENSORRT_BOOLEANS | providers.TENSORRT_TEXTS | providers.TENSORRT_PATHS
+        | set(filter(None, providers.TENSORRT_PRECISIONS.values()))
     )  # fmt: skip
     found = library("libonnxruntime_providers_tensorrt.so")
     assert {name for name in names if name.encode() not in found} == set()
@@ -42,5 +42,5 @@ def test_the_tensorrt_provider_knows_what_we_set() -> None:
 
 def test_runs_have_the_entries_that_we_add() -> None:
     found = library("onnxruntime_pybind11_state*.so")
-    for name in (options._GRAPH_NUMBER, options._DOES_NOT_WAIT, options._SHRINKAGE):
+    for name in (options.GRAPH_NUMBER, options.DOES_NOT_WAIT, options.SHRINKAGE):
         assert name.encode() in found

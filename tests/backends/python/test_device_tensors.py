@@ -68,7 +68,7 @@ def uploaded(device: InstanceDevice, values: Any, datatype: str = "FP32") -> Dev
     return array
 
 
-@pytest.mark.parametrize("datatype", sorted(device_tensors._CODES))
+@pytest.mark.parametrize("datatype", sorted(device_tensors.DLPACK_CODES))
 def test_a_tensor_goes_out_and_comes_back_as_the_same_memory(
     device: InstanceDevice, blocks: Blocks, datatype: str
 ) -> None:

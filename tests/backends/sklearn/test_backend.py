@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from backends.sklearn import library
 from backends.sklearn.backend import SklearnBackend
 from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
 from tests.backends.sklearn.conftest import ALLOWED, FEATURES, SklearnModels, rows, words
+from tests.backends.sklearn.makes_a_folder import MakesAFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,16 +191,6 @@ def test_a_file_of_another_version_is_loaded_with_a_warning(
 
 
 # ---- files that run code ---------------------------------------------------------------------
-
-
-class MakesAFolder:
-    """A pickle that makes a folder when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> Any:
-        return (os.mkdir, (str(self._path),))
 
 
 @pytest.mark.parametrize("name", ["model.joblib", "model.pkl", "model.pickle"])

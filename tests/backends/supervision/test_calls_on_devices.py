@@ -15,7 +15,7 @@ from kernel.testing import model_spec
 from schedulers.testing import spec_of, step
 from shm.lease import RegionNumber
 from shm.tensor import RequestedOutput, Span, Tensor
-from tests.backends.supervision.test_calls import SMALL, CallBench, calling, submit
+from tests.backends.supervision.call_bench import SMALL, CallBench, calling, submit
 
 if TYPE_CHECKING:
     from kernel.serving.request import Request

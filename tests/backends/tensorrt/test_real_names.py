@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backends.tensorrt.library import _RUNTIMES
+from backends.tensorrt.library import RUNTIMES
 from backends.tensorrt.signature import DATATYPES
 from bench.checkout import ROOT
 from tests import fake_tensorrt
@@ -21,7 +21,7 @@ from tests import fake_tensorrt
 
 def _installed() -> list[Any]:
     found = []
-    for name in _RUNTIMES:
+    for name in RUNTIMES:
         try:
             found.append(importlib.import_module(name))
         except ImportError:

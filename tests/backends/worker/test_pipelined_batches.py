@@ -94,7 +94,7 @@ class Pipelining(Scripted):
 @pytest.fixture(autouse=True)
 def every_execution_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backends.worker.loop.SLOW_NS", -1)
-    monkeypatch.setattr(pipelined_batches, "_SWITCH_INTERVAL_S", 0.005)  # that of the process that runs the tests
+    monkeypatch.setattr(pipelined_batches, "SWITCH_INTERVAL_S", 0.005)  # that of the process that runs the tests
 
 
 def load(bench: Bench) -> Pipelining:

@@ -53,7 +53,7 @@ def test_a_zygote_says_whether_all_is_imported(one_thread: list[str]) -> None:
 def test_a_fork_that_the_system_refuses_is_an_error_with_its_number(
     one_thread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygote, "_fork_plainly", no_process)
+    monkeypatch.setattr(zygote, "fork_plainly", no_process)
     pipe = os.pipe()
     [failed] = respond(messages.ForkWorker(7, "m_0", "1.1"), fds=(*pipe, pipe[0]))
     assert isinstance(failed, messages.ForkFailed)
@@ -66,7 +66,7 @@ def test_a_fork_that_the_system_refuses_is_an_error_with_its_number(
 def test_a_process_between_that_cannot_fork_says_why_by_its_exit_code(
     one_thread: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygote, "_fork_plainly", lambda: 4711)
+    monkeypatch.setattr(zygote, "fork_plainly", lambda: 4711)
     monkeypatch.setattr(os, "waitpid", lambda pid, options: (pid, errno.ENOMEM << 8))
     assert list(respond(messages.ForkWorker(7, "m_0", "1.1"))) == [
         messages.ForkFailed(7, os.strerror(errno.ENOMEM), errno.ENOMEM)

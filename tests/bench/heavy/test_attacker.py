@@ -27,8 +27,13 @@ def test_each_row_has_a_name_of_its_own_and_is_found_by_it() -> None:
 
 
 def test_each_route_that_takes_a_body_is_attacked() -> None:
-    tables = (routes._LITERAL, routes._MODEL_ENDPOINTS, routes._REPOSITORY_ENDPOINTS, routes._SHARED_MEMORY_ENDPOINTS)
-    without_body = routes._MODEL_ENDPOINTS["poison/clear"]  # it is not read
+    tables = (
+        routes.LITERAL_ENDPOINTS,
+        routes.MODEL_ENDPOINTS,
+        routes.REPOSITORY_ENDPOINTS,
+        routes.SHARED_MEMORY_ENDPOINTS,
+    )
+    without_body = routes.MODEL_ENDPOINTS["poison/clear"]  # it is not read
     all_of_them = [
         endpoint
         for table in tables

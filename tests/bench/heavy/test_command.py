@@ -13,7 +13,7 @@ from bench.heavy.attack import MIB
 from bench.heavy.report import HeavyReport, HeavyResult, judge, print_report
 from bench.store import read_json
 from tests.bench.conftest import MACHINE
-from tests.bench.heavy.test_report import row, sample
+from tests.bench.heavy.report_rows import row, sample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
-from bench.heavy.attack import MIB, Attack, GrpcCall, HeavyRow, HttpRequest
+from bench.heavy.attack import MIB, Attack, GrpcCall, HttpRequest
 from bench.heavy.healthy import Waits, waits
-from bench.heavy.measurement import MemoryGrowth, RowSample
 from bench.heavy.report import KEPT_BYTE_SIZE, growth_limit, judge
+from tests.bench.heavy.report_rows import row, sample
+
+if TYPE_CHECKING:
+    from bench.heavy.measurement import RowSample
 
 BUDGET = 360 * MIB
-
-
-def row(exceeds_budget: bool = False) -> HeavyRow:
-    return HeavyRow("a row", "http", lambda n: Attack([]), "400", "too (many|large)", exceeds_budget=exceeds_budget)
-
-
-def sample(
-    p99_ms: float = 10, longest_ms: float = 100, growth: int = 0, status: str = "400", failures: tuple[str, ...] = ()
-) -> RowSample:
-    calm = Waits(100, 1, 2)
-    others = Waits(100, p99_ms, longest_ms, list(failures))
-    grown = MemoryGrowth(growth, 0, growth, 0, 0)
-    return RowSample(status, ["too many"], 1.0, 0.1, {"http": calm, "grpc": others}, grown, 1, 60 * MIB, 100)
 
 
 def test_a_row_within_its_limits_has_ratios_below_1() -> None:

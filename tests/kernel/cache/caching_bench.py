@@ -31,10 +31,16 @@ from shm.blocks import ByteBudget
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from kernel.cache.interface import ResponseCache
+    from collections.abc import Callable
+
+    from kernel.cache.interface import CachedResponse, ResponseCache
     from kernel.errors import ServingError
     from kernel.serving.helper_tasks import HelperTask
     from shm.tensor import Buffer, RequestedOutput
+
+
+from kernel.serving.interface import CacheFigures
+from shm.tensor import RequestedOutput
 
 
 class FakeHelpers:
@@ -179,3 +185,24 @@ def data_of(request: Request) -> bytes:
 async def settled() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+class SlowCache:
+    """A cache that finds what the test says, when the test says."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        self.figures = CacheFigures()
+        self.asked: list[Callable[[CachedResponse | None], None]] = []
+        self.stored: list[bytes] = []
+
+    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: object) -> None:
+        self.asked.append(found)
+
+    def insert(self, key: bytes, outputs: object, parameters: object, expected: object) -> bool:
+        self.stored.append(key)
+        return True
+
+    async def close(self) -> None:
+        """Nothing to free."""

@@ -17,8 +17,7 @@ from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
 from schedulers.direct import direct
-from tests.kernel.cache.caching_bench import FakeHelpers
-from tests.kernel.cache.test_lookup import SlowCache
+from tests.kernel.cache.caching_bench import FakeHelpers, SlowCache
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -96,7 +96,7 @@ def test_more_outputs_than_the_model_has_are_refused_before_any_is_made(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = forged(([("A", "FP32", [0], 0)] * count, None))
-    monkeypatch.setattr("kernel.cache.encoding._decoder", None)
+    monkeypatch.setattr("kernel.cache.encoding.head_decoder", None)
     with pytest.raises(BadEntry, match=f"{count} outputs, expected at most 1"):
         decode(value, {"A": "FP32"})
 
@@ -149,7 +149,7 @@ def test_many_strings_are_checked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
             CountedLengths.looks += 1
             return (int.from_bytes(data[position : position + 4], "little"),)
 
-    monkeypatch.setattr("kernel.cache.encoding._LENGTH", CountedLengths())
+    monkeypatch.setattr("kernel.cache.encoding.STRING_LENGTH", CountedLengths())
     outputs = [Tensor(name, "BYTES", [MAX_STRINGS // 2], b"\2\0\0\0hi" * (MAX_STRINGS // 2)) for name in "AB"]
     looks: list[int] = []
     for _ in decode_in_pieces(encode(outputs, None), {"A": "BYTES", "B": "BYTES"}):

@@ -16,11 +16,10 @@ from kernel import errors
 from kernel.cache.interface import CachedResponse
 from kernel.cache.lookup import HASHED_AT_ONCE, CacheAccess
 from kernel.repository.testing import until
-from kernel.serving.interface import CacheFigures
 from kernel.serving.response import Response
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
-from tests.kernel.cache.caching_bench import CachingBench, data_of, responses, settled
+from tests.kernel.cache.caching_bench import CachingBench, SlowCache, data_of, responses, settled
 
 Scenario = Callable[[CachingBench], Awaitable[None]]
 
@@ -38,27 +37,6 @@ def run(scenario: Scenario, bench: CachingBench | None = None) -> None:
             await case.close()
 
     asyncio.run(main())
-
-
-class SlowCache:
-    """A cache that finds what the test says, when the test says."""
-
-    shared = True
-
-    def __init__(self) -> None:
-        self.figures = CacheFigures()
-        self.asked: list[Callable[[CachedResponse | None], None]] = []
-        self.stored: list[bytes] = []
-
-    def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: object) -> None:
-        self.asked.append(found)
-
-    def insert(self, key: bytes, outputs: object, parameters: object, expected: object) -> bool:
-        self.stored.append(key)
-        return True
-
-    async def close(self) -> None:
-        """Nothing to free."""
 
 
 # ---- hits and misses -----------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from unittest import mock
 import grpc
 
 from kernel import app
+from kernel.errors import BadOption
 from kernel.observe.logs import set_up_logging
-from kernel.options import BadOption
 from kernel.repository.testing import CONFIG, EchoInstance, FakeKeeper
 from kernel.tools.cli import cli
 from kernel.tools.terminal import Terminal

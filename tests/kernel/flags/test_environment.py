@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.errors import BadOption
 from kernel.flags.read import DEFAULTS, FLAGS, read_flags, variable_of
-from kernel.options import BadOption, ServerOptions
+
+if TYPE_CHECKING:
+    from kernel.options import ServerOptions
 
 
 def read(variables: dict[str, str], *words: str) -> tuple[ServerOptions, list[str]]:

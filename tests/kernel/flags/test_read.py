@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kernel.errors import BadOption
 from kernel.flags.read import DEFAULTS, FLAGS, read_flags, read_keywords
-from kernel.options import BadOption, ListenAddress, RepositoryOptions, ServerOptions, TlsOptions
+from kernel.options import ListenAddress, RepositoryOptions, ServerOptions, TlsOptions
 from kernel.records.record_settings import RecordSettings
 from kernel.settings import TraceValues
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kernel.errors import BadOption
 from kernel.flags.trace_flags import trace_values
-from kernel.options import BadOption
 from kernel.settings import TraceValues
 
 

@@ -9,7 +9,7 @@ import pytest
 from kernel.observe import gpu_figures
 from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.repository.gpus import PinnedPool
-from protocols.http.metrics.server_families import FAMILIES, render_gpus
+from protocols.http.metrics.server_families import GPU_FAMILIES, render_gpus
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_a_figure_that_a_driver_does_not_say_has_no_line() -> None:
     lines = render_gpus(figures)
     assert 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5' in lines
     assert not any(line.startswith("nv_gpu_power_usage{") for line in lines)
-    assert sum(line.startswith("# TYPE") for line in lines) == len(FAMILIES) + 2
+    assert sum(line.startswith("# TYPE") for line in lines) == len(GPU_FAMILIES) + 2
 
 
 def test_a_server_without_gpus_has_only_the_families_of_pinned_memory_and_they_are_zero() -> None:

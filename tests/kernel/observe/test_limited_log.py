@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from kernel.observe.limited_log import _MOST_SUBJECTS, FIRST_LINES, WINDOW_NS, LimitedLog, RepeatLimit
+from kernel.observe.limited_log import FIRST_LINES, MOST_SUBJECTS, WINDOW_NS, LimitedLog, RepeatLimit
 
 
 def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -99,8 +99,8 @@ def test_after_a_window_with_few_lines_the_first_ones_are_logged_again() -> None
 
 def test_the_number_of_subjects_is_limited() -> None:
     limit = RepeatLimit()
-    subjects = [str(number) for number in range(_MOST_SUBJECTS + 50)]
-    assert sum(limit.take(subject, 0) for subject in subjects) == _MOST_SUBJECTS + FIRST_LINES
+    subjects = [str(number) for number in range(MOST_SUBJECTS + 50)]
+    assert sum(limit.take(subject, 0) for subject in subjects) == MOST_SUBJECTS + FIRST_LINES
     assert limit.ended(WINDOW_NS) == [("others", 50 - FIRST_LINES)]
 
 

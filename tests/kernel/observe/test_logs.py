@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.errors import BadOption
 from kernel.observe.log_lines import about_model
 from kernel.observe.logs import ESCAPE_VARIABLE
-from kernel.options import BadOption
 from kernel.settings import LogSettings, LogValues
 
 if TYPE_CHECKING:

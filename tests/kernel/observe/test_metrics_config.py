@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.errors import BadOption
 from kernel.observe.metrics_config import (
     DEFAULT_BUCKETS,
     DEFAULT_QUANTILES,
@@ -12,7 +13,6 @@ from kernel.observe.metrics_config import (
     buckets_of,
     parse_metrics_config,
 )
-from kernel.options import BadOption
 
 
 def test_without_settings_there_are_counters_only() -> None:

@@ -92,7 +92,7 @@ async def test_records_beyond_the_limit_are_lost_counted_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
-    monkeypatch.setattr(module, "_BATCH", 1)
+    monkeypatch.setattr(module, "BATCH_LENGTH", 1)
     helpers = LateHelpers()
     bench = WriterBench(tmp_path, helpers)
     with caplog.at_level(logging.WARNING):
@@ -115,7 +115,7 @@ async def test_bytes_that_the_helper_has_count_until_it_has_written_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_BYTE_SIZE", 1000)
-    monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1)
+    monkeypatch.setattr(module, "BATCH_BYTE_SIZE", 1)
     helpers = LateHelpers()
     bench = WriterBench(tmp_path, helpers)
     assert bench.writer.put(response(1, [Tensor("a", "UINT8", [2000], bytes(2000))]))

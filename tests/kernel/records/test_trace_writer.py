@@ -168,7 +168,7 @@ async def test_usual_traces_that_find_the_queue_full_are_lost(tmp_path: Path, mo
 
 
 async def test_the_bytes_of_usual_traces_that_wait_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1000)
+    monkeypatch.setattr(module, "BATCH_BYTE_SIZE", 1000)
     monkeypatch.setattr(module, "MAX_WAITING_BYTE_SIZE", 10_000)
     helpers = LateHelpers()
     bench = Bench(tmp_path / "t", helpers)
@@ -199,7 +199,7 @@ async def test_one_task_runs_at_a_time_and_the_rest_waits_up_to_a_limit(
 async def test_the_bytes_of_traces_that_wait_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_BATCH_BYTE_SIZE", 1 << 20)
+    monkeypatch.setattr(module, "BATCH_BYTE_SIZE", 1 << 20)
     monkeypatch.setattr(module, "MAX_WAITING_BYTE_SIZE", 3 << 20)
     helpers = LateHelpers()
     bench = Bench(tmp_path / "t", helpers)

@@ -9,7 +9,7 @@ import pytest
 
 from kernel import errors
 from kernel.serving.health import ModelHealth
-from tests.kernel.serving.test_kernel import Bench
+from tests.kernel.kernel_bench import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

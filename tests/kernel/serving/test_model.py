@@ -5,19 +5,23 @@ The record of live requests: each is queued, or one instance has it, until its f
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
-from kernel.config.spec import ModelSpec
 from kernel.errors import DeadlineTooNear, InternalError, RequestCancelled, Unavailable
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
-from kernel.serving.inbox import Inbox
 from kernel.serving.instances import Condition, InstanceSet
 from kernel.serving.model import LiveRequests, Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct
+
+if TYPE_CHECKING:
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.inbox import Inbox
 
 
 def request() -> tuple[Request, RecordingSink]:

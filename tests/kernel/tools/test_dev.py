@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.repository.layout import Entry
 from kernel.tools.dev import QUIET_NS, ChangeWatch, dev_options, files_of, for_author
 from kernel.tools.target import Target

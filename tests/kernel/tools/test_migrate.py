@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.tools.migrate import (
     CHANGE,
     FAMILIES,

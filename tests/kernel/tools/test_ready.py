@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.options import BadOption
-from kernel.tools.ready import _missing, find_problem, own_url, print_ready
+from kernel.errors import BadOption
+from kernel.tools.ready import find_problem, missing, own_url, print_ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,4 +107,4 @@ def test_a_server_that_does_not_respond_in_time_is_not_ready() -> None:
     ],
 )  # fmt: skip
 def test_the_models_that_are_not_ready_are_named(index: bytes, text: str) -> None:
-    assert _missing(index) == text
+    assert missing(index) == text

@@ -19,7 +19,7 @@ from kernel.tools import replay as module
 from kernel.tools.recordings import RecordingIndex
 from kernel.tools.replay import DueRequest, Replay, ReplaySchedule, ReplaySettings, due_times, replay_recording
 from kernel.tools.replay_report import ReplayReport
-from tests.kernel.tools.test_recordings import request, write
+from tests.kernel.tools.recorded_files import request, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
+from kernel.errors import BadOption
 from kernel.flags.read import DEFAULTS
-from kernel.options import BadOption, ServerOptions
 from kernel.tools.run import folders_of, is_single_model, options_with_repositories
+
+if TYPE_CHECKING:
+    from kernel.options import ServerOptions
 
 
 def options_for(*paths: Path) -> ServerOptions:

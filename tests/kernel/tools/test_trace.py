@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.tools.trace import durations_of, perfetto, print_traces, read_traces, summarize, svg
 
 if TYPE_CHECKING:

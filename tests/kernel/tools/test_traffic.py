@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.tools.traffic import EXIT_CODES, changes_of, rollout_text, seconds, show_traffic, traffic_text
 from kernel.traffic.rollout_states import RolloutSettings, RolloutState, described
 

@@ -84,7 +84,7 @@ def test_typed_contents_become_what_they_become_without_a_helper(small: int, dat
         inputs.append(tensor(datatype, [len(elements)], **{field: elements}))
     octets = Message(model_name="m", id="1", inputs=inputs).SerializeToString()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_request, "_SMALL_BYTE_SIZE", small)
+        patch.setattr(large_request, "SMALL_BYTE_SIZE", small)
         assert decoded(octets)[0] == as_protobuf(octets)
 
 
@@ -114,7 +114,7 @@ def test_contents_in_several_parts_are_joined() -> None:
     )
     octets = b"\n\x01m" + b"\x2a" + varint(len(joined)) + joined
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_request, "_SMALL_BYTE_SIZE", 0)
+        patch.setattr(large_request, "SMALL_BYTE_SIZE", 0)
         assert decoded(octets)[0] == as_protobuf(octets) == [encode_strings([b"0"] * 300 + [b"1"] * 300)]
 
 

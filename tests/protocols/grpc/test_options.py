@@ -23,7 +23,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from kernel.config.spec import ModelSpec, TensorSpec
-from kernel.options import BadOption, GrpcOptions, TlsOptions
+from kernel.errors import BadOption
+from kernel.options import GrpcOptions, TlsOptions
 from kernel.serving.request import Request
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames

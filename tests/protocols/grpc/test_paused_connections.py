@@ -18,7 +18,7 @@ from protocols.grpc.server import GrpcServer
 from protocols.grpc.service import MODEL_INFER
 from protocols.testing import FrontDoorLab, listening
 from tests.protocols.grpc.echo import echo
-from tests.protocols.grpc.test_calls_on_the_wire import fields, message
+from tests.protocols.grpc.wire_calls import fields, message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from protocols.grpc.server import GrpcServer
 from protocols.grpc.service import ADMINISTERS, CATEGORIES, MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
 from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 from protocols.testing import FrontDoorLab
-from tests.protocols.grpc.test_calls_on_the_wire import ask, fields
+from tests.protocols.grpc.wire_calls import ask, fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable

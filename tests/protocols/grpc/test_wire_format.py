@@ -132,7 +132,7 @@ def ours(octets: bytes) -> ModelInferRequest | None:
 @example(octets=tagged(9, VARINT, 0, b"\xff" * 9 + b"\x7f"))
 def test_a_message_is_parsed_as_protobuf_parses_it(small: int, octets: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_request, "_SMALL_BYTE_SIZE", small)
+        patch.setattr(large_request, "SMALL_BYTE_SIZE", small)
         found, expected = ours(octets), protobufs(octets)
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:

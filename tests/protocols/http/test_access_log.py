@@ -159,7 +159,7 @@ def test_connections_that_are_open_follow_the_level_of_the_log(
         sock.bind(("127.0.0.1", 0))
         server = HttpServer(kernel, sock)
         await server.start()
-        fast_path: Any = server._listener._first
+        fast_path: Any = server._listener.first
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as session:
                 for level in (0, 1, 0):

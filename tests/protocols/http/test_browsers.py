@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from protocols.http.browsers import BrowserRules, CorsPolicy, HostNames, host_name, parse_host_names
 
 IN_NETWORK = HostNames(own=frozenset({"gpu7.corp.example", "gpu7"}))

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 import uvloop
 
-from kernel.options import BadOption, HttpOptions
+from kernel.errors import BadOption
+from kernel.options import HttpOptions
 from protocols.http.server import HttpServer
 from protocols.testing import listening
 

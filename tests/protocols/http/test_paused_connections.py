@@ -61,8 +61,8 @@ def end_sending(sock: socket.socket) -> None:
 def look(server: HttpServer) -> None:
     """Let the connections look at the time, as they do once a second."""
     listener, now_s = server._listener, asyncio.get_running_loop().time()
-    if isinstance(listener._first, FastPath):
-        listener._first.expire(now_s)
+    if isinstance(listener.first, FastPath):
+        listener.first.expire(now_s)
     assert listener._aiohttp_server is not None
     listener._aiohttp_server.expire(now_s)
 
@@ -70,8 +70,8 @@ def look(server: HttpServer) -> None:
 def is_paused(server: HttpServer) -> bool:
     listener = server._listener
     assert listener._aiohttp_server is not None
-    if isinstance(listener._first, FastPath):
-        return all(not each._transport.is_reading() for each in listener._first._connections)
+    if isinstance(listener.first, FastPath):
+        return all(not each._transport.is_reading() for each in listener.first._connections)
     return all(each._buffer_paused for each in listener._aiohttp_server.connections)
 
 

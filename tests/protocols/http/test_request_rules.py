@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.options import BadOption, HttpOptions
+from kernel.errors import BadOption
+from kernel.options import HttpOptions
 from protocols.access import Category
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.request_rules import RequestRules, make_request_rules

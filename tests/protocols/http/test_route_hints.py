@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.http.route_hints import _ROUTES, method_hint, route_hint
+from protocols.http.route_hints import ROUTE_HINTS, method_hint, route_hint
 from protocols.http.routes import find_endpoint
 
 MODELS = ["iris", "digits"]
@@ -61,7 +61,7 @@ def test_long_paths_get_no_hint_and_control_characters_are_written_out() -> None
 
 
 def test_every_route_of_the_table_exists() -> None:
-    for route in _ROUTES:
+    for route in ROUTE_HINTS:
         method, _, path = route.partition(" ")
         found = find_endpoint(path.replace("{model}", "m").replace("{version}", "1"))
         assert found is not None, route

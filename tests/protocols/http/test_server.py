@@ -200,7 +200,7 @@ def test_a_body_may_not_be_cut_into_too_many_chunks(
 
 def handle_with(monkeypatch: pytest.MonkeyPatch, handler: Callable[[HttpCall], Awaitable[web.StreamResponse]]) -> None:
     """Let `handler` respond to /v2."""
-    monkeypatch.setitem(routes._LITERAL, "/v2", Endpoint(Category.HEALTH, {"GET": handler, "POST": handler}))
+    monkeypatch.setitem(routes.LITERAL_ENDPOINTS, "/v2", Endpoint(Category.HEALTH, {"GET": handler, "POST": handler}))
 
 
 def test_an_unexpected_exception_is_logged_and_a_number_for_the_client(

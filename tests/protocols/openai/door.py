@@ -25,7 +25,25 @@ if TYPE_CHECKING:
     from kernel.serving.request import Request
     from protocols.testing import InProcessInstance
 
+
+CHAT = "/v1/chat/completions"
+
 NOW_S = 1_700_000_000
+
+ASKED: dict[str, Any] = {"model": "talk", "messages": [{"role": "user", "content": "hi"}]}
+
+#: The inputs that NVIDIA's backend for vLLM adds to a configuration.
+VLLM = """
+input { name: "text_input" data_type: TYPE_STRING dims: [1] optional: true }
+input { name: "image" data_type: TYPE_STRING dims: [-1] optional: true }
+input { name: "stream" data_type: TYPE_BOOL dims: [1] optional: true }
+input { name: "sampling_parameters" data_type: TYPE_STRING dims: [1] optional: true }
+input { name: "exclude_input_in_output" data_type: TYPE_BOOL dims: [1] optional: true }
+input { name: "return_finish_reason" data_type: TYPE_BOOL dims: [1] optional: true }
+input { name: "return_num_input_tokens" data_type: TYPE_BOOL dims: [1] optional: true }
+input { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [1] optional: true }
+output { name: "text_output" data_type: TYPE_STRING dims: [-1] }
+"""
 
 
 def config(name: str, outputs: Sequence[str] = ("text_output",), more: str = "") -> ModelConfig:
@@ -163,3 +181,7 @@ def run(
         assert lab.kernel.budget.used_byte_size == 0
 
     asyncio.run(inner())
+
+
+def talk(respond: Any = None, outputs: Any = ALL_OUTPUTS, more: str = "") -> tuple[Any, Script]:
+    return config("talk", outputs, more), Script(respond)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.options import BadOption, OpenAiOptions
+from kernel.errors import BadOption
+from kernel.options import OpenAiOptions
 from protocols.openai.api_keys import MAX_BYTE_SIZE, ApiKeys, parse_keys
 from protocols.openai.errors import ApiError
-from tests.protocols.openai.door import Door, Script, config, run
-from tests.protocols.openai.test_server import ASKED, CHAT
+from tests.protocols.openai.door import ASKED, CHAT, Door, Script, config, run
 
 if TYPE_CHECKING:
     from pathlib import Path

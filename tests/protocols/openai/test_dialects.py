@@ -18,20 +18,8 @@ from protocols.openai.errors import ApiError
 from protocols.openai.plans import Api, make_plan, read_document
 from shm.datatypes import decode_strings
 from shm.tensor import Tensor
-from tests.protocols.openai.test_fields import chat, completion
-
-#: The inputs that NVIDIA's backend for vLLM adds to a configuration.
-VLLM = """
-input { name: "text_input" data_type: TYPE_STRING dims: [1] optional: true }
-input { name: "image" data_type: TYPE_STRING dims: [-1] optional: true }
-input { name: "stream" data_type: TYPE_BOOL dims: [1] optional: true }
-input { name: "sampling_parameters" data_type: TYPE_STRING dims: [1] optional: true }
-input { name: "exclude_input_in_output" data_type: TYPE_BOOL dims: [1] optional: true }
-input { name: "return_finish_reason" data_type: TYPE_BOOL dims: [1] optional: true }
-input { name: "return_num_input_tokens" data_type: TYPE_BOOL dims: [1] optional: true }
-input { name: "return_num_output_tokens" data_type: TYPE_BOOL dims: [1] optional: true }
-output { name: "text_output" data_type: TYPE_STRING dims: [-1] }
-"""
+from tests.protocols.openai.door import VLLM
+from tests.protocols.openai.request_bodies import chat, completion
 
 #: Those of TensorRT-LLM's models.
 TENSORRT_LLM = """

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.openai.errors import ApiError
 from protocols.openai.plans import Api
-from tests.protocols.openai.test_fields import MESSAGES, chat, completion, plan_of, refusal
+from tests.protocols.openai.request_bodies import MESSAGES, chat, completion, plan_of, refusal
 
 
 def test_a_chat_without_a_limit_ends_when_the_model_ends() -> None:

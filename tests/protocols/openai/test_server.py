@@ -12,19 +12,25 @@ from kernel.errors import InternalError, InvalidArgument, QueueFull, Unavailable
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
 from kernel.serving.response import Response
 from shm.tensor import Tensor
-from tests.protocols.openai.door import ALL_OUTPUTS, NOW_S, Door, Script, config, events_of, run, text_tensor
-from tests.protocols.openai.test_dialects import VLLM
+from tests.protocols.openai.door import (
+    ASKED,
+    CHAT,
+    NOW_S,
+    VLLM,
+    Door,
+    Script,
+    config,
+    events_of,
+    run,
+    talk,
+    text_tensor,
+)
 
 if TYPE_CHECKING:
     from kernel.serving.request import Request
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ASKED: dict[str, Any] = {"model": "talk", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETIONS = "/v1/completions"
 PROMPTED: dict[str, Any] = {"model": "talk", "prompt": "Once"}
-
-
-def talk(respond: Any = None, outputs: Any = ALL_OUTPUTS, more: str = "") -> tuple[Any, Script]:
-    return config("talk", outputs, more), Script(respond)
 
 
 def contents(events: list[Any], index: int = 0) -> list[str]:

@@ -158,7 +158,7 @@ def test_two_servers_that_make_the_same_copy_share_it(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_not_begun_if_the_disk_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RESERVE_BYTE_SIZE", 1 << 60)
+    monkeypatch.setattr(module, "RESERVE_BYTE_SIZE", 1 << 60)
     with pytest.raises(InternalError, match="the model's files need 3 bytes more in .*, whose disk has"):
         Copies(str(tmp_path)).begin(ADDRESS, "m", model(a="one"))
     assert folders(tmp_path) == []
@@ -167,7 +167,7 @@ def test_a_copy_is_not_begun_if_the_disk_has_no_room(tmp_path: Path, monkeypatch
 def test_room_is_promised_once_to_copies_that_are_made_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_RESERVE_BYTE_SIZE", 100)
+    monkeypatch.setattr(module, "RESERVE_BYTE_SIZE", 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=110))
     copies = Copies(str(tmp_path))
     first = copies.begin(ADDRESS, "m", model(a="123456"))

@@ -36,8 +36,8 @@ def reader(objects: dict[str, bytes], asked: list[int]) -> Callable[[str, int, i
 
 
 def test_files_of_any_size_arrive_whole_in_short_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_BYTE_SIZE", 1000)
-    monkeypatch.setattr(module, "_MAX_BYTE_SIZE", 4000)
+    monkeypatch.setattr(module, "FIRST_BYTE_SIZE", 1000)
+    monkeypatch.setattr(module, "MAX_BYTE_SIZE", 4000)
     sizes = {"empty": 0, "one": 1, "block": 1000, "more": 1001, "long": 100_003}
     objects = {name: content(byte_size) for name, byte_size in sizes.items()}
     asked: list[int] = []

@@ -210,7 +210,7 @@ def test_a_folder_with_too_many_objects_is_refused(store: FakeS3, monkeypatch: p
 
 def test_long_work_shows_that_it_goes_on(store: FakeS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A request without a sign is ended after a while: each page of a listing is one, and each object."""
-    monkeypatch.setattr(process, "_PAGE", 50)
+    monkeypatch.setattr(process, "PAGE_LENGTH", 50)
     for number in range(120):
         store.put(f"repo/m/{number:03}", "x")
     names = [f"m/{number:03}" for number in range(120)]
@@ -238,7 +238,7 @@ def test_a_long_listing_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         parts, failed = await process.ask(request, lambda _: None)
         assert failed is None
         assert [len(msgspec.msgpack.decode(part.value)) for part in parts] == [MAX_ITEM_COUNT, MAX_ITEM_COUNT, 1]
-        assert await module._value(parts, list[StoredObject]) == objects
+        assert await module.decoded_value(parts, list[StoredObject]) == objects
         assert process._streams is not None
         process._streams[1].close()
         await serving
@@ -262,7 +262,7 @@ def test_a_process_ends_with_the_kernel_in_the_middle_of_a_request(store: FakeS3
             await asyncio.to_thread(store.met.wait, 30)
             assert process._streams is not None
             process._streams[1].transport.abort()  # as the end of the kernel does
-            with pytest.raises(module._Ended):
+            with pytest.raises(module.Ended):
                 await asking
             assert await asyncio.to_thread(process._process.wait, 30) == 0
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.options import BadOption
+from kernel.errors import BadOption
 from kernel.tools.bench.options import BenchLevel, headers_of, levels_of, percents_of, shapes_of
 
 

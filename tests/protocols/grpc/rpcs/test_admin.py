@@ -6,8 +6,7 @@ Load requests: large files stay where the message was received, all else is pars
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -28,6 +27,9 @@ from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs, Set
 from protocols.request_limits import MAX_PARTS
 from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
 

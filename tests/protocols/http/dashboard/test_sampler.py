@@ -24,7 +24,7 @@ async def iterations(sampler: HistorySampler, number: int) -> int:
 
 
 def test_the_event_loop_serves_others_between_the_portions_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PORTION", 4)
+    monkeypatch.setattr(module, "PORTION", 4)
 
     async def test() -> None:
         lab = FrontDoorLab()

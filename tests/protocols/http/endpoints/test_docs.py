@@ -59,11 +59,11 @@ def test_a_client_that_does_not_take_gzip_gets_the_same_file_plain(exchange: Exc
 
 
 def test_the_files_are_those_that_their_version_names() -> None:
-    text = (docs._FOLDER / "VERSION.md").read_text()
-    stored = sorted(path.name for path in docs._FOLDER.glob("*.gz"))
+    text = (docs.DOCS_FOLDER / "VERSION.md").read_text()
+    stored = sorted(path.name for path in docs.DOCS_FOLDER.glob("*.gz"))
     assert stored == ["swagger-ui-bundle.js.gz", "swagger-ui.css.gz"]
     for name in stored:
-        assert hashlib.sha256(docs._inflated(name)).hexdigest() in text, name
+        assert hashlib.sha256(docs.inflated(name)).hexdigest() in text, name
 
 
 @pytest.mark.parametrize("path", ["/docs/", "/docs/../routes.py", "/docs/%2e%2e/__init__.py", "/docs/index.css"])

@@ -186,7 +186,7 @@ def test_a_limited_number_of_heads_of_limited_length_is_remembered(
     with_kernel: WithKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(kernel: Kernel) -> None:
-        monkeypatch.setattr(request_heads, "_MAX_HEADS", 2)
+        monkeypatch.setattr(request_heads, "MAX_HEADS", 2)
         heads = known_heads(kernel)
         long = head("/v2/models/echo/infer", "Content-Length: 7", "X: " + "y" * 2000)
         assert heads.find(long) is not heads.find(long)

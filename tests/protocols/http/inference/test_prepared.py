@@ -158,7 +158,7 @@ def test_the_template_is_that_for_binary_or_that_for_json_outputs(more: dict[str
 
 
 def test_a_limited_number_of_bodies_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocols.http.inference.prepared._MAX_BODIES", 2)
+    monkeypatch.setattr("protocols.http.inference.prepared.MAX_BODIES", 2)
     bodies = PreparedBodies(1 << 20)
     for priority in range(5):
         head, octets = body(parameters={"priority": priority})

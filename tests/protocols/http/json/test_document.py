@@ -103,7 +103,7 @@ def test_many_numbers_near_the_ends_of_a_doubles_range_are_read_in_another_way(
     class NoDecoder:
         """Takes seconds for such a text."""
 
-    monkeypatch.setattr(document, "_decoder", NoDecoder())
+    monkeypatch.setattr(document, "fast_decoder", NoDecoder())
     assert parse(text) == {"a": [float(number)] * 10_000}
 
 

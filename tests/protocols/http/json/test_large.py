@@ -43,8 +43,8 @@ def outcome(decode: object, *arguments: object) -> object:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "_PIECE_BYTE_SIZE", 16)
-    monkeypatch.setattr(large, "_STRINGS", re.compile(large._STRINGS.pattern.replace(b"4096", b"3"), re.DOTALL))
+    monkeypatch.setattr(large, "PIECE_BYTE_SIZE", 16)
+    monkeypatch.setattr(large, "STRINGS", re.compile(large.STRINGS.pattern.replace(b"4096", b"3"), re.DOTALL))
 
 
 def same_type(datatype: str) -> st.SearchStrategy[list[object]]:

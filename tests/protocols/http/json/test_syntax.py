@@ -142,7 +142,7 @@ def test_elements_that_are_skipped_together_are_judged_as_one_by_one(tokens: lis
 
     together = judged()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(syntax, "_PLAIN_ELEMENTS", re.compile(rb"(?!)"))
+        patch.setattr(syntax, "PLAIN_ELEMENTS", re.compile(rb"(?!)"))
         assert judged() == together
 
 

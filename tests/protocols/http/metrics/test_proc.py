@@ -52,7 +52,7 @@ def test_this_machine_can_be_asked() -> None:
 
 def test_within_an_interval_the_figure_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stat = tmp_path / "stat"
-    monkeypatch.setattr(proc, "_STAT", stat)
+    monkeypatch.setattr(proc, "STAT_FILE", stat)
 
     def ticks(busy: int, idle: int) -> None:
         stat.write_text(f"cpu {busy} 0 0 {idle} 0 0 0 0\n")

@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kernel.errors import BadOption
 from kernel.observe.metric_rules import MetricKind
-from kernel.options import BadOption, MetricsOptions
+from kernel.options import MetricsOptions
 from kernel.server_parts import (
     DoorFigures,
     RecordFigures,

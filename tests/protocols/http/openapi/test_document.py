@@ -85,10 +85,10 @@ def test_it_has_every_route_and_no_other() -> None:
         assert ("security" in with_key[path][method]) is (found[0].administers and method == "post"), path
         described.add((id(found[0]), method.upper()))
     tables = (
-        routes._LITERAL,
-        routes._MODEL_ENDPOINTS,
-        routes._REPOSITORY_ENDPOINTS,
-        routes._SHARED_MEMORY_ENDPOINTS,
+        routes.LITERAL_ENDPOINTS,
+        routes.MODEL_ENDPOINTS,
+        routes.REPOSITORY_ENDPOINTS,
+        routes.SHARED_MEMORY_ENDPOINTS,
     )
     assert described == {
         (id(endpoint), method) for table in tables for endpoint in table.values() for method in endpoint.handlers

@@ -10,7 +10,8 @@ from kernel.observe.execution_reports import MemoryUsage
 from kernel.serving.model import Model
 from kernel.serving.model_figures import figures_of
 from kernel.testing import FakeClock, model_spec
-from protocols.http.metrics.memory_families import WorkerMemoryReader, private_byte_size, render_memory
+from protocols.http.metrics.proc import WorkerMemoryReader, private_byte_size
+from protocols.http.metrics.server_families import render_memory
 from schedulers.direct import direct
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from backends.supervision.server_devices import DeviceRegions
+from backends.helper.server_devices import DeviceRegions
 from kernel.errors import InvalidArgument
 from shm.region import CudaIpcHandle, Region, RegionKind
 
@@ -30,7 +30,7 @@ class RefusingHelper:
 def test_regions_that_are_refused_again_and_again_are_logged_a_few_times(
     caplog: pytest.LogCaptureFixture, log_two_lines: Callable[[str], LimitedLog]
 ) -> None:
-    log_two_lines("backends.supervision.server_devices._refusals")
+    log_two_lines("backends.helper.server_devices._refusals")
     regions = DeviceRegions(cast("Launcher", None))
     regions.helper = cast("Helper", RefusingHelper())
 
