@@ -26,7 +26,10 @@ _EMPTY_STRING_BYTE_SIZE = 4
 
 
 class TensorShapes(msgspec.Struct, frozen=True):
-    """One input or output, `name`, of a model's configuration. Dimensions are without the batch dimension; -1 is any size."""
+    """One input or output, `name`, of a model's configuration.
+
+    Dimensions are without the batch dimension; -1 is any size.
+    """
 
     name: str
     #: Protocol name, such as `FP32`.

@@ -37,14 +37,14 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.memory.reclaiming import GarbageCollection, give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent import make_recent
-from kernel.records.recording_start import make_recording
 from kernel.records.tracer import Tracer, Tracing
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
 from kernel.repository.lifecycle import Lifecycle
 from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import Catalog
-from kernel.serving.kernel import Kernel, KernelParts, KernelSettings, ServerIdentity
+from kernel.serving.interface import KernelSettings, ServerIdentity
+from kernel.serving.kernel import Kernel, KernelParts
 from kernel.serving.poison import PoisonExtension
 from kernel.serving.route import RouteRules
 from kernel.settings import TraceSettings
@@ -219,8 +219,10 @@ class Server:
             lost_log_lines=self._owner.lost_log_lines,
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
-        if (recording := make_recording(self._kernel, pool, options.record)) is not None:
-            self._part(recording)
+        if options.record is not None:
+            from kernel.records.recorder import Recording  # takes memory, which other servers need not spend
+
+            self._part(Recording(self._kernel, pool(1 << 20, count=1, title="recorder"), options.record))
         if options.state_directory is not None:
             self._restore_traffic(traffic, options.state_directory)
 

@@ -15,9 +15,9 @@ from kernel.observe.execution_reports import ExecutionTimes
 from kernel.observe.statistics import ModelStatistics
 from kernel.serving.events import Submitted
 from kernel.serving.inbox import Inbox
-from kernel.serving.instances import BatchRecord, InstanceSet
+from kernel.serving.instance import BatchRecord
+from kernel.serving.instances import InstanceSet, LiveRequests
 from kernel.serving.live_sequences import LiveSequences
-from kernel.serving.model import LiveRequests
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.serving.sequence_model import SequenceInstances

@@ -20,8 +20,9 @@ from kernel.records.tracer import Tracer
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, IndexItem, ModelState
 from kernel.serving.events import Cancelled, Submitted
-from kernel.serving.instances import BatchRecord
-from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
+from kernel.serving.instance import BatchRecord
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel, KernelParts
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock

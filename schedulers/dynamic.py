@@ -1,9 +1,8 @@
-"""The dynamic batcher as a scheduler coroutine.
+"""The scheduler of models with the dynamic batcher, and the order of their responses (`preserve_ordering`).
 
-Responses of a model in the order of its requests (`preserve_ordering`), however many instances execute them. Pure.
-
-A request gets its place when it is dispatched. Responses that come before those of earlier requests are kept, with
-their leases, until those were passed on. A request that is never dispatched has no place: its error is sent at once.
+With `preserve_ordering` responses have the order of the requests, however many instances execute them. A request gets
+its place when it is dispatched. Responses that come before those of earlier requests are kept, with their leases, until
+those were passed on. A request that is never dispatched has no place: its error is sent at once.
 
 A request that a model has made, by a call or as a step of an ensemble that it has called, has no place either: its
 response is sent at once. Otherwise an earlier request whose model waits for that call would wait for itself. So no
@@ -39,7 +38,8 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import Instance, InstanceSet
+    from kernel.serving.instance import Instance
+    from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
     from kernel.serving.response import Response, ResponseReceiver
 

@@ -2,16 +2,18 @@
 
 Times are monotonic nanoseconds from the caller. Sizes count rows (the first dimension of the inputs), not requests. The
 rule is Triton's (`GetDynamicBatch` in core's dynamic_batch_scheduler.cc), except that a delay ends early when no more
-requests are expected (`schedulers/dynamic_batcher.py`). Triton forms a batch when the rule allows it,
-and adds requests until an instance takes it. Here a batch is formed when an instance can take it, which has the same
-result.
+requests are expected. Triton forms a batch when the rule allows it, and adds requests until an instance takes it. Here
+a batch is formed when an instance can take it, which has the same result.
 
-Whether it pays to wait for a larger batch, learned from earlier waits. No clock, no I/O, no asyncio.
+Which requests may share a batch is Triton's rule, too: inputs with a variable dimension must have equal shapes, unless
+the configuration allows them to be ragged; shape tensors must be equal; for a model with optional inputs, the requests
+must have the same inputs.
 
-`max_queue_delay_microseconds` is the longest time that a request waits for others. Often none can come: four clients
-that wait for their responses send four requests, and for the rest of the delay all of them wait for nothing. So if many
-waits in a row have ended with the same number of rows, and nothing came in the second half of the delay, a batch with
-this number of rows starts at once. Now and then one waits again, to notice new clients.
+Whether it pays to wait for a larger batch is learned from earlier waits. `max_queue_delay_microseconds` is the longest
+time that a request waits for others. Often none can come: four clients that wait for their responses send four
+requests, and for the rest of the delay all of them wait for nothing. So if many waits in a row have ended with the same
+number of rows, and nothing came in the second half of the delay, a batch with this number of rows starts at once. Now
+and then one waits again, to notice new clients.
 
 What was learned may be wrong. Two rules make mistakes rare:
 
@@ -19,11 +21,6 @@ What was learned may be wrong. Two rules make mistakes rare:
   the next decision needs twice as many fruitless waits.
 - A request that comes just after a batch has started waits until its execution ends. If an execution takes longer than
   the delay, the decision needs more fruitless waits.
-
-Which requests may share a batch. Pure.
-
-Triton's rule: inputs with a variable dimension must have equal shapes, unless the configuration allows them to be
-ragged; shape tensors must be equal; for a model with optional inputs, the requests must have the same inputs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Fair order of the requests of one priority level: clients get shares by their weights. Pure.
+"""Fair order of the requests of one priority level, and the quotas of clients (`naiad.quota`). Pure.
 
-The rule is start-time fair queuing (Goyal, Vin, Cheng 1996). A client's next request has a start tag: where its last
-one ended in virtual time, or the present if it has waited for nothing. A request of R rows ends R / weight later. The
-request with the lowest tag is served next, and its tag is the present. So between two clients that both have requests
-queued, the rows served, each divided by the weight, never differ by more than one request of each. A client that was
-idle gets no extra share later. A cancelled request does not count for its client.
+Clients get shares by their weights. The rule is start-time fair queuing (Goyal, Vin, Cheng 1996). A client's next
+request has a start tag: where its last one ended in virtual time, or the present if it has waited for nothing. A
+request of R rows ends R / weight later. The request with the lowest tag is served next, and its tag is the present. So
+between two clients that both have requests queued, the rows served, each divided by the weight, never differ by more
+than one request of each. A client that was idle gets no extra share later. A cancelled request does not count for its
+client.
 
-How many requests each client of a model may have queued or in flight (`naiad.quota`). Pure.
+A quota says how many requests each client of a model may have queued or in flight.
 """
 
 from __future__ import annotations

@@ -9,15 +9,9 @@ Two things differ from Triton, where the first instance that waits stops all oth
 instances that need the same resource. And an instance that is new begins with the smallest product of the others, not
 with 0, so that it does not run alone until it has caught up with servers that are up for weeks.
 
-What a rate limiter is for the instances of models: `schedulers/ratelimit.py` implements it.
-
-The limiter decides across all models which instances may execute. An instance needs resources, which are numbers with
-names: an operator limits with them which models run at the same time.
-
-The instances of a model under the rate limiter: the scheduler sees one as idle only if the limiter allows it.
-
-The gate is the `admission` of one `InstanceSet`, so schedulers do not depend on it. Under the limiter nothing is
-dispatched ahead of time.
+A `RateLimiter` decides for all models. Each of them has an `InstanceGate`, which is the `admission` of its
+`InstanceSet`: the scheduler sees an instance as idle only if the limiter allows it, and nothing is dispatched ahead of
+time.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.model import Model
 
 #: The device of a resource that all devices share.
@@ -58,7 +52,7 @@ class InstanceNeeds(msgspec.Struct, frozen=True):
 
 
 class LimitedInstance(Protocol):
-    """An instance of which the limiter decides when it executes. Implemented by `schedulers.ratelimit`."""
+    """What the limiter knows of an instance."""
 
     needs: InstanceNeeds
     #: How many batches it has executed. The limiter counts.
@@ -68,38 +62,7 @@ class LimitedInstance(Protocol):
         """Whether a request is queued that the instance could take now."""
 
     def wake(self) -> None:
-        """The instance may start now: let the scheduler ask again."""
-
-
-class Limiter(Protocol):
-    """Gives resources to instances."""
-
-    def register(self, owner: object, needs: Sequence[InstanceNeeds]) -> None:
-        """Note what the instances of `owner` need; replaces what it needed before.
-
-        Raises `InvalidArgument` if one of them could never execute; then nothing has changed.
-        """
-
-    def unregister(self, owner: object) -> None:
-        """The instances of `owner` are gone. A second call does nothing."""
-
-    def may_start(self, instance: LimitedInstance) -> bool:
-        """Whether `instance` may start an execution now. If not, it waits, and is woken when it may.
-
-        Takes nothing: `started` does, and must follow before another instance is asked about.
-        """
-
-    def started(self, instance: LimitedInstance) -> None:
-        """`instance` has begun an execution."""
-
-    def ended(self, instance: LimitedInstance, count: int = 1) -> None:
-        """`count` executions of `instance` have ended. Call `wake_waiting` when the instance may be asked about."""
-
-    def wake_waiting(self) -> None:
-        """Wake the instances that wait and may start now."""
-
-    def forget(self, instance: LimitedInstance) -> None:
-        """`instance` takes no more batches for now: it does not wait."""
+        """The instance may start now: let the scheduler ask for it again."""
 
 
 #: The device of a limit that each device has for itself.
@@ -107,7 +70,7 @@ PER_DEVICE = -2
 
 
 class RateLimiter:
-    """Implements `schedulers.ratelimit.Limiter`."""
+    """Gives resources to instances. They are numbers with names: an operator limits with them what runs together."""
 
     def __init__(self, limits: Mapping[Resource, int] | None = None) -> None:
         """`limits` are those of the command line, with the device `PER_DEVICE` where none was named.
@@ -127,12 +90,17 @@ class RateLimiter:
     # ---- models that come and go -----------------------------------------------------------------
 
     def register(self, owner: object, needs: Sequence[InstanceNeeds]) -> None:
+        """Note what the instances of `owner` need; replaces what it needed before.
+
+        Raises `InvalidArgument` if one of them could never execute; then nothing has changed.
+        """
         all_needs = {**self._needs, owner: tuple(needs)}
         limits = self._checked_limits(all_needs.values())
         self._needs, self._limits = all_needs, limits
         self.wake_waiting()
 
     def unregister(self, owner: object) -> None:
+        """The instances of `owner` are gone. A second call does nothing."""
         if self._needs.pop(owner, None) is not None:
             self._limits = self._checked_limits(self._needs.values())
 
@@ -176,6 +144,10 @@ class RateLimiter:
     # ---- executions ------------------------------------------------------------------------------
 
     def may_start(self, instance: LimitedInstance) -> bool:
+        """Whether `instance` may start an execution now. If not, it waits, and is woken when it may.
+
+        Takes nothing: `started` does, and must follow before another instance is asked about.
+        """
         self._begin(instance)
         kept: dict[Resource, int] = {}  # for instances that are before this one
         rank = self._rank(instance)
@@ -192,15 +164,17 @@ class RateLimiter:
         return False
 
     def started(self, instance: LimitedInstance) -> None:
+        """`instance` has begun an execution."""
         self._waiting.pop(instance, None)
         _add(self._used, instance.needs)
 
     def ended(self, instance: LimitedInstance, count: int = 1) -> None:
+        """`count` executions of `instance` have ended. Call `wake_waiting` when the instance may be asked about."""
         instance.executions += count
         _add(self._used, instance.needs, -count)
 
     def wake_waiting(self) -> None:
-        """See `Limiter`. An instance that waits and has no request any more waits no longer."""
+        """Wake the instances that wait and may start now. One that has no request any more waits no longer."""
         if self._waking:  # an instance that was woken has ended at once
             return
         self._waking = True
@@ -222,6 +196,7 @@ class RateLimiter:
             self._waking = False
 
     def forget(self, instance: LimitedInstance) -> None:
+        """`instance` takes no more batches for now: it does not wait."""
         self._waiting.pop(instance, None)
         self._begun_at.pop(instance, None)
 
@@ -267,7 +242,7 @@ def _add(counts: dict[Resource, int], needs: InstanceNeeds, times: int = 1) -> N
 class RateLimiting:
     """Puts models under the limiter. Implements `kernel.serving.model.ModelExtension`."""
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = limiter
 
     async def extend(self, model: Model, folder: Path) -> None:
@@ -281,7 +256,7 @@ class RateLimiting:
 class InstanceGate:
     """Asks the limiter for each batch of a model. Implements `kernel.serving.instances.InstanceAdmission`."""
 
-    def __init__(self, model: Model, limiter: Limiter) -> None:
+    def __init__(self, model: Model, limiter: RateLimiter) -> None:
         self._model = model
         self._limiter = limiter
         #: What each group of instances needs, by the name of the group and the device.
@@ -318,7 +293,9 @@ class InstanceGate:
         if found is None:
             group = instance.name.rpartition("_")[0]
             needs = self._groups.get((group, instance.record.device_id), InstanceNeeds())
-            found = self._gated[instance] = GatedInstance(self, instance, needs, self._former.pop(instance.name, 0))
+            found = self._gated[instance] = GatedInstance(
+                self._model, instance, needs, self._former.pop(instance.name, 0)
+            )
         return found
 
     # ---- kernel.serving.instances.InstanceAdmission ----------------------------------------------
@@ -349,7 +326,7 @@ class InstanceGate:
         self._gated_for(instance)
 
     def set_apart(self, instance: Instance) -> None:
-        """See `InstanceAdmission`. The instance keeps the resources of the batches that it finishes."""
+        """The instance gets no batch from the scheduler. It keeps the resources of the batches that it finishes."""
         self._limiter.forget(self._gated_for(instance))
 
     def forgotten(self, instance: Instance) -> None:
@@ -364,33 +341,24 @@ class InstanceGate:
     def pass_on(self) -> None:
         self._limiter.wake_waiting()
 
-    # ---- for the limiter -----------------------------------------------------------------------------
-
-    def wants(self, instance: Instance) -> bool:
-        """Whether a request is queued that `instance` could take now."""
-        return self._model.live.queued > 0 and instance in self._model.instances.serving and is_idle(instance)
-
-    def wake(self, instance: Instance) -> None:
-        """Let the scheduler ask for `instance` again."""
-        self._model.inbox.post(InstanceIdle(instance))
-
 
 class GatedInstance:
-    """Implements `schedulers.ratelimit.LimitedInstance`."""
+    """An instance under the limiter. Implements `LimitedInstance`."""
 
-    def __init__(self, gate: InstanceGate, instance: Instance, needs: InstanceNeeds, executions: int) -> None:
+    def __init__(self, model: Model, instance: Instance, needs: InstanceNeeds, executions: int) -> None:
         self.instance = instance
         self.needs = needs
         self.executions = executions
         #: The numbers of its batches that have resources. Batches of a warm-up have none.
         self.numbers: set[int] = set()
-        self._gate = gate
+        self._model = model
 
     def wants_to_run(self) -> bool:
-        return self._gate.wants(self.instance)
+        model, instance = self._model, self.instance
+        return model.live.queued > 0 and instance in model.instances.serving and is_idle(instance)
 
     def wake(self) -> None:
-        self._gate.wake(self.instance)
+        self._model.inbox.post(InstanceIdle(self.instance))
 
 
 def instance_needs(group: ModelInstanceGroup, device: int) -> InstanceNeeds:

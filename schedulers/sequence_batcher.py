@@ -1,9 +1,7 @@
-"""Which sequence has which slot, which requests are executed together, and when a sequence ends. Pure.
+"""Which sequence has which slot of an instance, which requests are executed together, and when a sequence ends. Pure.
 
-Times are monotonic nanoseconds from the caller. The rules are Triton's (sequence_batch_scheduler.cc); differences are
-in docs/differences.md.
-
-The slots of a model's instances: each holds one sequence. Pure.
+Each slot holds one sequence. Times are monotonic nanoseconds from the caller. The rules are Triton's
+(sequence_batch_scheduler.cc); differences are in docs/differences.md.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import ModelSpec, SequenceBatching
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.live_sequences import LiveSequences, Sequence
     from kernel.serving.request import Request
 

@@ -1,9 +1,10 @@
-"""The strategy `direct`: a sequence has the row of its slot in each batch of its instance. Pure.
+"""The strategies of sequence batching: `direct` and `oldest`. Pure.
 
-A batch reaches from row 0 to the last slot with a request; other rows in between are padding. The rule for the delay
-is Triton's (`DirectSequenceBatch::BatcherThread`).
+With `direct` a sequence has the row of its slot in each batch of its instance. A batch reaches from row 0 to the last
+slot with a request; other rows in between are padding. The rule for the delay is Triton's
+(`DirectSequenceBatch::BatcherThread`).
 
-The strategy `oldest`: a dynamic batcher for each instance, with at most one request of each sequence. Pure.
+With `oldest` each instance has a dynamic batcher, with at most one request of each sequence in a batch.
 """
 
 from __future__ import annotations

@@ -73,8 +73,9 @@ class ClientSpan(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Tensor(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The tensor called `name`. Exactly one of `data`, `span` and `client_span` is set; in a backend it is `data`.
 
-    `datatype` is a name of the protocol, such as FP32. `shape` includes the batch dimension. A front door sets `client_span` where a client named its own region;
-    `Kernel.submit` replaces it by `span`. The holder of the tensor releases the lease of its span.
+    `datatype` is a name of the protocol, such as FP32. `shape` includes the batch dimension. A front door sets
+    `client_span` where a client named its own region; `Kernel.submit` replaces it by `span`. The holder of the tensor
+    releases the lease of its span.
     """
 
     name: str

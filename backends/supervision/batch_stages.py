@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from backends.transport.outbox import Progress
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import BatchRecord
+    from kernel.serving.instance import BatchRecord
     from kernel.serving.model import PoisonJudge
     from kernel.serving.request import Request
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from backends.supervision.session import WorkerSession
     from backends.supervision.worker_memory import WorkerMemory
     from kernel.serving.calls import Calls
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.response import Response
     from shm.tensor import Span, Tensor
 

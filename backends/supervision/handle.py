@@ -1,6 +1,6 @@
 """The kernel's view of a worker that has loaded a model: sends batches, receives responses.
 
-Implements `kernel.serving.instances.Instance`. A handle lives as long as its worker process. A restarted worker has a
+Implements `kernel.serving.instance.Instance`. A handle lives as long as its worker process. A restarted worker has a
 new handle, so a late message is never a response to a newer request.
 """
 
@@ -33,7 +33,7 @@ from backends.transport import wire
 from kernel.errors import ServingError, file_error
 from kernel.loop.iteration_end import IterationEnd
 from kernel.observe.execution_reports import ExecutionTimes
-from kernel.serving.instances import BatchRecord
+from kernel.serving.instance import BatchRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -116,7 +116,7 @@ class WorkerHandle:
         if isinstance(self._memory, WorkerMemory):
             self._memory.steady_byte_size = byte_size
 
-    # ---- kernel.serving.instances.Instance ----------------------------------------------------
+    # ---- kernel.serving.instance.Instance ----------------------------------------------------
 
     def execute(self, batch: Batch) -> None:
         number = batch.first_request_number = self._next_number

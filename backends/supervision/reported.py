@@ -20,16 +20,11 @@ import msgspec
 from backends.transport import wire
 from kernel.errors import InvalidArgument
 from kernel.observe.custom_metrics import TooManySeries
-from kernel.observe.execution_reports import (
-    BatchReports,
-    ExecutionTimes,
-    MemoryUsage,
-    ReportedExecution,
-    ReportedRequest,
-)
+from kernel.observe.execution_reports import ExecutionTimes, MemoryUsage, ReportedExecution, ReportedRequest
 from kernel.observe.metric_rules import MetricKind, check_buckets, check_family_name, checked_labels
 from kernel.observe.statistics import OUTCOMES, CountedRequest, correct_request, record_reported_response
 from kernel.records.trace import TRACED_BYTE_SIZE, TracedExecution
+from kernel.serving.batch import BatchReports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

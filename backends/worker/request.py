@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class OutputValue(msgspec.Struct):
     """One output: `name` as in the model's configuration, and an `array` with the batch dimension, if there is one.
 
-    `datatype` is a name of the protocol, such as FP32. BYTES are object arrays of `bytes`; BF16, which NumPy lacks, is an
-    array of uint16. An array that is not in C order is copied. On a GPU it may be a `DeviceArray`.
+    `datatype` is a name of the protocol, such as FP32. BYTES are object arrays of `bytes`; BF16, which NumPy lacks, is
+    an array of uint16. An array that is not in C order is copied. On a GPU it may be a `DeviceArray`.
     """
 
     name: str

@@ -1,14 +1,12 @@
-"""The response cache of a server: which models use it, and what identifies a load of a model in keys.
+"""The response cache of a server: which one it is, which models use it, and what identifies a load of a model in keys.
+
+An entry point of the group `naiad.caches` has the name of a cache, and names a function that takes the settings (a
+dictionary of texts) and returns a `CacheStore`. It raises ValueError for wrong settings. See docs/caches.md.
 
 In a cache of this process, each load has entries of its own. In a cache that servers share, a load is known by its
 configuration and by the names, sizes and times of its files, so that servers with the same files share entries. If one
 process loads the same files twice, something else has changed that the files do not show: the second load has entries
 of its own. The responses of an ensemble depend on its steps, whose loads are part of its keys.
-
-Makes the cache of a server from the command line. Packages add caches by entry points.
-
-An entry point of the group `naiad.caches` has the name of the cache, and names a function that takes the settings (a
-dictionary of texts) and returns a `CacheStore`. It raises ValueError for wrong settings. See docs/caches.md.
 """
 
 from __future__ import annotations
@@ -183,22 +181,9 @@ class _EnsembleSalt:
         if self._generation != self._catalog.generation:
             self._generation = self._catalog.generation
             try:
-                salts = sorted(model.cache_salt for model in self._reached())
+                salts = sorted(model.cache_salt for model in self._catalog.with_steps(self._model))
             except ServingError:
                 self._salt = None
             else:
                 self._salt = hashlib.blake2b(b"".join(salts), digest_size=_SALT_BYTE_SIZE).digest()
         return self._salt
-
-    def _reached(self) -> set[Model]:
-        """Return the ensemble and the models of its steps, and of theirs. Raises `ServingError` if one is not ready."""
-        reached, found = {self._model}, [self._model]
-        while found:
-            user = found.pop()
-            for step in user.config.ensemble_scheduling.step:
-                version = str(step.model_version) if step.model_version > 0 else ""
-                model = self._catalog.resolve(step.model_name, version, user.spec.namespace)
-                if model not in reached:
-                    reached.add(model)
-                    found.append(model)
-        return reached

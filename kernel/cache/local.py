@@ -88,7 +88,7 @@ class LocalCache:
         self._arena: Arena | None = None
 
     def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs) -> None:
-        """See `ResponseCache`: `found` is called before this returns."""
+        """Look `key` up. `found` is called before this returns."""
         begun_ns = time.perf_counter_ns()
         figures = self.figures
         figures.lookups += 1
@@ -108,7 +108,7 @@ class LocalCache:
         parameters: dict[str, ParameterValue] | None,
         expected: ExpectedOutputs,
     ) -> bool:
-        """See `ResponseCache`. Up to `SLICE_BYTE_SIZE` bytes are copied before this returns."""
+        """Store copies of `outputs`. Up to `SLICE_BYTE_SIZE` bytes are copied before this returns."""
         if key in self._entries or key in self._copying:
             return False
         begun_ns = time.perf_counter_ns()

@@ -1,16 +1,11 @@
-"""One request of a model with a response cache: its key is computed, the cache is asked, and the request gets the
-response of the cache or goes to the model.
+"""One request of a model with a response cache: its key, the lookup, and the response that is stored.
 
-A request with small inputs in the memory of the server takes one call, if the cache is local. All others wait: large
-inputs are hashed by a helper, and inputs in regions of clients are first copied by a helper. The model then gets the
-copy, because its client may change the region at any time: the response must belong to the bytes of the key, or one
-client could choose the responses of others.
+`CacheAccess` gets the requests of a model version before its queue. A request with small inputs in the memory of the
+server takes one call, if the cache is local. All others wait: large inputs are hashed by a helper, and inputs in
+regions of clients are first copied by a helper. The model then gets the copy, because its client may change the region
+at any time: the response must belong to the bytes of the key, or one client could choose the responses of others.
 
-The entrance of a model version with a response cache: requests go to the cache first, then to the model's queue.
-
-What the response passes of a request that the cache did not find: it is stored, and passed on.
-
-Has a helper hash the inputs of a request, because it takes too long for the event loop.
+The response to a request that the cache did not find passes a `StoringPassage`, which has it stored.
 """
 
 from __future__ import annotations
@@ -80,7 +75,7 @@ class CacheAccess:
         self.model.live.at_cache.add(response)
 
     def let_go(self, response: Response) -> None:
-        """See `hold`."""
+        """A response that was kept back is sent, or no longer wanted."""
         self.model.left_cache(response)
 
 
@@ -363,7 +358,6 @@ class StoringPassage:
         self._several = False
 
     def send(self, response: Response) -> None:
-        """See `ResponseReceiver`."""
         if not response.final:
             self._several = True
         elif response.error is not None or response.outputs is None or self._several:

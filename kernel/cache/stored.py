@@ -2,14 +2,11 @@
 a store that is slow or down.
 
 A lookup that fails or takes too long is a miss. After several failures in a row the store is not asked for some
-seconds (`kernel/cache/stored.py`); requests meanwhile are misses at once.
+seconds; requests meanwhile are misses at once.
 
-Decides when a store that fails is asked again. Pure: times are handed in, in nanoseconds.
-
-Signs the values of a cache outside of the server, so that only servers with the same key can write responses.
-
-A signed value begins with a keyed digest (BLAKE2b) of its own key in the store and of what follows. So a value that was
-copied to another key of the store is refused as well.
+With a key for signatures only servers that have it can write responses. A signed value begins with a keyed digest
+(BLAKE2b) of its own key in the store and of what follows. So a value that was copied to another key of the store is
+refused as well.
 """
 
 from __future__ import annotations
@@ -210,7 +207,7 @@ class StoredCache:
         parameters: dict[str, ParameterValue] | None,
         expected: ExpectedOutputs,
     ) -> bool:
-        """See `ResponseCache`. The outputs are copied before this returns; that the key has an entry is not noticed."""
+        """Store copies of `outputs`, made before this returns. That the key has an entry is not noticed."""
         byte_size = sum(each.byte_size for each in outputs)
         if (
             byte_size > self._value_limit
@@ -232,7 +229,7 @@ class StoredCache:
         return True
 
     async def close(self) -> None:
-        """See `ResponseCache`. Insertions that are not finished are given up."""
+        """Close the store. Insertions that are not finished are given up."""
         self._closed = True
         running = [*self._lookups, *self._insertions]
         for task in running:

@@ -1,9 +1,8 @@
 """The kernel's clock: monotonic nanoseconds, and one alarm per scheduler.
 
-A timer with a precision of some microseconds: Linux's timerfd.
-
-The timers of event loops are less precise: uvloop counts in milliseconds, and asyncio rounds waits up to the next
-millisecond. Schedulers wait for shorter times (`max_queue_delay_microseconds`).
+Alarms ring within some microseconds, by Linux's timerfd: schedulers wait for short times
+(`max_queue_delay_microseconds`). The timers of event loops are less precise: uvloop counts in milliseconds, and asyncio
+rounds waits up to the next millisecond.
 """
 
 from __future__ import annotations

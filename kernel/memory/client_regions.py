@@ -3,18 +3,14 @@
 Texts and codes are Triton's (shared_memory_manager.cc). Nothing here maps memory: the kernel holds descriptors, and
 workers map them. The module is in `kernel` and not in `shm` because it raises errors of `kernel.errors`.
 
-A `peer` is the client that asks, as a text; front doors pass it on (`protocols/access.py`).
-
-Which users have shortened their shared memory: for a time, their regions are copied and not mapped. Pure.
+A `peer` is the client that asks, as a text; front doors pass it on (`protocols/access.py`). Either all clients share
+the names, as in Triton, or each has names of its own (`--shared-memory-owner=peer`): then no client can use, remove,
+see or take the names of another one.
 
 If a process accesses mapped memory that no longer exists, the process ends (SIGBUS). The owner of a region's file can
-shorten it at any time, as can users to whom the owner gives write access. So users are distrusted, not the client's
-address, which all clients of a machine share.
-
-The regions of clients by their names, and how many each client has. Pure.
-
-Either all clients share the names, as in Triton, or each has names of its own (`--shared-memory-owner=peer`): then no
-client can use, remove, see or take the names of another one.
+shorten it at any time, as can users to whom the owner gives write access. So a user who has done this is distrusted for
+a time: regions of that user are copied and not mapped. The address of a client does not count: all clients of a
+machine share it.
 """
 
 from __future__ import annotations
@@ -155,7 +151,7 @@ class CopiedLease(Lease):
         budget.add(byte_size)
 
     def share(self) -> RegionLease:
-        """See `Lease`: the new lease is of the region alone."""
+        """Return a lease of the region alone."""
         return self._lease.share()
 
     def release(self) -> None:

@@ -1,10 +1,8 @@
 """Places the inputs of a request where a worker can read them: in the message, in an arena, or in a client's region.
 
-Buffers in the arenas of models: a front door receives a message into memory that a worker reads.
-
-The tensors of a message share its block. The block is freed when the last of them is released.
-
-Requests that are refused because there is no memory for them: the errors, the log, and how many there were.
+A front door may receive a message in a buffer in the arena of its model, so that nothing is copied: the tensors of the
+message share its block, which is freed when the last of them is released. A request for which there is no memory is
+refused; the refusals are counted and logged.
 """
 
 from __future__ import annotations

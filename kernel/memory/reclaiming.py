@@ -1,16 +1,14 @@
-"""When the memory of requests that have ended is given back to the system.
+"""When the server gives back memory that it no longer needs: freed memory of malloc, and garbage of Python.
 
 malloc gives back what is free at the end of its heap by itself, and keeps all that lies before something in use. After
 a flood of requests a server would keep hundreds of MiB. To give them back takes about 0.1 ms per MiB, in one piece in
 which no other thread can allocate: a request that comes meanwhile waits. So it is done when little is in use again, not
 often, and when the server does nothing. Only a server that is busy all the time does it beside its requests, late.
 
-When all objects of the server are looked through for garbage.
-
-Python does that by itself whenever there are a quarter more of them: with 100,000 queued requests it takes 0.3 s in one
-piece, in which nobody is served, and it happens again and again while the queue grows. Requests leave hardly any
-garbage, and young objects are still looked through all the time. So all objects are looked through when the server is
-idle and few requests live, or late.
+Python looks through all objects for garbage whenever there are a quarter more of them: with 100,000 queued requests it
+takes 0.3 s in one piece, in which nobody is served, and it happens again and again while the queue grows. Requests
+leave hardly any garbage, and young objects are still looked through all the time. So all objects are looked through
+when the server is idle and few requests live, or late.
 """
 
 from __future__ import annotations

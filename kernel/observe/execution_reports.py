@@ -1,14 +1,4 @@
-"""The times of one execution, as its worker has measured them.
-
-What a backend reports about a batch, in place of what its worker measures.
-
-The compute times of a request to an ensemble: the sums of those of its steps (Triton's secondary statistics). Pure.
-
-A step's times are known when its execution has ended, which can be after the ensemble's final response. So sums are
-collected first, and added to the ensemble's statistics when its request has succeeded, as are later times.
-
-The memory that the instances of a model version use, as their backends report it. Pure.
-"""
+"""What workers and backends report of executions: times, sums of times for ensembles, memory of instances. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +8,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from kernel.serving.request import Request
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,13 +37,6 @@ class ReportedExecution(msgspec.Struct, frozen=True):
     times: ExecutionTimes
 
 
-class BatchReports(msgspec.Struct):
-    """What a backend has reported about a batch and its requests; what is missing is measured."""
-
-    requests: dict[Request, ReportedRequest] = {}
-    executions: list[ReportedExecution] = []
-
-
 class TimeSums(Protocol):
     """Counters that hold sums of durations by stage, in nanoseconds."""
 
@@ -65,7 +46,11 @@ class TimeSums(Protocol):
 
 
 class ComposedTimes:
-    """The sums of one request, in nanoseconds."""
+    """The compute times of a request to an ensemble, in nanoseconds: the sums of those of its steps (Triton).
+
+    The times of a step are known when its execution has ended, which can be after the ensemble's final response. So the
+    sums are collected first, and added to the ensemble's statistics when its request has succeeded, as are later times.
+    """
 
     __slots__ = ("_counted_in", "infer_ns", "input_ns", "output_ns")
 
@@ -92,26 +77,6 @@ class ComposedTimes:
             sums.input_ns += self.input_ns
             sums.infer_ns += self.infer_ns
             sums.output_ns += self.output_ns
-
-
-class ComposedRequest(Protocol):
-    """A request to an ensemble, or one for which another request is made."""
-
-    @property
-    def composed(self) -> ComposedTimes | None: ...
-
-    @property
-    def parent(self) -> ComposedRequest | None: ...
-
-
-def add_to_ensembles(parent: ComposedRequest | None, input_ns: int, infer_ns: int, output_ns: int) -> None:
-    """Add the times of a step to the ensemble `parent`, and to the ensembles of which that one is a step.
-
-    A model that calls others has its own times, which contain those of the calls.
-    """
-    while parent is not None and parent.composed is not None:
-        parent.composed.add(input_ns, infer_ns, output_ns)
-        parent = parent.parent
 
 
 class MemoryUsage(msgspec.Struct, frozen=True):

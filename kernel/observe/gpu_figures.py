@@ -1,6 +1,6 @@
 """The figures of GPUs for the metrics page: read at most once in an interval, and never waited for long.
 
-What the device helper is asked about GPUs, and the results, in JSON (`backends/helper/device_tasks.py`).
+The device helper is asked for them (`backends/helper/device_tasks.py`), and returns them in JSON.
 """
 
 from __future__ import annotations

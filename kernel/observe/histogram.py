@@ -1,13 +1,13 @@
-"""A histogram in Prometheus' sense: it counts observations by upper bounds. Pure.
+"""Histograms and quantiles of durations. Pure.
 
-An observation is a search in a short list and two additions: 0.11 µs, cheap enough to observe every latency. Exemplars
-are examples of what it has counted: for each bucket one traced request, by which its trace is found. Only requests that
-are traced are noted, and only OpenMetrics shows them.
+A `Histogram` is one in Prometheus' sense: it counts observations by upper bounds. An observation is a search in a short
+list and two additions: 0.11 µs, cheap enough to observe every latency. `Exemplars` are examples of what it has counted:
+for each bucket one traced request, by which its trace is found. Only requests that are traced are noted, and only
+OpenMetrics shows them.
 
-Quantiles of the observations of the last minute, without storing the observations. Pure.
-
-Values are counted by their first 8 binary digits: the rank of a quantile is exact, its value is within 0.4 %. The
-window is Triton's: five periods of 12 seconds, of which the oldest is dropped when a new one begins.
+`SlidingQuantiles` are quantiles of the observations of the last minute, which are not stored: values are counted by
+their first 8 binary digits. The rank of a quantile is exact, its value is within 0.4 %. The window is Triton's: five
+periods of 12 seconds, of which the oldest is dropped when a new one begins.
 """
 
 from __future__ import annotations

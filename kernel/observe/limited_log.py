@@ -1,9 +1,7 @@
 """Logs errors and warnings that each request can cause: the first ones in full, then how many more there were.
 
-Which lines of the log are left out because they repeat. Pure.
-
-Each request can cause the same error: without a limit, thousands of lines each second fill the disk. The first lines
-about a subject, such as a model, are logged in full. Then most are only counted, until they have become rare.
+Without a limit, an error of each request fills the disk with thousands of lines each second. The first lines about a
+subject, such as a model, are logged in full. Then most are only counted, until they have become rare.
 """
 
 from __future__ import annotations

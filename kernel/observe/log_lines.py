@@ -1,14 +1,10 @@
 """Formats a log record as a line in one of Triton's two formats, or as a JSON object on one line.
 
-Triton's formats have a file and a line of the source, which tools parse; JSON has the name of the logger instead.
+Triton's formats have a file and a line of the source, which tools parse; JSON has the name of the logger instead. A
+record is exactly one line. Text of a client, a model or an exception can neither end the line nor control a terminal.
 
-A record is exactly one line. Text of a client, a model or an exception can neither end the line nor control a
-terminal.
-
-The model that the running code works for. Log lines add it without an argument.
-
-Tasks and callbacks inherit the model from the code that creates them. So the output of a worker, and later log
-lines about the worker, have the model for which the worker was started.
+A line names the model that the running code works for. Tasks and callbacks inherit it from the code that creates them:
+the output of a worker, and later log lines about the worker, have the model for which the worker was started.
 """
 
 from __future__ import annotations

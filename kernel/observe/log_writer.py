@@ -1,8 +1,7 @@
 """Writes lines of the log in a thread of its own: only this thread waits when the log is not read.
 
-Lines of the log that wait to be written, limited in number and in bytes. Pure.
-
-When the queue is full, further lines are dropped. The queue remembers how many were dropped, and between which lines.
+Lines that wait are limited in number and in bytes. When the queue is full, further lines are dropped. The queue
+remembers how many were dropped, and between which lines.
 """
 
 from __future__ import annotations
@@ -143,7 +142,6 @@ class FileTarget:
         self._torn = False
 
     def write(self, lines: bytes) -> int:
-        """See `LogTarget`."""
         if (now_s := time.monotonic()) >= self._next_look_s:
             self._next_look_s = now_s + self._look_s
             self._follow()

@@ -1,8 +1,7 @@
-"""The last lines of the log, for the server and for each model, in memory of a limited size.
+"""What a server remembers for the dashboard: slow and failed requests, and the last lines of its log.
 
-The log itself is written elsewhere (`kernel.observe.logs`); here are copies for the dashboard.
-
-What a server remembers for the dashboard: slow and failed requests, and lines of its log.
+The memory that they take is limited. The log itself is written elsewhere (`kernel.observe.logs`); here are copies, for
+the server and for each model.
 """
 
 from __future__ import annotations

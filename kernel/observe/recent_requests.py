@@ -72,7 +72,7 @@ class RecentRequest(msgspec.Struct):
 
 
 class RecentOfModel:
-    """Those of the models with one name. It is kept when the model is reloaded."""
+    """The slow and failed requests of the models with one name. It is kept when the model is reloaded."""
 
     def __init__(self) -> None:
         #: Oldest first.
@@ -152,7 +152,7 @@ class RecentOfModel:
 
 
 class RecentRequests:
-    """Those of all models."""
+    """The slow and failed requests of all models."""
 
     def __init__(self) -> None:
         self._models: dict[str, RecentOfModel] = {}

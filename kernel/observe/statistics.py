@@ -1,23 +1,23 @@
-"""Counts and durations of the requests of a model version: plain integers, rendered only for responses.
+"""Counts and durations of the requests of a model version: plain integers, rendered only for responses. Pure.
 
 Meanings are Triton's (statistics extension): `inference_count` counts rows, `execution_count` counts batches. A
 failed request counts only as failure. Durations are in nanoseconds.
 
-Statistics that backends report themselves, in place of what workers measure around an execution. Pure.
-
-A request or an execution that the backend has reported counts with the reported times; any other with the measured
-ones. So a backend that reports nothing has the same counts as one that reports everything.
+A backend may report statistics itself. A request or an execution that it has reported counts with the reported times;
+any other with the times that its worker has measured. So a backend that reports nothing has the same counts as one that
+reports everything.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from kernel.errors import QueueFull, QueueTimeout, QuotaExceeded, RequestCancelled
 from kernel.observe.custom_metrics import CustomMetrics
-from kernel.observe.execution_reports import ExecutionTimes, InstanceMemory, ReportedExecution, add_to_ensembles
+from kernel.observe.execution_reports import ExecutionTimes, InstanceMemory, ReportedExecution
 from kernel.observe.histogram import LOOK_NS, Exemplars, Histogram, SlidingQuantiles
 from kernel.observe.metrics_config import DEFAULT_BUCKETS, FIRST_RESPONSE, REQUEST_DURATION, MetricsConfig, buckets_of
 from kernel.observe.recent_requests import LEAST_SLOW_NS, slow_ns
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.errors import ServingError
-    from kernel.observe.execution_reports import BatchReports, ReportedRequest
+    from kernel.observe.execution_reports import ReportedRequest
     from kernel.observe.recent_requests import RecentOfModel
-    from kernel.serving.batch import Batch
+    from kernel.serving.batch import Batch, BatchReports
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 
@@ -63,12 +63,12 @@ class BatchStatistics(msgspec.Struct):
 class ResponseStatistics(msgspec.Struct):
     """The statistics that a backend reports for the responses with one index. Reporting is optional, as in Triton."""
 
-    compute_infer: Duration
-    compute_output: Duration
-    success: Duration
-    fail: Duration
-    empty_response: Duration
-    cancel: Duration
+    compute_infer: Duration = msgspec.field(default_factory=Duration)
+    compute_output: Duration = msgspec.field(default_factory=Duration)
+    success: Duration = msgspec.field(default_factory=Duration)
+    fail: Duration = msgspec.field(default_factory=Duration)
+    empty_response: Duration = msgspec.field(default_factory=Duration)
+    cancel: Duration = msgspec.field(default_factory=Duration)
 
 
 class Summaries:
@@ -124,9 +124,9 @@ class ModelStatistics:
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         #: Batch size in rows → executions.
-        self.batches: dict[int, BatchStatistics] = {}
+        self.batches: defaultdict[int, BatchStatistics] = defaultdict(BatchStatistics)
         #: Index of a response among the responses of its request → statistics.
-        self.responses: dict[str, ResponseStatistics] = {}
+        self.responses: defaultdict[str, ResponseStatistics] = defaultdict(ResponseStatistics)
         #: The memory that instances use, as their backends report it.
         self.memory = InstanceMemory()
         #: Requests that a full queue refused. They were never accepted, and no other counter contains them.
@@ -230,22 +230,26 @@ class ModelStatistics:
             self.infer_ns += infer_ns
             self.output_ns += output_ns
             if not self.decoupled:
-                self.durations.observe(duration_ns)
+                self.durations.observe(duration_ns)  # repeats `observe_duration`, to save a call for each request
                 if self.first_responses is not None:
                     self.first_responses.observe(duration_ns // _NS_PER_MS)
                 if duration_ns > self.slow_ns:
                     self.note_slow(request, now_ns, batch, times)
             if self.summaries is not None:
                 summarize(self.summaries, duration_ns, max(waited_ns, 0), times, now_ns)
-        size = self.batches.get(rows)
-        if size is None:
-            size = self.batches[rows] = BatchStatistics()
+        size = self.batches[rows]
         size.count += 1
         size.input_ns += input_ns
         size.infer_ns += infer_ns
         size.output_ns += output_ns
         if self.observer is not None:
             self.observer.executed(batch, times)
+
+    def observe_duration(self, duration_ns: int) -> None:
+        """Observe how long a request with one response took that has succeeded."""
+        self.durations.observe(duration_ns)
+        if self.first_responses is not None:
+            self.first_responses.observe(duration_ns // _NS_PER_MS)
 
     def record_composed(self, request: Request, started_ns: int, now_ns: int, wall_ns: int) -> None:
         """Count a request that the steps of an ensemble have executed, and that did not fail."""
@@ -258,17 +262,13 @@ class ModelStatistics:
         self.success.count += 1
         self.success.ns += duration_ns
         self.queue_ns += started_ns - request.queue_start_ns
-        size = self.batches.get(request.batch_size)
-        if size is None:
-            size = self.batches[request.batch_size] = BatchStatistics()
+        size = self.batches[request.batch_size]
         size.count += 1
         composed = request.composed
         if composed is not None:
             composed.count_in(self, size)
         if not self.decoupled:
-            self.durations.observe(duration_ns)
-            if self.first_responses is not None:
-                self.first_responses.observe(duration_ns // _NS_PER_MS)
+            self.observe_duration(duration_ns)
             if duration_ns > self.slow_ns:
                 self.note_slow(request, now_ns)
         if self.summaries is not None and composed is not None:
@@ -280,13 +280,9 @@ class ModelStatistics:
     def record_cache_hit(self, request: Request, lookup_start_ns: int, now_ns: int) -> None:
         """Count a request that got its response from the response cache. It succeeds without an execution (Triton)."""
         duration_ns, lookup_ns = now_ns - request.received_ns, now_ns - lookup_start_ns
-        self.success.count += 1
-        self.success.ns += duration_ns
-        self.cache_hit.count += 1
-        self.cache_hit.ns += lookup_ns
-        self.durations.observe(duration_ns)
-        if self.first_responses is not None:
-            self.first_responses.observe(duration_ns // _NS_PER_MS)
+        _add(self.success, duration_ns)
+        _add(self.cache_hit, lookup_ns)
+        self.observe_duration(duration_ns)
         if self.summaries is not None:
             self.summaries.request.observe(duration_ns // 1000, now_ns)
             self.summaries.queue.observe(0, now_ns)
@@ -346,6 +342,16 @@ class ModelStatistics:
             self.observer.failed(request, error)
         if self.recent is not None:
             self.recent.note_failure(request, self._version, error, reason, now_ns, self._instance_of)
+
+
+def add_to_ensembles(parent: Request | None, input_ns: int, infer_ns: int, output_ns: int) -> None:
+    """Add the times of a step to the ensemble `parent`, and to the ensembles of which that one is a step.
+
+    A model that calls others has its own times, which contain those of the calls.
+    """
+    while parent is not None and parent.composed is not None:
+        parent.composed.add(input_ns, infer_ns, output_ns)
+        parent = parent.parent
 
 
 def summarize(summaries: Summaries, duration_ns: int, waited_ns: int, times: ExecutionTimes, now_ns: int) -> None:
@@ -431,10 +437,7 @@ def record_reported_response(
 
     As in Triton, an empty or cancelled response has no output stage, nor has a failed one that took no time for it.
     """
-    found = statistics.responses.get(str(index))
-    if found is None:
-        found = ResponseStatistics(Duration(), Duration(), Duration(), Duration(), Duration(), Duration())
-        statistics.responses[str(index)] = found
+    found = statistics.responses[str(index)]
     if outcome == "cancel":
         _add(found.cancel, end_ns - start_ns)
         return
@@ -478,9 +481,7 @@ def _count_success(statistics: ModelStatistics, request: Request, times: Executi
     _add(statistics.success, duration_ns)
     waited_ns = _add_times(statistics, request, times, 1)
     if not statistics.decoupled:
-        statistics.durations.observe(duration_ns)
-        if statistics.first_responses is not None:
-            statistics.first_responses.observe(duration_ns // _NS_PER_MS)
+        statistics.observe_duration(duration_ns)
     if statistics.summaries is not None:
         summarize(statistics.summaries, duration_ns, waited_ns, times, now_ns)
 
@@ -495,9 +496,7 @@ def _count_failure(statistics: ModelStatistics, request: Request, now_ns: int) -
 def _count_execution(statistics: ModelStatistics, rows: int, times: ExecutionTimes) -> None:
     input_ns, infer_ns, output_ns = _stages(times)
     statistics.execution_count += 1
-    size = statistics.batches.get(rows)
-    if size is None:
-        size = statistics.batches[rows] = BatchStatistics()
+    size = statistics.batches[rows]
     size.count += 1
     size.input_ns += input_ns
     size.infer_ns += infer_ns

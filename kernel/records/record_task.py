@@ -1,6 +1,4 @@
-"""The task of the helper that writes records into segments.
-
-What the kernel passes to the helper of the recorder, and the records that the helper makes of it. Pure.
+"""The task of the helper that writes records into segments: what the kernel passes to it, and what it makes of that.
 
 The kernel does as little as possible: a message is the tensors as they are, between a few values, and is encoded where
 it arises. Digests, limits and the form of the files are the helper's work.

@@ -1,16 +1,11 @@
-"""Records requests and responses: decides which, and what they are recorded as.
+"""The flight recorder of a server, which exists only with `--record`: it decides what is recorded, and as what.
 
-Requests of clients are recorded, also those that are refused after they were decoded; those that models and ensembles
-send are not, because they come again with the client's.
-
-Which requests are recorded: every n-th request, and every n-th sequence with all its requests. Pure.
-
-Captures the tensors of requests and responses that are not all in messages.
+Requests of clients are recorded, also those that are refused after they were decoded; requests that models and
+ensembles send are not, because they come again with the client's. Either each request is recorded, or every n-th
+request and every n-th sequence with all its requests.
 
 Inputs are copied, because models may change theirs. Outputs do not change: large ones stay where they are under leases
 of their own, and the writer reads them there. The kernel never reads regions of clients.
-
-The recording of one server: its folder, its recorder, and the writer behind it. Exists only with `--record`.
 """
 
 from __future__ import annotations

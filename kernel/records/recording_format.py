@@ -1,11 +1,9 @@
-"""The format of recordings: records, and how they stand in a file. Pure. docs/recorder.md describes it.
+"""The format of recordings: records, and how they stand in segments. Pure. docs/recorder.md describes it.
 
 A file (a *segment*) begins with `MAGIC` and the version of the format. Then come frames: the length of the content, its
 CRC-32, both little-endian, and the content, which is MessagePack. The first content is a `SegmentHeader`, each other
 one a record. If the writer is killed, the last frame may be incomplete or have a wrong CRC; the records before it are
-valid.
-
-The segments of a recording: where the next records are written, and which segments are removed for them. Pure.
+valid. The oldest segments are removed when the next records need their place.
 """
 
 from __future__ import annotations
@@ -160,11 +158,6 @@ def segment_start(header: SegmentHeader) -> bytes:
 def frame(content: bytes) -> bytes:
     """Return the frame of a content."""
     return _FRAME.pack(len(content), zlib.crc32(content)) + content
-
-
-def frame_byte_size(content_byte_size: int) -> int:
-    """Return how many bytes the frame of a content takes."""
-    return _FRAME.size + content_byte_size
 
 
 class SegmentReader:

@@ -3,9 +3,8 @@
 A trace ends when its request has its final response, no worker executes the request, and the front door has sent what
 it had to send. A child belongs to a request that another request has caused (a step of an ensemble, a call of a model).
 
-The beginning of a tensor for a trace. Pure.
-
-The kernel reads only tensors that are in messages. Those in shared memory are read by the worker that has them.
+A trace may have the beginnings of tensors. The kernel reads only tensors that are in messages. Those in shared memory
+are read by the worker that has them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The task of the helper that exports traces to a collector, by OpenTelemetry's SDK and its exporter for OTLP/HTTP.
+"""Traces for a collector: the destination that gives them to a helper, and the helper's task that exports them.
 
-Traces as spans of OpenTelemetry: names, attributes and events are Triton's (tracer.cc). Pure.
-
-A client's request is a span `InferRequest` with a span of its model in it; where the model executes, this has a span
-`compute`. The models of an ensemble's steps, and those that a model calls, have their spans in that of their caller.
-
-Where traces go in mode `opentelemetry`: to a collector, by a helper. Settings have the names of --trace-config.
+The helper uses OpenTelemetry's SDK and its exporter for OTLP/HTTP. Names, attributes and events of spans are Triton's
+(tracer.cc); settings have the names of --trace-config. A client's request is a span `InferRequest` with a span of its
+model in it; where the model executes, this has a span `compute`. The models of an ensemble's steps, and those that a
+model calls, have their spans in that of their caller.
 """
 
 from __future__ import annotations

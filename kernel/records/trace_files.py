@@ -1,12 +1,8 @@
-"""The task of the helper that writes traces to files, in Triton's JSON.
-
-In which file each trace is written. Pure.
+"""Traces in files: which file each trace goes to, and the helper's task that writes them, in Triton's JSON.
 
 Triton's rules (tracer.cc): `FILE` if there is no log frequency. With a log frequency of N, each N traces have a file of
 their own, `FILE.0`, `FILE.1` and so on; children do not count. Traces that are limited in number have one such file,
 too.
-
-Where a helper puts traces: the settings of the queue before it, and the arguments and results of its tasks.
 """
 
 from __future__ import annotations

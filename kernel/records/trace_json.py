@@ -2,8 +2,6 @@
 
 Triton writes BYTES with quotes around each element that are not escaped twice; here each element is a JSON string, so
 that the whole is JSON in any case. Elements that Triton does not write (FP16, BF16) are numbers.
-
-The elements of a traced tensor as text: what a trace shows of its data. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What the responses of a request pass that is traced or explained: notes when they come, and when they are sent.
 
-It is the trace itself: one object for each traced request.
-
-The parameters of a response that explain how its request was executed, if the client asks (`X-Naiad-Explain`).
-Pure.
+It is the trace itself: one object for each traced request. If the client asks (`X-Naiad-Explain`), the response gets
+parameters that say how its request was executed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
-"""Begins the traces of requests: decides which are traced, and gives them their ids.
+"""Begins the traces of requests: decides which are traced, gives them ids, and starts the helper that writes them.
 
-`Kernel.submit` asks for each request while something can be traced at all. A change of the settings takes effect with
-the next request.
+`Kernel.submit` asks for each request while something can be traced at all. Every n-th request is traced, up to a
+number: the server's settings and those of each model with settings of its own have a sampler each (Triton's
+`TraceSetting`). A change of the settings takes effect with the next request.
 
-Which requests are traced: every n-th, up to a number. Pure.
-
-The server's settings and those of each model with settings of its own have a sampler each (Triton's `TraceSetting`).
-
-Traces of a server as a whole: starts the helper that writes them, chooses where they go, and ends both.
-
-Nothing of this exists while tracing is off: the helper is started for the first trace that has ended.
+The helper is started for the first trace that has ended; without traces there is none.
 """
 
 from __future__ import annotations

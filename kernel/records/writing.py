@@ -1,14 +1,12 @@
-"""Gives a helper one task after the other: what waits is written together, after a delay, or at once when it is much.
+"""Gives a helper what waits to be written: when it writes and when it rests, and what was lost before.
 
-Traces and records of the flight recorder are written so. The owner has what waits, and makes a task of it.
-
-How long a helper rests before it writes again. Pure.
+Traces and records of the flight recorder are written so: what waits is written together, after a delay, or at once when
+it is much. The owner has what waits, and makes a task of it.
 
 A file is copied to add to it, so that what is written seldom costs less. But a rest may only make what waits late: it
 ends when a whole task waits, and then the helper, which has low priority, works as long as it is behind.
 
-What was lost before a helper could write it, and which losses the log has: the first of each cause at once, then
-now and then. Pure.
+Of what was lost the log has the first of each cause at once, then now and then.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ UNLOAD_WAIT_S = 5.0
 
 
 class Lifecycle(ServerPart):
-    """Loads and unloads models. A part of the server. Implements `kernel.serving.kernel.RepositoryControl`."""
+    """Loads and unloads models. A part of the server. Implements `kernel.serving.interface.RepositoryControl`."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.repository.source import ModelSource
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.model import Model
     from kernel.serving.response import Response, Sink
 

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernel.observe.execution_reports import BatchReports, ExecutionTimes
+    from kernel.observe.execution_reports import ExecutionTimes, ReportedExecution, ReportedRequest
     from kernel.serving.request import Request
 
 
@@ -73,10 +73,17 @@ class Batch(msgspec.Struct, eq=False):
         return [number for number, request in zip(numbers, self.entries, strict=True) if request is not None]
 
 
+class BatchReports(msgspec.Struct):
+    """What a backend has reported about a batch and its requests; what is missing is measured."""
+
+    requests: dict[Request, ReportedRequest] = {}
+    executions: list[ReportedExecution] = []
+
+
 class BegunBatch(msgspec.Struct):
     """A batch that a worker had begun when it was lost."""
 
-    #: Those without a final response.
+    #: The requests without a final response.
     requests: list[Request]
     #: Whether nothing of it can have been noticed outside of the worker: no response was sent, no model was called, and
     #: it belongs to no sequence.

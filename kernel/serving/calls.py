@@ -1,14 +1,12 @@
-"""Requests that models send to other models.
+"""Calls: requests that models send to other models, which executions wait for them, and loads by models.
 
 A call goes through `Kernel.submit` like any other request. It has the caller's request as its parent: it is admitted
 also while the server drains, and is charged to no quota again. Error texts are Triton's (`RequestExecutor::Infer` in
 python_backend's request_executor.cc).
 
-Which executions wait for which calls between models, and which calls can never be executed. Pure.
-
 A model that calls another model and waits for the response keeps its instance. If every instance that could execute a
-call waits, directly or through other calls, for this call, then nothing continues. Such a call is *stuck*; it is found
-here, so that it can be failed. A request continues
+call waits, directly or through other calls, for this call, then nothing continues. Such a call is *stuck*; `CallWaits`
+finds it, so that it can be failed. A request continues
 
 - if it is queued: when an instance of its model is free, or can become free, and the rate limiter lets it start;
 - if an instance executes it: when all calls that its batch waits for continue; a batch that waits for no call does;
@@ -17,10 +15,8 @@ here, so that it can be failed. A request continues
 All other requests are stuck. Calls never wait for the order of responses (`preserve_ordering`), because they have no
 place in it (`schedulers/dynamic.py`).
 
-Models that load other models while they are loaded themselves, in `initialize`. Pure.
-
-A load waits for an earlier load of the same model. So a model that loads itself during its load would wait without end,
-directly or through other models.
+A model may also load other models while it is loaded itself, in `initialize`. A load waits for an earlier load of the
+same model, so a model that loads itself, directly or through other models, would wait without end (`NestedLoads`).
 """
 
 from __future__ import annotations
@@ -36,10 +32,11 @@ from kernel.observe.limited_log import LimitedLog
 from kernel.serving.model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from kernel.loop.clock import Alarm, Clock
-    from kernel.serving.instances import BatchRecord, Instance
+    from kernel.serving.catalog import Catalog
+    from kernel.serving.instance import BatchRecord, Instance
     from kernel.serving.request import Request
 
 _failures = LimitedLog(logging.getLogger(__name__))
@@ -69,10 +66,10 @@ class CallTarget(Protocol):
 class Calls:
     """The calls of all models. Fails those that can never be executed."""
 
-    def __init__(self, target: CallTarget, models: LiveModels, clock: Clock) -> None:
+    def __init__(self, target: CallTarget, catalog: Catalog, clock: Clock) -> None:
         self._target = target
         self._clock = clock
-        self._waits = CallWaits(models)
+        self._waits = CallWaits(catalog)
         #: Calls that were cancelled because they are stuck.
         self._stuck: set[Request] = set()
         #: Rings while calls wait; made when it is first needed.
@@ -217,18 +214,11 @@ class _Waiting(msgspec.Struct):
     since_ns: int
 
 
-class LiveModels(Protocol):
-    """Implemented by `kernel.serving.catalog.Catalog`."""
-
-    def executing_models(self) -> Iterable[Model]:
-        """Return all versions that may have requests."""
-
-
 class CallWaits:
     """The calls that have no final response and were made from a batch that an instance executes."""
 
-    def __init__(self, models: LiveModels) -> None:
-        self._models = models
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._waiting: dict[Request, _Waiting] = {}
         #: By instance, the calls that its batches have made.
         self._calls_of: dict[Instance, dict[Request, _Waiting]] = {}
@@ -315,7 +305,7 @@ class CallWaits:
     def _of_resources(self, now_ns: int) -> _Alternatives:
         """Return what must continue so that the rate limiter lets another batch start: any batch that it let start."""
         found: _Alternatives = []
-        for model in self._models.executing_models():
+        for model in self._catalog.executing_models():
             for instance in model.instances.everywhere if model.instances.admission is not None else ():
                 found += [self._calls_from(instance, batch, now_ns) for batch in _executing(instance.record)]
         return found or _GOES_ON

@@ -281,6 +281,16 @@ class Catalog:
         """Return all versions that can have requests: the READY ones, and those that finish their last requests."""
         return [*self.ready_models(), *self.retiring]
 
+    def with_steps(self, model: Model) -> list[Model]:
+        """Return `model`, and if it is an ensemble the models of its steps and of theirs. Raises `ServingError`."""
+        found = [model]
+        for user in found:  # it grows meanwhile
+            for step in () if user.spec.ensemble is None else user.spec.ensemble.steps:
+                used = self.resolve(step.model_name, step.model_version, step.namespace)
+                if used not in found:
+                    found.append(used)
+        return found
+
     def index(self, ready: bool = False) -> list[IndexItem]:
         """Return the repository index in the order of identifier and version; with `ready`, only READY versions.
 

@@ -8,7 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
     from kernel.serving.response import Response
 

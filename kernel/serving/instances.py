@@ -1,11 +1,11 @@
-"""The instances of one model version: their load, and dispatch of batches to them.
+"""The instances of a model version: their load, the dispatch of batches to them, and which of them has which request.
 
-One instance of a model, as the kernel sees it, and the batches that it has.
+Pure.
 """
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -16,100 +16,16 @@ from kernel.serving.events import BatchesRecalled, InstanceIdle, InstanceLost
 from kernel.serving.next_batch_time import NextBatchTime
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from kernel.loop.clock import Clock
     from kernel.observe.execution_reports import ExecutionTimes
     from kernel.observe.statistics import ModelStatistics
     from kernel.serving.batch import Batch
     from kernel.serving.inbox import Inbox
-    from kernel.serving.model import LiveRequests
+    from kernel.serving.instance import BatchRecord, Instance
     from kernel.serving.request import Request
-
-
-class Instance(Protocol):
-    """One model instance that can execute. Implemented by `backends.supervision.handle.WorkerHandle`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def record(self) -> BatchRecord:
-        """The unfinished batches of the instance. `InstanceSet` adds batches; the instance removes finished ones."""
-
-    def execute(self, batch: Batch) -> None:
-        """Execute `batch` after earlier batches. The instance owns its requests from now on.
-
-        Never raises: the requests get errors as responses. The instance calls `InstanceSet.executed` when a batch is
-        finished, or `InstanceSet.lost`.
-        """
-
-    def cancel(self, request: Request) -> None:
-        """Let the model know that the client of a dispatched request has disconnected."""
-
-    def consumed(self, request: Request, count: int) -> None:
-        """Let the model send `count` more responses of a decoupled request."""
-
-    def send_now(self) -> None:
-        """Send the worker its messages now, and not at the end of the event-loop iteration, where they share a send."""
-
-    def end_sequence(self, slot: int) -> None:
-        """Free the implicit state of the sequence in `slot`, which is over."""
-
-
-class BatchRecord:
-    """The batches that were dispatched to an instance and are not finished. There is no other record of them.
-
-    An instance with concurrency 1 executes batches in the order of dispatch, and its first batch counts as started. An
-    instance with a higher concurrency reports the start of each batch.
-    """
-
-    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id", "overlaps")
-
-    def __init__(self, concurrency: int = 1, *, overlaps: bool = False) -> None:
-        #: How many batches the instance executes at the same time.
-        self.concurrency = concurrency
-        #: Whether the instance copies the inputs of a batch to its GPU while it computes the one before.
-        self.overlaps = overlaps
-        #: The number of the GPU that executes them; 0 for an instance without one.
-        self.device_id = 0
-        #: By `Batch.number`, in the order of dispatch.
-        self.batches: dict[int, Batch] = {}
-        self._started: set[int] = set()
-        self._last_number = 0
-
-    def add(self, batch: Batch) -> None:
-        """Add a dispatched batch and give it its number."""
-        self._last_number = batch.number = self._last_number + 1
-        self.batches[batch.number] = batch
-
-    def started(self, number: int) -> None:
-        """The instance has begun to execute a batch. Raises KeyError for one that it does not have, or without
-        concurrency, where nothing is said of that."""
-        if self.concurrency == 1:
-            raise KeyError(number)
-        self._started.add(self.batches[number].number)
-
-    def executing(self, number: int) -> Batch:
-        """Return a batch that is about to finish. Raises KeyError for a batch that is not started."""
-        if number not in self._started if self.concurrency > 1 else number != next(iter(self.batches), None):
-            raise KeyError(number)
-        return self.batches[number]
-
-    def executed(self, number: int) -> Batch:
-        """Remove and return a finished batch. Raises KeyError for a batch that is not started."""
-        if self.concurrency == 1:
-            if number != next(iter(self.batches), None):
-                raise KeyError(number)
-        else:
-            self._started.remove(number)
-        return self.batches.pop(number)
-
-    def unstarted(self) -> list[Batch]:
-        """Return the batches that the instance has not started, in the order of dispatch."""
-        if self.concurrency == 1:
-            return list(islice(self.batches.values(), 1, None))
-        return [batch for number, batch in self.batches.items() if number not in self._started]
+    from kernel.serving.response import Response
 
 
 class InstanceAdmission(Protocol):
@@ -139,6 +55,68 @@ class InstanceAdmission(Protocol):
 
     def pass_on(self) -> None:
         """Let instances start batches that may do so now, also instances of other models."""
+
+
+class LiveRequests:
+    """Requests that were accepted and have no final response yet.
+
+    Each is at the response cache, queued, or dispatched to an instance.
+    """
+
+    def __init__(self) -> None:
+        #: By request: its instance, or None while it is queued.
+        self.instance_of: dict[Request, Instance | None] = {}
+        #: How many requests are queued.
+        self.queued = 0
+        #: What the response cache has: requests that are looked up, and responses that wait until they are stored.
+        self.at_cache: set[Request | Response] = set()
+
+    def __len__(self) -> int:
+        return len(self.instance_of) + len(self.at_cache)
+
+    def add(self, request: Request) -> None:
+        """Add an accepted request, which is queued."""
+        self.instance_of[request] = None
+        self.queued += 1
+
+    def dispatched(self, batch: Batch, instance: Instance) -> None:
+        """Note that the queued requests of `batch` were dispatched to `instance`."""
+        instance_of = self.instance_of
+        for request in batch.entries:
+            if request is not None:
+                instance_of[request] = instance
+                request.dispatched = True
+                self.queued -= 1
+
+    def returned(self, requests: Iterable[Request]) -> None:
+        """Note that requests of a lost instance are queued again."""
+        for request in requests:
+            self.instance_of[request] = None
+            request.dispatched = False
+            self.queued += 1
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that got its final response."""
+        if self.instance_of.pop(request) is None:
+            self.queued -= 1
+
+    def queued_requests(self) -> list[Request]:
+        """Return the queued requests, oldest first."""
+        return [request for request, instance in self.instance_of.items() if instance is None]
+
+    def check(self, batches: Iterable[tuple[Instance, Batch]]) -> None:
+        """Recompute the invariants; `batches` are the unfinished batches of all instances."""
+        queued = len(self.queued_requests())
+        assert self.queued == queued, f"{self.queued} requests are counted as queued, {queued} are"
+        for request, instance in self.instance_of.items():
+            assert not request.finished, f"request {request.id!r} is live after its final response"
+            assert request.dispatched is (instance is not None), f"request {request.id!r}: dispatched is wrong"
+        both = self.at_cache & self.instance_of.keys()
+        assert not both, f"{len(both)} requests are at the cache and at the scheduler"
+        for instance, batch in batches:
+            for request in batch.requests:
+                has = self.instance_of.get(request, instance)
+                assert has is instance, f"request {request.id!r} is in a batch of {instance.name}, not of its instance"
 
 
 #: The most work that an instance gets ahead of time, in nanoseconds of expected execution. Enough that a fast model
@@ -464,25 +442,23 @@ class InstanceSet:
         """`instance` gives these requests back, which it had not started."""
         self._depth = 1  # else they would go to it again at once
         self._next_batch_ns = None
-        self._live.returned(returned)
-        self._inbox.post(BatchesRecalled(instance, returned))
-        for request in returned:
-            # It was cancelled, and only the instance knew that.
-            if request.cancelled and not request.finished and request.owner is not None:
-                request.owner.cancelled(request)
+        self._queue_again(BatchesRecalled(instance, returned))
 
     def lost(self, instance: Instance, returned: list[Request]) -> None:
         """Remove a lost instance. It has failed its started requests; `returned` are those that it had not started."""
         self.forget(instance)
         self._statistics.workers_lost += 1
-        self._live.returned(returned)
-        self._inbox.post(InstanceLost(instance, returned))
-        for request in returned:
-            # It was cancelled while other requests failed, and only the lost instance knows that.
-            if request.cancelled and not request.finished and request.owner is not None:
-                request.owner.cancelled(request)
+        self._queue_again(InstanceLost(instance, returned))
         if self.admission is not None:
             self.admission.pass_on()
+
+    def _queue_again(self, event: InstanceLost) -> None:
+        """Queue what an instance gives back, and cancel what was cancelled there: only the instance knew that."""
+        self._live.returned(event.returned)
+        self._inbox.post(event)
+        for request in event.returned:
+            if request.cancelled and not request.finished and request.owner is not None:
+                request.owner.cancelled(request)
 
     def _post_idle(self, instance: Instance) -> None:
         if self._live.queued:

@@ -11,9 +11,8 @@ Whether a call may wait:
 - Administration (the repository, regions of clients, settings of traces and logs) may wait: calls that are `async` here
   do so in the kernel's process, too. Nothing of an inference request waits for administration.
 
-The traffic rules and rollouts of models, as front doors see them.
-
-What the response cache of a server has done: plain numbers, rendered only for the metrics page. Pure.
+First the interface, then what it hands out: settings, control of the repository and of traffic, figures of the cache.
+Pure.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from kernel.version import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from kernel.memory.client_regions import RegionRegistry
     from kernel.memory.input_placement import MemoryRefusals, ReceiveBuffer
     from kernel.observe.gpu_figures import GpuFigureReader
+    from kernel.observe.recent import Recent
     from kernel.serving.catalog import IndexItem
     from kernel.serving.helper_tasks import FrontDoorHelpers
-    from kernel.serving.kernel import KernelSettings, RepositoryControl, ServerIdentity
     from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
@@ -215,7 +216,7 @@ class KernelInterface(Protocol):
     def clear_poison(self, name: str, version: str = "") -> int:
         """Forget the requests that are refused because equal ones have ended workers; returns how many these were.
 
-        Raises `ServingError`.
+        Raises `ServingError`, also for a model that remembers none.
         """
 
     def check_client_shm(self, *, local_peer: bool) -> None:
@@ -226,6 +227,65 @@ class KernelInterface(Protocol):
 
     @property
     def log(self) -> LogSettings: ...
+
+
+#: What GET /v2 and ServerMetadata list, in Triton's order (core's server.cc).
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class ServerIdentity(msgspec.Struct, frozen=True):
+    """The metadata of the server."""
+
+    name: str = "triton"
+    version: str = __version__
+    extensions: tuple[str, ...] = EXTENSIONS
+
+
+class RepositoryControl(Protocol):
+    """Control of the model repository by clients. Implemented by `kernel.repository.lifecycle`."""
+
+    async def index(self, ready: bool = False) -> list[IndexItem]:
+        """Return the repository index. Raises `InternalError`."""
+
+    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
+        """Load or reload a model; returns when it is READY. Raises `ServingError`.
+
+        `parameters` may hold `config` (a model configuration in JSON, str) and `file:<path>` (bytes).
+        """
+
+    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+        """Start to unload a model and return at once; requests in flight finish. An unknown name is not an error."""
+
+
+class KernelSettings(msgspec.Struct, frozen=True):
+    """Settings of the kernel from the command line."""
+
+    trace: TraceSettings
+    log: LogSettings
+    identity: ServerIdentity = ServerIdentity()
+    strict_readiness: bool = True
+    #: Whether clients may load and unload models at all (--model-control-mode=explicit).
+    explicit_control: bool = False
+    #: The last requests that were slow or failed, and the last lines of the log; None where nobody can look.
+    recent: Recent | None = None
+    #: `local`, `true` or `false`.
+    allow_client_shm: str = "local"
+    #: As in `ServerOptions`.
+    max_decompression_ratio: int = 200
 
 
 class RoutedCount(msgspec.Struct, frozen=True):

@@ -24,12 +24,11 @@ from kernel.loop.cancellations import Cancellations
 from kernel.observe.internal_errors import unexpected_error
 from kernel.serving.calls import Calls, NestedLoads
 from kernel.serving.catalog import parse_version
-from kernel.serving.health import all_healthy, with_steps
 from kernel.serving.helper_tasks import NoHelpers
+from kernel.serving.model import all_healthy
 from kernel.serving.model_figures import figures_of, instance_figures
 from kernel.serving.route import ModelRoute, RouteRules, Wait, WaitingRequests, WithSecond, route_to
 from kernel.serving.validation import validate
-from kernel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,12 +37,11 @@ if TYPE_CHECKING:
     from kernel.memory.client_regions import RegionRegistry
     from kernel.memory.input_placement import InputPlacer, ReceiveBuffer
     from kernel.observe.gpu_figures import GpuFigureReader
-    from kernel.observe.recent import Recent
     from kernel.records.tracer import Tracer
     from kernel.server_parts import ServerPart
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.helper_tasks import FrontDoorHelpers
-    from kernel.serving.interface import TrafficControl
+    from kernel.serving.interface import KernelSettings, RepositoryControl, TrafficControl
     from kernel.serving.model import Model
     from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.prepared import PreparedRequest
@@ -53,47 +51,6 @@ if TYPE_CHECKING:
     from shm.arena import Block
 
 _Figures = TypeVar("_Figures")
-
-#: What GET /v2 and ServerMetadata list, in Triton's order (core's server.cc).
-EXTENSIONS = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-)
-
-
-class ServerIdentity(msgspec.Struct, frozen=True):
-    """The metadata of the server."""
-
-    name: str = "triton"
-    version: str = __version__
-    extensions: tuple[str, ...] = EXTENSIONS
-
-
-class RepositoryControl(Protocol):
-    """Control of the model repository by clients. Implemented by `kernel.repository.lifecycle`."""
-
-    async def index(self, ready: bool = False) -> list[IndexItem]:
-        """Return the repository index. Raises `InternalError`."""
-
-    async def load(self, name: str, parameters: dict[str, Any] | None = None) -> None:
-        """Load or reload a model; returns when it is READY. Raises `ServingError`.
-
-        `parameters` may hold `config` (a model configuration in JSON, str) and `file:<path>` (bytes).
-        """
-
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
-        """Start to unload a model and return at once; requests in flight finish. An unknown name is not an error."""
 
 
 class RequestRecorder(Protocol):
@@ -107,7 +64,11 @@ class RequestRecorder(Protocol):
 
 
 class Kernel:
-    """Decides what happens to requests. Front doors see it as `KernelInterface` (`front_doors/interface.py`)."""
+    """Decides what happens to requests.
+
+    Front doors see it as `kernel.serving.interface.KernelInterface`, which describes the methods that have no
+    docstring.
+    """
 
     def __init__(
         self, catalog: Catalog, regions: RegionRegistry, inputs: InputPlacer, clock: Clock, settings: KernelSettings,
@@ -186,7 +147,7 @@ class Kernel:
         """As `model_ready`; the model itself, or the models of an ensemble's steps, may be asked."""
         if not self.model_ready(name, version):
             return False
-        return await all_healthy(with_steps(self.catalog, self.catalog.resolve(name, version)))
+        return await all_healthy(self.catalog.with_steps(self.catalog.resolve(name, version)))
 
     def _check_running(self) -> None:
         if self.stopping:
@@ -234,14 +195,9 @@ class Kernel:
         return self.resolve(name, version, namespace)
 
     def route(self, name: str, version: str = "") -> ModelRoute:
-        """Return the route of a call that takes any number of responses. Raises `ServingError`."""
         return route_to(self.resolve(name, version), self._rules.get(name))
 
     def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
-        """Return the route of a unary call.
-
-        `entry_point` names the call in the error. Raises `ServingError`: `DecoupledOverUnary` for a decoupled model.
-        """
         route = self.route(name, version)
         if route.spec.decoupled:
             raise DecoupledOverUnary(entry_point)
@@ -376,7 +332,6 @@ class Kernel:
         self._preparing += 1
 
     def end_preparing(self, byte_size: int) -> None:
-        """A request that was admitted by `begin_preparing` with `byte_size` bytes was submitted or refused."""
         self._preparing -= 1
         self._budget.remove(byte_size)
         assert self._preparing >= 0, "more requests were prepared than admitted"
@@ -384,37 +339,27 @@ class Kernel:
             self._all_prepared.set()
 
     def check_shapes(self, request: Request, route: ModelRoute) -> None:
-        """Check a request whose tensors have a place, but perhaps no bytes yet. Raises `ServingError`."""
         validate(request, route.spec)
 
     def memory_for(self, route: ModelRoute, byte_size: int) -> Block:
-        """Return a block that workers of `route` can read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take(route.model, byte_size)
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
-        """Return a buffer in which to receive a message that a helper decodes. Raises `ArenaFull`."""
         return self._inputs.message_buffer(byte_size)
 
     def memory_for_helper(self, byte_size: int) -> Block:
-        """Return a block that only helpers read; the caller releases it. Raises `ArenaFull`."""
         return self._inputs.take_for_helper(byte_size)
 
     def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        """Return a buffer in which to receive a request for `route`; see `InputPlacer.receive_buffer`."""
         return self._inputs.receive_buffer(route.model, byte_size, first_tensor)
 
     def clear_poison(self, name: str, version: str = "") -> int:
-        """Forget the requests that are refused because equal ones have ended workers; returns how many these were.
-
-        Raises `ServingError`, also for a model that remembers none.
-        """
         model = self.served(name, version)
         if model.poison is None:
             raise InvalidArgument(f"model '{model.name}' remembers no requests (parameter naiad.isolate_poison)")
         return model.poison.clear()
 
     def check_client_shm(self, *, local_peer: bool) -> None:
-        """Raise `ClientSharedMemoryDisabled` unless this client may register shared memory."""
         allowed = self.settings.allow_client_shm
         if allowed == "false" or (allowed == "local" and not local_peer):
             raise ClientSharedMemoryDisabled
@@ -429,34 +374,27 @@ class Kernel:
     # ---- figures -----------------------------------------------------------------------------
 
     def figures(self, name: str = "") -> list[ModelFigures]:
-        """Return the figures of the READY versions of all models, or of those called `name`, in order."""
         return [figures_of(model) for model in self.catalog.ready_models(name)]
 
     def counters(self) -> Sequence[ModelCounters]:
-        """Return the counters of all versions that can have requests."""
         return self.catalog.executing_models()
 
     @property
     def queued(self) -> int:
-        """How many requests wait for an execution."""
         return sum(model.live.queued + model.instances.waiting for model in self.catalog.executing_models())
 
     def served_figures(self, name: str, version: str = "") -> ModelFigures:
-        """Return the figures of a version that serves. Raises `ServingError`."""
         return figures_of(self.served(name, version))
 
     def loaded_figures(self, identifier: str, version: int) -> ModelFigures | None:
-        """Return the figures of a version by its model's identifier; None if it is not loaded."""
         entry = self.catalog.entry(identifier, version)
         return None if entry is None or entry.model is None else figures_of(entry.model)
 
     def instance_figures(self, identifier: str, version: int) -> list[InstanceFigures]:
-        """Return the figures of the instances of a version; none if it is not loaded."""
         entry = self.catalog.entry(identifier, version)
         return [] if entry is None or entry.model is None else instance_figures(entry.model)
 
     def part_figures(self, kind: type[_Figures]) -> list[_Figures]:
-        """Return the figures of this kind, of each part of the server that has such, in the order of the parts."""
         return [figures for part in self.server_parts if isinstance(figures := part.figures(), kind)]
 
     # ---- stopping ----------------------------------------------------------------------------
@@ -516,20 +454,3 @@ class KernelParts(msgspec.Struct, frozen=True):
     gpu_figures: GpuFigureReader | None = None
     #: Returns how many lines of the log were lost.
     lost_log_lines: Callable[[], int] = int
-
-
-class KernelSettings(msgspec.Struct, frozen=True):
-    """Settings of the kernel from the command line."""
-
-    trace: TraceSettings
-    log: LogSettings
-    identity: ServerIdentity = ServerIdentity()
-    strict_readiness: bool = True
-    #: Whether clients may load and unload models at all (--model-control-mode=explicit).
-    explicit_control: bool = False
-    #: The last requests that were slow or failed, and the last lines of the log; None where nobody can look.
-    recent: Recent | None = None
-    #: `local`, `true` or `false`.
-    allow_client_shm: str = "local"
-    #: As in `ServerOptions`.
-    max_decompression_ratio: int = 200

@@ -1,9 +1,8 @@
 """The live sequences of a model version: which request belongs to which sequence, and where a sequence is. Pure.
 
-A sequence lives from its START until its END was executed, it was idle for too long, it was cancelled, or its instance
-was lost. Rules and texts are Triton's (sequence_batch_scheduler.cc).
-
-A sequence: requests that belong together and go to one instance.
+A sequence is a number of requests that belong together and go to one instance. It lives from its START until its END
+was executed, it was idle for too long, it was cancelled, or its instance was lost. Rules and texts are Triton's
+(sequence_batch_scheduler.cc).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from kernel.config.spec import SequenceBatching
     from kernel.serving.batch import Batch
-    from kernel.serving.instances import Instance
+    from kernel.serving.instance import Instance
     from kernel.serving.request import Request
 
 
@@ -171,7 +170,7 @@ class LiveSequences:
     def _move(self, request: Request, beginning: Request) -> None:
         """Give the sequence `request`, with an id of ours, another one: `beginning` begins a sequence with that id.
 
-        Raises `Unavailable` if the model may have state under the id: the client would get answers of another one.
+        Raises `Unavailable` if the model may have state under the id: the client would get answers of another client.
         """
         sequence = request.sequence
         assert sequence is not None

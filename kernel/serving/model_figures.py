@@ -1,12 +1,8 @@
-"""The figures of a model version as data: for the metrics page, the page at / and reports.
+"""What is known of a model version, as data: figures, Triton's statistics, metadata. Pure.
 
-Figures are taken when they are asked for. They refer to no model, instance or request.
-
-Statistics of a model version in the format of Triton's statistics extension, for HTTP and gRPC. Pure.
-
-Field names and their order are those of the JSON of `/stats` and of the gRPC message.
-
-Model metadata as clients get it, over HTTP and gRPC.
+Figures are taken when they are asked for, by the metrics page, the page at / and reports. They refer to no model,
+instance or request. The fields of statistics have the names and the order that
+`/stats` and the gRPC message have.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 Only for models whose configuration says that an execution may be repeated (`naiad.isolate_poison`).
 
-Which requests of a lost worker are executed again, each alone, and which of them has ended the worker. Pure.
-
 A worker that dies takes the batch with it that it executes: each request of it is a *suspect*. Suspects are executed
-again, one at a time. One that is alone in its worker when that dies as well is the *culprit*. So a single
-worker that is killed from outside makes no request a culprit: two must die with the same request.
+again, one at a time. One that is alone in its worker when that dies as well is the *culprit*. So a single worker that
+is killed from outside makes no request a culprit: two must die with the same request.
 """
 
 from __future__ import annotations

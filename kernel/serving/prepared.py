@@ -1,12 +1,8 @@
 """Prepared requests: checked once, without id and tensor bytes, so that equal requests can be made from them. Pure.
 
 A front door recognises a message that differs from an earlier one only in id and tensor bytes. It makes the request
-from the prepared one, without parsing and checking, as long as the catalog of models is unchanged.
-
-A bounded cache of what was prepared while the model catalog was the same. Pure.
-
-Both protocols compare a request with earlier ones, so that a repeated kind of request is not parsed and checked
-again. What was prepared is valid for one generation of the catalog (`Catalog.generation`).
+from the prepared one, without parsing and checking. What was prepared is valid for one generation of the catalog
+(`Catalog.generation`), and kept in a cache of limited size.
 """
 
 from __future__ import annotations

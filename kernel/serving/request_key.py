@@ -1,11 +1,9 @@
-"""The key of a request in the response cache. Pure.
+"""The key of a request in the response cache: what makes two requests equal. Also computed by helpers. Pure.
 
 Two requests have the same key only if all of these are equal (id, priority and timeout may differ): the load
 of the model, inputs (names, datatypes, shapes, bytes), requested outputs with their classification, parameters, and
 fields of sequences. The key is a BLAKE2b hash of 256 bits, so that nobody can make two requests with the same key.
 Triton's key has only the model, the names of inputs and their bytes (core's cache_manager.cc).
-
-The task of helpers that hashes large inputs for the response cache.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Where the requests go that name a model, and perhaps a version of it. Pure.
+"""Which version a request goes to that names a model, and requests that wait for the rule of their route.
 
 A front door knows a route, and not the version that executes a request: `Kernel.submit` decides that, once, for each
 request. What was prepared for a route holds for every version that it may lead to, because a request for a version
 with another signature is checked again.
 
-Requests that wait until the rule of their route can decide which version executes them.
-
-They are checked, their tensors are placed, and they count as in flight and in the memory budget. They can be cancelled,
-and each has a deadline.
-
-The rules that decide which version executes the requests to a model, by the name of the model.
-
-The copy of a request for a second receiver: it is submitted itself, and the client of the first never sees it.
+A request waits until the rule of its route can decide. Until then it is checked, its tensors are placed, and it counts
+as in flight and in the memory budget. It can be cancelled, and has a deadline.
 """
 
 from __future__ import annotations

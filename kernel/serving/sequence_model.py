@@ -1,6 +1,6 @@
-"""A loaded model version with sequences. A sequence stays with the version that has begun it.
+"""A model version with sequences, and its instances.
 
-The instances of a model with sequences. A sequence stays at its instance, also while that is being retired.
+A sequence stays with the version that has begun it, and at its instance, also while one of them is being retired.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from kernel.observe.statistics import ModelStatistics
     from kernel.serving.batch import Batch
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instances import Instance
-    from kernel.serving.model import LiveRequests, SchedulerFactory
+    from kernel.serving.instance import Instance
+    from kernel.serving.instances import LiveRequests
+    from kernel.serving.model import SchedulerFactory
     from kernel.serving.request import Request
 
 
@@ -212,11 +213,11 @@ class SequenceModel(Model):
         super().submit(request)
 
     def choose(self, request: Request) -> SequenceModel:
-        """See `kernel.serving.route.RouteRule`."""
+        """Return the version that has the sequence of `request`. It is the `RouteRule` of this version."""
         return self.owner_of(request)
 
     def choose_for(self, request: Request, parent: Request) -> SequenceModel:
-        """See `kernel.serving.route.RouteRule`."""
+        """Return the version that has the sequence of `request`; `parent` does not matter."""
         return self.owner_of(request)
 
     def owner_of(self, request: Request) -> SequenceModel:

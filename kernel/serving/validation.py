@@ -1,12 +1,11 @@
-"""Checks a request against the configuration of its model. The order of the checks and the texts are Triton's.
+"""Checks a request against the configuration of its model. The order of the checks and the texts are Triton's. Pure.
 
 Source: `InferenceRequest::Normalize` in core's infer_request.cc. Tensor bytes are not read: the worker checks the
 lengths of BYTES elements, because only workers read a client's region.
 
-The order in which Triton checks the inputs of a request, so that our errors name the same input. Pure.
-
-Triton stores inputs in a `std::unordered_map` by name (infer_request.h). libstdc++ inserts a name before all others if
-its bucket is empty, else before the names in its bucket.
+Inputs are checked in Triton's order, so that errors name the same input. Triton stores inputs in a `std::unordered_map`
+by name (infer_request.h). libstdc++ inserts a name before all others if its bucket is empty, else before the names in
+its bucket.
 """
 
 from __future__ import annotations

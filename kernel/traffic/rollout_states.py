@@ -1,10 +1,10 @@
-"""The states of a rollout, and what leads from one to the next. Pure: events carry times and verdicts.
+"""The plan of a rollout, its states, and what leads from one to the next. Pure: events carry times and verdicts.
 
 loading -> step 0 -> step 1 ... -> done
 a step can be paused, and everything before `done` can be aborted; `done` can be aborted too, which brings the
 former version back
 
-What a rollout does and when: the body of `POST /v2/models/M/rollout`, with its defaults. Pure.
+The plan is the body of `POST /v2/models/M/rollout`, with its defaults.
 """
 
 from __future__ import annotations

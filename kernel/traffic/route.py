@@ -2,11 +2,10 @@
 
 No clock, no I/O: it reads the request and the catalog.
 
-Which share of the requests goes to which target: buckets, a hash for keys, and bounds for weights. Pure.
-
-There are 10,000 buckets. A key has the bucket `crc32(key, crc32(model + NUL + salt + NUL)) mod 10000`, both texts in
-UTF-8: the same in each server and after each restart. Other targets than the first own the lowest buckets, in their
-order, and the first one the rest. So a target whose weight grows takes keys from the first target, and gives it none.
+There are 10,000 buckets of requests. A key has the bucket `crc32(key, crc32(model + NUL + salt + NUL)) mod 10000`, both
+texts in UTF-8: the same in each server and after each restart. Other targets than the first own the lowest buckets, in
+their order, and the first one the rest. So a target whose weight grows takes keys from the first target, and gives it
+none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What the counts of a rollout say: stop the candidate, it is good enough, or neither is sure. Pure.
 
-A verdict can be asked for after every request (`kernel.traffic.verdicts`). With the settings that are the default, a
-candidate that is as good as the stable version is stopped in at most 1 % of all rollouts, all guards together, and one
-that is as bad as no guard accepts is passed by each guard in at most 5 %. Too few events are *inconclusive*.
-
-Evidence from counts of bad events that may be looked at after every request. Pure.
+A verdict can be asked for after every request. With the settings that are the default, a candidate that is as good as
+the stable version is stopped in at most 1 % of all rollouts, all guards together, and one that is as bad as no guard
+accepts is passed by each guard in at most 5 %. Too few events are *inconclusive*.
 
 A rollout sends the share w of the requests to a candidate. If the candidate is as good as the stable version, each bad
 event, wherever it occurs, is the candidate's with probability w, however often events occur. If events are r times as

@@ -1,7 +1,6 @@
 """`EnsemblePlan`: which steps read and write each tensor, and which steps the requested outputs need. Pure.
 
-Which outputs of steps stay on a device: those that only one step, or only the response, needs and can have there.
-Pure.
+Outputs of steps stay on a device if only one step, or only the response, needs them and can have them there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """One request to an ensemble while its steps are executed: makes the requests of the steps, and the responses.
 
-Shapes between models with and without batching, and between an ensemble and its steps. Pure.
-
-The bytes of a tensor are the same with and without a batch dimension, so that only the shape changes. The rule is
-Triton's (`ReshapeTensorDims` in core's ensemble_scheduler.cc).
+Shapes change between models with and without batching, and between an ensemble and its steps; the bytes of a tensor are
+the same. The rule is Triton's (`ReshapeTensorDims` in core's ensemble_scheduler.cc).
 """
 
 from __future__ import annotations

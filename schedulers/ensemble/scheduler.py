@@ -1,13 +1,10 @@
-"""Drives the requests of one ensemble: pins models, submits the requests of steps, and sends responses.
+"""The scheduler of an ensemble: pins models, submits the requests of steps, and sends responses.
 
 `EnsembleProgress` and `StepLimits` decide what starts when. Only the scheduler coroutine calls the driver.
 
-Errors about inputs of an ensemble that only a worker of a step can find: BYTES that do not fit their shape. Pure.
-
 Triton checks BYTES when the request to the ensemble comes, so its errors name the ensemble and its input. Here a worker
-checks them, because the kernel does not read tensors, and its error names the step's model and input.
-
-The scheduler coroutine of ensembles.
+of a step checks them, because the kernel does not read tensors. Its error names the step's model and input, and is
+written anew for the client.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
-"""The most requests that each step of an ensemble executes at the same time (`max_inflight_requests`). Pure.
+"""Calls and streams of an ensemble that wait: limits of steps, and streams that may wait for themselves. Pure.
 
-The limit counts the requests of all requests to the ensemble, as in Triton. Calls above it wait in order. While they
-wait, the decoupled steps that made their inputs get no credit for them, so that these steps stop as well.
+`max_inflight_requests` is the most requests that each step executes at the same time. The limit counts the requests of
+all requests to the ensemble, as in Triton. Calls above it wait in order. While they wait, the decoupled steps that made
+their inputs get no credit for them, so that these steps stop as well. A call that has waited may fail as soon as it
+starts, which lets the next one start. Clients may have left tens of thousands, so an event-loop iteration starts only
+some.
 
-A call that has waited may fail as soon as it starts, which lets the next one start. Clients may have left tens of
-thousands, so an event-loop iteration starts only some.
-
-Streams that may wait for themselves: a decoupled model waits for credit, and the steps that would give it wait for
-the model.
-
-Credit for a response comes back when the steps behind it have ended. If such a step needs the instance that waits for
-the credit, neither continues. Within one ensemble that is known from its steps: then the model gets its credit at once.
-Between several ensembles it is not known; a request without progress for a long time gets its credit anyway. Triton
-gives no credit at all: a model may be ahead without limit. Pure.
+A decoupled model waits for credit, which comes back when the steps behind it have ended. If such a step needs the
+instance that waits for the credit, neither continues. Within one ensemble that is known from its steps: then the model
+gets its credit at once. Between several ensembles it is not known; a request without progress for a long time gets its
+credit anyway. Triton gives no credit at all: a model may be ahead without limit.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ def figures() -> list[Figure]:
         _listed("pairs of folders that import each other at run time", mutual_folders(files)),
         _listed("circles of modules, imports for types included", [", ".join(each) for each in circles]),
         Figure("modules in the largest of these circles", max(map(len, circles), default=0)),
-        _listed("reads of private names of the product in tests", private_reads(source_files("tests"), private_names())),
+        _listed(
+            "reads of private names of the product in tests", private_reads(source_files("tests"), private_names())
+        ),
         _listed("patches of private names in tests", private_patches(source_files("tests"))),
         _listed("imports of a test module in tests", imports_of_tests(source_files("tests"))),
         Figure("modules", len(files)),

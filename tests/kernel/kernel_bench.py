@@ -10,7 +10,8 @@ from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import InputPlacer
 from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
-from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel
 from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock, FakeInstance, model_spec

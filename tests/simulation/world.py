@@ -19,7 +19,8 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.records.tracer import Tracer
 from kernel.repository.retirement import Retirement
 from kernel.serving.catalog import UNLOADED, Catalog, ModelState
-from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel
 from kernel.settings import LogSettings, TraceSettings
 from schedulers.ratelimit import RateLimiter
 from schedulers.registry import choose_scheduler

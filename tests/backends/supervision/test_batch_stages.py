@@ -10,7 +10,7 @@ from backends.supervision.batch_stages import Stage, batch_stages, work_marks
 from backends.transport.outbox import Progress
 from backends.transport.wire import CREDIT_WINDOW
 from kernel.serving.batch import Batch
-from kernel.serving.instances import BatchRecord
+from kernel.serving.instance import BatchRecord
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 

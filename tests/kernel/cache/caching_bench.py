@@ -18,7 +18,8 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.observe.execution_reports import ExecutionTimes
 from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
-from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response

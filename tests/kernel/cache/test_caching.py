@@ -13,6 +13,7 @@ from kernel.cache.caching import ResponseCaching, files_salt
 from kernel.cache.local import LocalCache
 from kernel.cache.lookup import CacheAccess
 from kernel.config.generated.model_config_pb2 import ModelConfig
+from kernel.config.spec import EnsembleSpec, EnsembleStep
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.model import Model
 from kernel.testing import FakeClock, model_spec
@@ -109,9 +110,7 @@ def test_a_model_that_is_loaded_again_has_entries_of_its_own(tmp_path: Path, sha
 
 
 def ensemble(step: str, name: str = "e") -> Model:
-    config = ModelConfig(name=name)
-    config.ensemble_scheduling.step.add(model_name=step, model_version=-1)
-    return model(name, config=config, ensemble=True)
+    return model(name, ensemble=EnsembleSpec((EnsembleStep(step, "", {}, {}),)))
 
 
 def test_an_ensemble_has_other_entries_after_a_step_was_loaded_again(tmp_path: Path) -> None:

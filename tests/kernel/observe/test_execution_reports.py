@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernel.observe.execution_reports import ComposedTimes, add_to_ensembles
-from kernel.observe.statistics import BatchStatistics, ModelStatistics
+from kernel.observe.execution_reports import ComposedTimes
+from kernel.observe.statistics import BatchStatistics, ModelStatistics, add_to_ensembles
 from kernel.serving.request import NO_SINK, Request
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.observe.execution_reports import (
-    BatchReports,
     ExecutionTimes,
     InstanceMemory,
     MemoryUsage,
@@ -22,7 +21,7 @@ from kernel.observe.statistics import (
     record_reported,
     record_reported_response,
 )
-from kernel.serving.batch import Batch
+from kernel.serving.batch import Batch, BatchReports
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from tests.kernel.observe.times import times_until

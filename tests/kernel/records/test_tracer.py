@@ -30,7 +30,8 @@ from kernel.records.trace_json import record_of, tensor_text
 from kernel.records.tracer import Tracer
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import Catalog, ModelState
-from kernel.serving.kernel import Kernel, KernelSettings
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel
 from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.serving.response import Response

@@ -10,7 +10,8 @@ from kernel.errors import Unavailable, WorkerLost
 from kernel.observe.execution_reports import ExecutionTimes
 from kernel.serving.batch import Batch
 from kernel.serving.events import InstanceIdle, InstanceLost, Submitted
-from kernel.serving.instances import LONG_EXECUTION_NS, MAX_DEPTH, BatchRecord
+from kernel.serving.instance import BatchRecord
+from kernel.serving.instances import LONG_EXECUTION_NS, MAX_DEPTH
 from kernel.serving.request import Request
 from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.direct import direct

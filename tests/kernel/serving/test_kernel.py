@@ -13,6 +13,7 @@ import pytest
 from kernel import errors
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.serving.catalog import ModelState
+from kernel.serving.kernel import Kernel
 from kernel.serving.model import Model
 from kernel.serving.prepared import prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request

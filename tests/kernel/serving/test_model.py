@@ -13,8 +13,8 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import DeadlineTooNear, InternalError, RequestCancelled, Unavailable
 from kernel.serving.batch import Batch
 from kernel.serving.events import Submitted
-from kernel.serving.instances import Condition, InstanceSet
-from kernel.serving.model import LiveRequests, Model
+from kernel.serving.instances import Condition, InstanceSet, LiveRequests
+from kernel.serving.model import Model
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
 from schedulers.direct import direct

@@ -22,7 +22,8 @@ from kernel.options import HttpOptions
 from kernel.records.tracer import Tracer
 from kernel.serving.catalog import Catalog, ModelState
 from kernel.serving.events import Cancelled, Submitted
-from kernel.serving.kernel import Kernel, KernelParts, KernelSettings
+from kernel.serving.interface import KernelSettings
+from kernel.serving.kernel import Kernel, KernelParts
 from kernel.serving.model import Model
 from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings

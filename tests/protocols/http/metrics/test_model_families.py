@@ -212,7 +212,7 @@ def test_batch_sizes_have_bounds_up_to_the_largest(max_batch_size: int, bounds: 
 
 def test_batch_sizes_are_counted_by_execution() -> None:
     made = model(max_batch_size=8)
-    made.statistics.batches = {1: BatchStatistics(4), 3: BatchStatistics(2), 8: BatchStatistics(1)}
+    made.statistics.batches.update({1: BatchStatistics(4), 3: BatchStatistics(2), 8: BatchStatistics(1)})
     values = [value_of([made], "naiad_inference_batch_size_bucket", le=le) for le in ("1", "2", "4", "8", "+Inf")]
     assert values == [4, 4, 6, 7, 7]
     assert value_of([made], "naiad_inference_batch_size_sum") == 18
