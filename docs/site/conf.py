@@ -41,6 +41,8 @@ pygments_dark_style = "github-dark"
 
 autodoc_default_options = {"undoc-members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
+autoclass_content = "both"
+smartquotes = False
 autodoc_preserve_defaults = True
 # In docstrings, one backtick is code, and a link if a name of the reference is meant.
 default_role = "py:obj"

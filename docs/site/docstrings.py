@@ -2,6 +2,8 @@
 
 - Annotations name types that are imported for type checkers only. The signature of a `msgspec.Struct` evaluates them.
 - A name in backticks links to its entry in the reference, wherever that is; a name without an entry stays code.
+- A class whose entry takes the text of the class alone (`:class-doc-from: class`) is made by the server: it is shown
+  without the parameters of its `__init__`.
 - A block that begins with `Args:` is a list of parameters.
 """
 
@@ -89,8 +91,16 @@ def list_parameters(app: Sphinx, what: str, name: str, obj: Any, options: Any, l
     lines[begin:end] = [_PARAMETER.sub(r":param \1: ", line) for line in lines[begin + 1 : end]]
 
 
+def hide_parameters(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    """Return the signature of a class that the server makes."""
+    return ("", None) if what == "class" and options.class_doc_from == "class" else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", import_types)
     app.connect("missing-reference", link_by_last_name)
     app.connect("autodoc-process-docstring", list_parameters)
+    app.connect("autodoc-process-signature", hide_parameters)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REFERENCE = ROOT / "docs" / "reference"
 DRAWINGS = sorted((ROOT / "docs" / "drawings").glob("*.toml"))
 
-_DIRECTIVE = re.compile(r"( *)\.\. (currentmodule|auto\w+):: ([\w.]+)(?:\(([\w, ]*)\))?")
+_DIRECTIVE = re.compile(r"( *)\.\. (currentmodule|auto\w+|py:data):: ([\w.]+)(?:\(([\w, ]*)\))?")
 _OPTION = re.compile(r"   :([\w-]+):(.*)")
 
 

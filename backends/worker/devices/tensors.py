@@ -22,10 +22,15 @@ class DeviceArray:
 
     def __init__(self, address: int, datatype: str, shape: Sequence[int], device_id: int, owner: object = None) -> None:
         """`datatype` is the protocol's name. `owner` keeps the memory: it is referred to as long as this is."""
+        #: The address of the first element.
         self.address = address
+        #: The name of the datatype in the protocol.
         self.datatype = datatype
+        #: The shape, as a tuple.
         self.shape = tuple(shape)
+        #: The number of the GPU.
         self.device_id = device_id
+        #: What keeps the memory.
         self.owner = owner
 
     @property
