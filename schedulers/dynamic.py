@@ -29,7 +29,7 @@ from kernel.serving.events import (
 from kernel.serving.model import Model
 from schedulers.batching_rules import batching_rule
 from schedulers.dynamic_batcher import DynamicBatcher
-from schedulers.fair import ClientQuotas
+from schedulers.queue import ClientQuotas
 from schedulers.start_hold import hold_until_count
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from kernel.errors import InvalidArgument, Unavailable
 from kernel.repository.worker_needs import NO_NEEDS, PreloadSet, WorkerNeeds
 
 if TYPE_CHECKING:
-    from backends.launch.environments import ModelEnvironments
     from backends.launch.launcher import Pending
     from backends.launch.local_process import LocalProcess, WorkerEnds
-    from backends.launch.spawning import SpawningLauncher
+    from backends.launch.spawning import ModelEnvironments, SpawningLauncher
     from backends.launch.zygote_pool import ZygotePool
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from backends.launch.children import KernelChildren
-from backends.launch.environments import ModelEnvironments
 from backends.launch.forking import ForkingLauncher
-from backends.launch.spawning import SpawningLauncher
+from backends.launch.spawning import ModelEnvironments, SpawningLauncher
 from backends.launch.watcher_process import SessionWatcher
 from backends.launch.zygote_pool import ZygotePool
 from kernel.server_parts import ServerPart

@@ -17,8 +17,7 @@ from kernel.errors import Unavailable
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
-from schedulers.fair import MAX_IDLE_CLIENTS, MAX_NAME_LENGTH, ClientQuotas, FairOrder, client_of
-from schedulers.queue import Waiting
+from schedulers.queue import MAX_IDLE_CLIENTS, MAX_NAME_LENGTH, ClientQuotas, FairOrder, Waiting, client_of
 
 FAIR = FairQueuing(parameter="tenant", weights={"gold": 4, "silver": 2})
 

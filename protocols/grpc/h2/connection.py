@@ -6,7 +6,7 @@
                    ▼                                     │                  ▼
     bytes ◀── WriteQueue ◀─────────────────────────── SendingHalf ◀─────────┘
 
-Both halves share `Streams` (streams.py) and, of flow_control.py, the connection's `ReceiveWindow` and the
+Both halves share `Streams` (streams.py) and, of the same file, the connection's `ReceiveWindow` and the
 `PeerLimits`. What a client may send in which state is in states.py, how much of it in limits.py.
 
 The order of use: `receiving.receive`, handle `streams.events`, respond with `sending`, `sending.pump`, write what
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
 from protocols.grpc.h2.frames import (
     ACK,
     CONTINUATION,
@@ -53,7 +52,7 @@ from protocols.grpc.h2.limits import FloodCounters
 from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.states import ConnectionState, check_frame_header, connection_state_after
 from protocols.grpc.h2.stream_frames import CompleteFrames, StreamFrames
-from protocols.grpc.h2.streams import Streams
+from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Streams
 
 if TYPE_CHECKING:
     from protocols.grpc.framing import MessageMemory

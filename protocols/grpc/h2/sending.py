@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 
 from protocols.grpc.framing import PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.flow_control import PendingData
 from protocols.grpc.h2.frames import H2ErrorCode, Setting
 from protocols.grpc.h2.headers import OK_TRAILERS, OK_TRAILERS_BLOCK, RESPONSE_BLOCK
 from protocols.grpc.h2.states import StreamState
-from protocols.grpc.h2.streams import StreamEvent
+from protocols.grpc.h2.streams import PendingData, StreamEvent
 from protocols.request_limits import COPIED_RESPONSE_BYTE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
     from protocols.grpc.h2.headers import Trailers
-    from protocols.grpc.h2.streams import Stream, Streams
+    from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Stream, Streams
     from shm.tensor import Buffer
 
 # Names of this module are found faster than members of an enum (states.py).

@@ -27,11 +27,10 @@ from protocols.grpc.h2.streams import Stream, StreamEvent
 from protocols.request_limits import RECEIVE_BUFFER_BYTE_SIZE
 
 if TYPE_CHECKING:
-    from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
     from protocols.grpc.h2.headers import RequestHead, RequestHeadDecoder
     from protocols.grpc.h2.limits import FloodCounters
     from protocols.grpc.h2.sending import SendingHalf
-    from protocols.grpc.h2.streams import Streams
+    from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Streams
 
 # Names of this module are found faster than members of an enum (states.py).
 _CLOSED, _HALF_CLOSED_REMOTE = StreamState.CLOSED, StreamState.HALF_CLOSED_REMOTE

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.launch.environments import ModelEnvironments
-from backends.launch.spawning import SpawningLauncher
+from backends.launch.spawning import ModelEnvironments, SpawningLauncher
 from backends.transport import wire
 from kernel.errors import InternalError
 from kernel.repository.execution_environment import EnvironmentSettings, ExecutionEnvironment

@@ -11,7 +11,7 @@ from kernel import errors
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.spec import DynamicBatching
 from kernel.testing import model_spec
-from schedulers.fair import client_of
+from schedulers.queue import client_of
 from tests.simulation import draw
 from tests.simulation.checks import Checks
 from tests.simulation.kinds import register

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.flow_control import PeerLimits, PendingData, ReceiveWindow
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode, Setting
 from protocols.grpc.h2.headers import request_head
-from protocols.grpc.h2.streams import Stream
+from protocols.grpc.h2.streams import PeerLimits, PendingData, ReceiveWindow, Stream
 from tests.protocols.grpc.h2.client_frames import FIELDS
 
 

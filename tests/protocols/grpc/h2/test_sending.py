@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
 from protocols.grpc.h2.frames import H2ErrorCode
 from protocols.grpc.h2.headers import (
     OK_TRAILERS,
@@ -17,7 +16,7 @@ from protocols.grpc.h2.headers import (
 )
 from protocols.grpc.h2.sending import SendingHalf, WriteQueue
 from protocols.grpc.h2.states import StreamState
-from protocols.grpc.h2.streams import Stream, StreamEvent, Streams
+from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Stream, StreamEvent, Streams
 from protocols.request_limits import COPIED_RESPONSE_BYTE_SIZE
 from tests.protocols.grpc.h2.client_frames import END_BOTH, FIELDS, message, resets, sent_frames, take_events
 

@@ -9,14 +9,13 @@ from kernel.errors import MemoryFull
 from protocols.grpc.framing import MESSAGE_START_BYTE_SIZE, PREFIX, MessageMemory
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
-from protocols.grpc.h2.flow_control import PeerLimits, ReceiveWindow
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
 from protocols.grpc.h2.headers import encode_block, request_head
 from protocols.grpc.h2.limits import FloodCounters
 from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.states import StreamState
 from protocols.grpc.h2.stream_frames import StreamFrames
-from protocols.grpc.h2.streams import Stream, StreamEvent, Streams
+from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Stream, StreamEvent, Streams
 from shm.blocks import ByteBudget
 from tests.protocols.grpc.h2.client_frames import (
     CLIENT_PREFACE,
