@@ -1,7 +1,8 @@
 """Starts each worker as an interpreter of its own.
 
-A model's own environment is prepared before, once, by a process of its own (`backends/environments/`). That may take minutes, says in the log how far it is, and is killed
-after a limit. A prepared environment is remembered until one of its files changes.
+A model's own environment is prepared before, once, by a process of its own (`backends/environments/`). That may take
+minutes, says in the log how far it is, and is killed after a limit. A prepared environment is remembered until one of
+its files changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The streams of one connection; each is a call, with its request and its response so far. Pure.
 
-Above them stands the flow control in both directions (RFC 9113, 5.2). A `ReceiveWindow` is what the client may send: it opens again as its bytes are used. `PeerLimits` are what the client
-accepts on the connection, and `PendingData` is what a stream cannot send before the client's windows open.
+Above them stands the flow control in both directions (RFC 9113, 5.2). A `ReceiveWindow` is what the client may send: it
+opens again as its bytes are used. `PeerLimits` are what the client accepts on the connection, and `PendingData` is what
+a stream cannot send before the client's windows open.
 """
 
 from __future__ import annotations
