@@ -1,8 +1,8 @@
-"""Loads the models of the start, and reports progress and results to the server's operator.
+"""The start of a server, as far as its operator sees it: sockets that are bound, then models that are loaded.
 
-Meanwhile the front doors listen, so that probes can tell a server that loads from one that hangs.
-
-Sockets of the front doors. The server binds them first, so that a port in use is an error right at the start.
+Sockets of the front doors are bound first, so that a port in use is an error right at the start. While the models load,
+the front doors listen, so that probes can tell a server that loads from one that hangs. Progress and results are
+reported to the server's operator.
 """
 
 from __future__ import annotations

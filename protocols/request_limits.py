@@ -1,6 +1,7 @@
-"""Limits of requests that both protocols have: the number of their parts, and the size of compressed ones. Pure.
+"""Limits of requests that both protocols have. Pure.
 
-Limits and thresholds for the sizes of request and response bodies, in bytes, of both protocols. Pure.
+They are the number of a request's parts, the sizes of its body and of what compressed bodies become, in bytes, and the
+sizes from which on a request or response counts as large.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The identity backend: the n-th output of a model is its n-th input. It is an example for authors of backends.
 
 It reads the configuration when it loads, converts inputs to arrays, and writes outputs directly to their destination.
-As Triton's, it can be made slow for tests (`backends/builtin/identity.py`). It reports nothing: the worker measures it.
-
-Parameters of models that make example backends slow, for tests. Names and meanings are those of Triton's identity.
+It reports nothing: the worker measures it. As Triton's, it can be made slow for tests, by parameters of the model:
 
 creation_delay_sec              how long a load takes, in seconds
 execute_delay_ms                how long an execution takes, in milliseconds

@@ -1,14 +1,11 @@
-"""Runs tasks of front doors in a helper: decoding and encoding of large messages.
+"""What a helper does: it decodes and encodes large messages, and copies to and from memory of clients.
 
-A task function is a generator (`kernel.serving.helper_tasks`). While it waits for memory, the helper handles other
-messages.
+`TaskRunner` runs the tasks of front doors. A task function is a generator (`kernel.serving.helper_tasks`). While it
+waits for memory, the helper handles other messages. A helper has low priority, so that models, the kernel and clients
+of this machine run first, and a limit for its private memory.
 
-Gives a helper low priority, so that models, the kernel and clients of this machine run first.
-
-Reads and writes spans of client regions, in a helper, because the kernel never accesses client memory.
-
-Uses pread and pwrite: a region that its owner has shortened causes an error, not a signal. Memory of CUDA devices is
-copied.
+`RegionIo` reads and writes spans of client regions, because the kernel never accesses client memory. It uses pread and
+pwrite: a region that its owner has shortened causes an error, not a signal. Memory of CUDA devices is copied.
 """
 
 from __future__ import annotations

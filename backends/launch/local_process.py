@@ -1,6 +1,6 @@
-"""A worker process on this machine, from its start to its end.
+"""A worker process on this machine, from its start to its end, and what connects it with the kernel.
 
-What connects a worker of this machine with the kernel: a socket, and pipes for what it prints.
+It is connected by a socket, and by pipes for what it prints.
 """
 
 from __future__ import annotations

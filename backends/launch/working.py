@@ -1,9 +1,7 @@
 """Waits for a process as long as it works, because on a busy or swapping machine a start can take very long.
 
-How much processor time a process needs: what it has used, and how long it has waited for a processor. And whether it
-does any work.
-
-Whether a signal has stopped a child process.
+How much processor time a process needs is what it has used, and how long it has waited for a processor. A child that a
+signal has stopped does not work.
 """
 
 from __future__ import annotations

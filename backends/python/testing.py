@@ -50,15 +50,7 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.repository.source import PreparedConfig
 
-__all__ = [
-    "RESPONSE_TIMEOUT_S",
-    "CallInputs",
-    "ModelInProcess",
-    "ModelResponse",
-    "ModelStream",
-    "ServingError",
-    "load_model",
-]
+__all__ = ["CallInputs", "ModelInProcess", "ModelResponse", "ModelStream", "ServingError", "load_model"]
 
 #: How long a test waits for the next response of a model, unless it gives `client_timeout`, in seconds.
 RESPONSE_TIMEOUT_S = 60.0

@@ -1,11 +1,9 @@
 """The rules for the configuration of an ensemble: its steps must connect its inputs to its outputs.
 
-This module does not check whether the models of the steps exist or have matching tensors.
+The first half needs no other model. The second half has the rules between an ensemble and the models of its steps:
+batch sizes, tensors, and streams of responses. Pure.
 
-The rules between an ensemble and the models of its steps: batch sizes, tensors, and streams of responses. Pure.
-
-Order and texts are Triton's (`ValidateEnsembleConfig` in core's ensemble_utils.cc). `check_ensemble.py` has the rules
-that need no other model.
+Order and texts are Triton's (`ValidateEnsembleConfig` in core's ensemble_utils.cc).
 """
 
 from __future__ import annotations

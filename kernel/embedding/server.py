@@ -46,6 +46,22 @@ if TYPE_CHECKING:
     from kernel.settings import LogSettings
 
 
+__all__ = [
+    "BadOption",
+    "EmbeddedServer",
+    "NotRunning",
+    "Outputs",
+    "RequestOptions",
+    "ResponseStream",
+    "ServingError",
+    "StartFailed",
+]
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
 class NotRunning(Unavailable):
     """The embedded server was not started, or has ended."""
 
@@ -190,23 +206,6 @@ class ServerThread:
         self.ports = ports
         self._opened.set_result(None)
 
-
-__all__ = [
-    "BadOption",
-    "EmbeddedServer",
-    "NotRunning",
-    "Outputs",
-    "RequestOptions",
-    "ResponseStream",
-    "ServerThread",
-    "ServingError",
-    "StartFailed",
-    "logger",
-]
-
-logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 #: Wildcard address → an address that reaches it from this machine.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -1,8 +1,7 @@
 """`naiad check`: loads models in workers and tries them; reports what an author should know.
 
-Loads the models of a repository one after the other, measures that, and tries each of them.
-
-The memory of worker processes, as the system counts it.
+The models are loaded one after the other. Load time, memory of the worker as the system counts it, and the outputs of
+trial requests (`trial.py`) go into the report.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""`MigrationFinding`: a line of the report of `naiad check --migrate`. Pure.
+"""`naiad check --migrate`: what of a Triton repository, its start command and its dashboards needs a change.
 
-The start command of a Triton: what of it needs a change. Pure.
-
-It may be the command itself, a script of a shell, a Compose file or a manifest of Kubernetes.
-
-Dashboards of Grafana and alert rules of Prometheus: which metrics in them this server does not have. Pure.
-
-The models of a Triton repository: what of them needs a change. Pure.
-
-`naiad check --migrate`: what of a Triton repository, its start command and its dashboards needs a change.
+Each finding is a line of the report (`MigrationFinding`). The start command may be the command itself, a script of a
+shell, a Compose file or a manifest of Kubernetes. In dashboards of Grafana and alert rules of Prometheus it looks for
+metrics that this server does not have. Only the command at the end reads files; all else is pure.
 """
 
 from __future__ import annotations

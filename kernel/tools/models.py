@@ -1,9 +1,7 @@
 """`naiad models`: the models of repositories, and whether a server could load them.
 
-Examines the models of repositories as a load would, without loading one: what completes, and what is wrong.
-
-Each configuration is completed and checked in a worker, which opens the model's files. Ensembles are checked against
-the models of their steps.
+Models are examined as a load would, without loading one: a worker that opens the model's files completes and checks
+each configuration, and ensembles are checked against the models of their steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`naiad replay`: sends the requests of a recording to a server and says what differs.
 
-Sends the requests of a recording again, and compares the responses.
-
-When each recorded request is sent again: at its time, in its sequence, and not too many at once. Pure.
+Each request is sent at its time, in its sequence, and not too many at once; responses are compared with the recorded
+ones (`replay_report.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The path that an author gives on the command line: a repository of models, or the folder of one model.
 
-Repositories in clouds for commands that work on folders: all models are copied before, or their configurations.
+Commands that work on folders copy models of repositories in clouds before, or only their configurations.
 """
 
 from __future__ import annotations

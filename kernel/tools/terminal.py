@@ -1,6 +1,6 @@
 """The operator of a server that was started at the command line: log, tables of models, signals.
 
-Shows how far the loading of the models is: a bar on a terminal, else a line of the log every ten seconds.
+How far the loading of the models is shows a bar on a terminal, else a line of the log every ten seconds.
 """
 
 from __future__ import annotations

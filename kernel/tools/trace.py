@@ -1,12 +1,9 @@
-"""Reads trace files, ours and Triton's: what they say of each request, and which request has caused which. Pure.
+"""`naiad trace`: summarizes trace files, ours and Triton's.
 
-How long the stages of traced requests took: by model, version and protocol. Pure.
-
-The stages are those of Triton's trace_summary.py, in which `overhead` is what no other stage of its group explains.
-
-Traces as pictures: a waterfall in SVG, and the events of the Perfetto viewer. Pure.
-
-`naiad trace`: summarizes trace files.
+From the top: what the files say of each request, and which request has caused which; how long the stages of requests
+took, by model, version and protocol; the pictures: a waterfall in SVG, and the events of the Perfetto viewer; the
+command. Stages are those of Triton's trace_summary.py, in which `overhead` is what no other stage of its group
+explains. All but the command is pure.
 """
 
 from __future__ import annotations

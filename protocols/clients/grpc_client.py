@@ -1,10 +1,7 @@
-"""gRPC for `naiad infer`: a `kernel.tools.infer.InferServer`, whose requests go over ModelStreamInfer.
+"""The gRPC clients of `naiad infer`, `naiad bench` and `naiad replay`.
 
-A stream takes requests to every model, also to those that send any number of responses.
-
-gRPC for `naiad bench`: a `kernel.tools.bench.target.BenchTarget`. The load itself has its own client.
-
-Sends recorded requests over gRPC, for `naiad replay`: those to decoupled models on a stream of their own.
+Those of `infer` and `replay` send requests over ModelStreamInfer where a model may respond any number of times. For
+`bench` it asks for metadata and sends one request that is read; the load itself has its own client (`grpc_load.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gRPC front door: one listening socket, its services, and an orderly stop.
 
-The gRPC listener: accepts connections, finds what responds to their calls, and stops in steps.
+The listener below accepts connections, finds what responds to their calls, and stops in steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The process that reads clouds for the kernel: `python -m kernel.repository.clouds.process`.
 
-It reads requests from standard input and writes responses to standard output, see `messages.py`. It ends with its
-input, which ends with the kernel, and after a minute without a request: the clients of the stores need 50 to 80 MiB.
+It reads requests from standard input and writes responses to standard output, as `messages.py` describes. It ends with
+its input, which ends with the kernel, and after a minute without a request: the clients of the stores need 50 to 80
+MiB.
 
 What the process that reads clouds does: requests to the clients of the stores, by fsspec. Blocks.
 
