@@ -346,7 +346,7 @@ class Worker:
                 if self._turn is not None and not backend.shares_worker_on_gpu:
                     raise not_shared(arguments, " on GPUs")
                 if not backend.opens_device_late:
-                    self._device.open()
+                    self._device.select()
             backend.load(arguments)
             self._execute_batch = backend.executor
             if self._device is not None:

@@ -131,7 +131,9 @@ def test_a_session_that_fails_while_it_captures_runs_without_that_graph(
     specs = [{"input": {"A": {"dim": [str(rows), "4"]}}} for rows in (2, 3)]
     backend = loaded(lab, models, **config, optimization={"cuda": {"graphs": True, "graph_spec": specs}})
     (line,) = warnings(lab)
-    assert line.startswith("model 'model': unable to record CUDA graph for model_0, shapes {'A': (2, 4), 'B': (3, 4)}: ")
+    assert line.startswith(
+        "model 'model': unable to record CUDA graph for model_0, shapes {'A': (2, 4), 'B': (3, 4)}: "
+    )
     ort.sessions[0].launched.clear()
     request = lab.request({"A": floats(3, 4), "B": floats(3, 4)})
     backend.execute([request], lab.timings)
