@@ -149,10 +149,8 @@ class InstanceDevice:
         self.timed = False
         self.stages: Stages | None = None
         #: How long a wait may use the processor, in nanoseconds: to sleep and be woken takes 10 to 60 us. 0 where other
-        #: threads would wait for the interpreter's lock meanwhile.
-        self.poll_ns = POLL_NS
-        #: How long the last wait took.
-        self._waited_ns = 0
+        #: threads would wait for the interpreter's lock meanwhile. And how long the last wait took.
+        self.poll_ns, self._waited_ns = POLL_NS, 0
         #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
 

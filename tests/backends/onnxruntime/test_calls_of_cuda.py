@@ -18,6 +18,7 @@ from tests.fake_cuda import runtime
 if TYPE_CHECKING:
     import collections
 
+    from shm.cuda import CudaError
     from tests.backends.onnxruntime.conftest import OnnxModels
     from tests.fake_onnxruntime import FakeOnnxRuntime
 
@@ -54,11 +55,11 @@ def test_an_output_may_be_anywhere_in_a_region_of_its_client(
 ) -> None:
     """Kernels store vectors: at another address than a multiple of their size they end the process (716)."""
 
-    def lost(code: int) -> None:
+    def lost(error: CudaError) -> None:
         runtime.find_device()
-        raise AssertionError(f"the worker ends with {code}")
+        raise AssertionError(f"the worker ends: {error}")
 
-    monkeypatch.setattr("os._exit", lost)
+    monkeypatch.setattr("backends.worker.devices.instance_device.end_if_lost", lost)
     backend = loaded(lab, models)
     a, b = floats(1, 4), floats(1, 4) * 3
     block = lab.on_device(np.zeros((2, 4), np.float32))

@@ -29,6 +29,8 @@ from tests.fake_cuda import driver, memory, runtime
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from backends.worker.devices.batch_on_device import EnqueuedBatch
+
 SPECS = {"IN": TensorShapes("IN", "FP32", (-1,), batched=True)}
 
 
@@ -262,7 +264,6 @@ def test_an_instance_on_another_gpu_makes_no_context_of_the_first_one_in_any_thr
 ) -> None:
     """A context takes half a gigabyte of GPU 0 for each worker, and threads begin with device 0."""
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
-    monkeypatch.setattr(runtime, "_current", threading.local())
     runtime.forget_work()
     runtime.contexts.clear()
 
@@ -277,19 +278,21 @@ def test_an_instance_on_another_gpu_makes_no_context_of_the_first_one_in_any_thr
         devices.append(device)
 
     devices: list[InstanceDevice] = []
+    arrays: list[DeviceArray] = []
+    batches: list[EnqueuedBatch] = []
     in_a_new_thread(load)
     (device,) = devices
-    array = device.upload(np.zeros(4, np.float32), "FP32", [4])
+    in_a_new_thread(lambda: arrays.append(device.upload(np.zeros(4, np.float32), "FP32", [4])))
     data = bytearray(16)
-    in_a_new_thread(lambda: device.fetch(array, data))
-    in_a_new_thread(lambda: device.copy_to(array, memoryview(data)))
+    in_a_new_thread(lambda: device.fetch(arrays[0], data))
+    in_a_new_thread(lambda: device.copy_to(arrays[0], memoryview(data)))
     in_a_new_thread(lambda: device.after(1))
     in_a_new_thread(device.synchronize)
     in_a_new_thread(lambda: device.finish_readers([7]))
-    device.begin_overlapping()
-    enqueued = device.end_overlapping()
-    in_a_new_thread(enqueued.wait)
-    in_a_new_thread(lambda: device.allocate(64).free())
+    in_a_new_thread(device.begin_overlapping)
+    in_a_new_thread(lambda: batches.append(device.end_overlapping()))
+    in_a_new_thread(batches[0].wait)
+    in_a_new_thread(arrays.clear)  # its memory is freed
     in_a_new_thread(device.close)
     assert runtime.contexts == {1}
 
