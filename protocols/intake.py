@@ -3,9 +3,8 @@
 A message that equals an earlier one becomes a copy of a prepared request. Any other is decoded, in the event loop or by
 a helper, checked, and remembered. What is specific to a protocol are the methods of its `Intake`.
 
-How front doors get responses: exactly one, or a queue of them.
-
-A queue owns the responses in it until the front door takes them, and releases those that are not taken.
+Responses come to the call itself. `OnlyResponse` is for calls that need exactly one, `ResponseQueue` for coroutines: it
+owns the responses in it until the front door takes them, and releases those that are not taken.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Has a helper decode a request that is too large for the event loop. All front doors use it.
+"""What front doors have helpers do: decode requests that are too large for the event loop, and other long work.
 
-What a helper finds out about a request that it decodes, as a message to the kernel process. Pure.
-
-Both protocols use it. The tensors' bytes follow in memory that the kernel process chooses when it knows their sizes.
-
-Tasks of helpers for coroutines, which wait for them.
+`decode_steps` runs in the helper. It describes the request in a message to the kernel process (`DecodedRequest`); the
+bytes of the tensors follow, in memory that the kernel process chooses when it knows their sizes. `RequestTask` is the
+kernel's side of it, `AwaitedTask` is for coroutines that wait for any other task.
 """
 
 from __future__ import annotations
@@ -191,7 +189,7 @@ class RequestTask:
         arguments: bytes,
         sources: list[Tensor],
     ) -> None:
-        """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs.
+        """The task owns the leases of `sources`, and from the end on `request` owns the leases of its inputs.
 
         Without `route` the helper finds out its name and version.
         """

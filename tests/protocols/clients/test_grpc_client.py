@@ -1,7 +1,4 @@
-"""Requests and responses of `naiad infer` as gRPC messages.
-
-Recorded requests as gRPC messages of now.
-"""
+"""Requests of `naiad infer` and recorded requests as gRPC messages, and what becomes of the responses."""
 
 from __future__ import annotations
 
