@@ -24,7 +24,6 @@ from kernel.repository.clouds.listing import entries_of
 from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, ReadObjects, StoredObject
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
 from kernel.repository.layout import (
-    CONFIG_FILENAME,
     CONFIGS_FOLDER,
     TRAFFIC_FILENAME,
     Entry,
@@ -33,6 +32,7 @@ from kernel.repository.layout import (
     without_traffic,
 )
 from kernel.repository.load_progress import bytes_text
+from kernel.repository.path_hints import CONFIG_FILENAME
 from kernel.texts import escaped, limited
 
 if TYPE_CHECKING:
