@@ -13,7 +13,7 @@ request begins when it is seen to wait, and begins again with each response that
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,33 +42,6 @@ class ExecutionLimits(msgspec.Struct, frozen=True):
     changeable: bool = True
     #: How long a response may wait for its reader; 0 for any time.
     response_wait_ns: int = 0
-
-
-class LimitOptions(Protocol):
-    """Implemented by `kernel.options.ServerOptions`."""
-
-    @property
-    def execution_report_s(self) -> float: ...
-
-    @property
-    def execution_timeout_s(self) -> float: ...
-
-    @property
-    def response_wait_timeout_s(self) -> float: ...
-
-    @property
-    def debugging(self) -> bool: ...
-
-
-def limits_of(options: LimitOptions) -> ExecutionLimits:
-    """Return the limits of models that have none of their own."""
-    return ExecutionLimits(
-        round(options.execution_report_s * 1e9),
-        round(options.execution_timeout_s * 1e9),
-        "--execution-timeout",
-        changeable=not options.debugging,
-        response_wait_ns=round(options.response_wait_timeout_s * 1e9),
-    )
 
 
 class Sight(msgspec.Struct, frozen=True):
