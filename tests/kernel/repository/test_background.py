@@ -9,7 +9,7 @@ import pytest
 
 from kernel.errors import InternalError
 from kernel.repository.background import BackgroundTasks, FailureCount
-from kernel.repository.testing import settled
+from tests.kernel.repository_lab import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
