@@ -32,7 +32,17 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0
 
 
-class Member(Protocol):
+class TakesTurns(Protocol):
+    """One of the models of a process."""
+
+    def enter_turn(self) -> None:
+        """Its turn begins, and another model had the last one, or none."""
+
+    def leave_turn(self) -> None:
+        """Another model's turn begins."""
+
+
+class Member(TakesTurns, Protocol):
     """The worker of one model."""
 
     def run(self) -> None:
@@ -40,12 +50,6 @@ class Member(Protocol):
 
     def close(self) -> None:
         """Free the memory and the descriptors of the model. It runs no more."""
-
-    def enter_turn(self) -> None:
-        """See `TakesTurns`."""
-
-    def leave_turn(self) -> None:
-        """See `TakesTurns`."""
 
 
 def not_shared(arguments: ModelArguments, where: str = "") -> Unsupported:
@@ -119,16 +123,6 @@ class Members:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-
-
-class TakesTurns(Protocol):
-    """One of the models of a process."""
-
-    def enter_turn(self) -> None:
-        """Its turn begins, and another model had the last one, or none."""
-
-    def leave_turn(self) -> None:
-        """Another model's turn begins."""
 
 
 class Turn:

@@ -62,21 +62,6 @@ if TYPE_CHECKING:
     _Responses = AsyncGenerator[messages.ModelStreamInferResponse, None]
 
 
-def connect_infer(host: str, port: int, *, tls: bool, model: str, version: str) -> GrpcInferServer:
-    """Return a model of the server at a gRPC port."""
-    return GrpcInferServer(host, port, tls=tls, model=model, version=version)
-
-
-def connect_bench(label: str, host: str, port: int, settings: TargetSettings) -> GrpcBenchTarget:
-    """Return a model of the server at a gRPC port."""
-    return GrpcBenchTarget(label, host, port, settings)
-
-
-def connect_replay(url: str) -> GrpcReplayTarget:
-    """Return the server at `url`. Called in a running event loop."""
-    return GrpcReplayTarget(url)
-
-
 class _Port:
     """A connection to a gRPC port, made in a running event loop. It connects with its first call."""
 

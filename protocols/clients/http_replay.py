@@ -26,11 +26,6 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 _CONNECT_S = 10
 
 
-def connect_replay(url: str) -> HttpReplayTarget:
-    """Return the server at `url`."""
-    return HttpReplayTarget(url)
-
-
 class HttpReplayTarget:
     """A server's HTTP port. A `kernel.records.replay_target.ReplayTarget`."""
 
