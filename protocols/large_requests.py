@@ -73,9 +73,11 @@ class DecodedRequest(msgspec.Struct, array_like=True, omit_defaults=True):
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)
 
-_decoder = msgspec.msgpack.Decoder(DecodedRequest, dec_hook=decode_lease)
+#: Returns what `describe` has encoded.
+read_description = msgspec.msgpack.Decoder(DecodedRequest, dec_hook=decode_lease).decode
 
-_sizes_decoder = msgspec.msgpack.Decoder(list[int])
+#: Encodes and reads how many bytes each input has, the message at the end of the task.
+encode_sizes, read_sizes = _encoder.encode, msgspec.msgpack.Decoder(list[int]).decode
 
 
 def describe(request: Request, byte_sizes: list[int], response_options: bytes = b"") -> bytes:
@@ -103,21 +105,6 @@ def describe(request: Request, byte_sizes: list[int], response_options: bytes = 
             f"expected at most {MAX_DESCRIPTION_BYTE_SIZE}"
         )
     return described
-
-
-def read_description(message: bytes) -> DecodedRequest:
-    """Return what `describe` has encoded."""
-    return _decoder.decode(message)
-
-
-def encode_sizes(byte_sizes: list[int]) -> bytes:
-    """Return how many bytes each input has, as the message at the end of the task."""
-    return _encoder.encode(byte_sizes)
-
-
-def read_sizes(message: bytes) -> list[int]:
-    """Return what `encode_sizes` has encoded."""
-    return _sizes_decoder.decode(message)
 
 
 def aligned(byte_size: int) -> int:
