@@ -84,6 +84,15 @@ def available_memory_byte_size() -> int:
     return max(0, int(min(found)))
 
 
+def private_byte_size(statm: str) -> int:
+    """Return the memory of a process that is neither of files nor shared, by its /proc/PID/statm; 0 for an empty text.
+
+    The file counts in pages: size resident shared and so on.
+    """
+    fields = statm.split()
+    return max(int(fields[1]) - int(fields[2]), 0) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 2 else 0
+
+
 def memory_kill_count() -> int:
     """Return how many processes the system has ended because memory had run out: those of this process' control group,
     or of the machine where that is not known."""
