@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from kernel.options import AdminOptions, TlsOptions
     from kernel.serving.interface import KernelInterface
 
+    #: Returns the value of a request header by its name in any case of letters, None if it is absent.
+    Header = Callable[[str], str | bytes | None]
+
 #: Clients of this machine whose user the system does not say.
 LOOPBACK = "loopback"
 
@@ -192,11 +195,6 @@ def _file_content(path: str, flag: str) -> bytes:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadOption(f"--{flag}: the file '{path}' with the key cannot be read: {reason}") from None
     return content.removesuffix(b"\n").removesuffix(b"\r")
-
-
-if TYPE_CHECKING:
-    #: Returns the value of a request header by its name in any case of letters, None if it is absent.
-    Header = Callable[[str], str | bytes | None]
 
 
 class Category(enum.Enum):

@@ -4,10 +4,9 @@ The watchdog checks each instance from time to time, and gets marks (`batch_stag
 at two checks means that this piece of work made no progress. So no time is measured for a request or batch, and a time
 is too short by up to the interval between two looks, never too long.
 
-Finds requests whose responses nobody takes: their readers lock others out of an instance. Pure.
-
-A decoupled model waits when a client, or a model that has called it, has not taken a number of responses. The time of a
-request begins when it is seen to wait, and begins again with each response that is taken.
+`ReaderWaits` finds requests whose responses nobody takes: their readers lock others out of an instance. A decoupled
+model waits when a client, or a model that has called it, has not taken a number of responses. The time of a request
+begins when it is seen to wait, and begins again with each response that is taken.
 """
 
 from __future__ import annotations

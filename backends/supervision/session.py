@@ -191,7 +191,6 @@ class WorkerSession:
         return response.load_ns
 
     def folder(self, path: str) -> str:
-        """See `Launched`."""
         assert self._launched is not None, "the worker was never started"
         return self._launched.folder(path)
 
@@ -213,7 +212,6 @@ class WorkerSession:
         self._channel.send_with_fd(message, fd)
 
     async def connect(self, announce: Announce) -> socket.socket:
-        """See `Launched`."""
         assert self._launched is not None, "the worker was never started"
         return await self._launched.connect(announce)
 
@@ -235,7 +233,6 @@ class WorkerSession:
 
     @property
     def incomplete_since(self) -> int | None:
-        """See `LoopChannel.incomplete_since`."""
         return None if self._channel is None else self._channel.incomplete_since
 
     @property
@@ -245,7 +242,6 @@ class WorkerSession:
 
     @property
     def work_mark(self) -> Hashable:
-        """See `Launched`."""
         return None if self._launched is None else self._launched.work_mark
 
     @property
@@ -254,7 +250,6 @@ class WorkerSession:
         return self._lost_cause is not None
 
     def write_stacks(self) -> None:
-        """See `Launched`."""
         if self._launched is not None:
             self._launched.write_stacks()
 

@@ -1,8 +1,8 @@
-"""One model of a process that several share, as the supervision of its instance sees it: a `Launched` worker.
+"""Worker processes that several models share (`naiad.worker`).
 
-A worker process of several models: started with the first, ended after the last, started once after a loss.
-
-The shared workers of a server by name (`naiad.worker`), and which instances may be in one.
+`SharedWorker` is one model of such a process, as the supervision of its instance sees it: a `Launched` worker.
+`SharedProcess` is the process: started with the first model, ended after the last, started once after a loss.
+`SharedWorkers` has the processes of a server by name, and says which instances may be in one.
 """
 
 from __future__ import annotations

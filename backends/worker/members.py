@@ -1,9 +1,7 @@
 """The models of a process that several share (`naiad.worker`): each has a connection, a `Worker` and a thread.
 
-They execute in turn (`backends.worker.members`). The process has a connection of its own, without a model, over
-which the kernel adds models. A model whose connection ends leaves; the others stay.
-
-Decides which model executes in a process of several models: one at a time, in the order of their requests.
+The process has a connection of its own, without a model, over which the kernel adds models. A model whose connection
+ends leaves; the others stay. `Turn` decides which model executes: one at a time, in the order of their requests.
 """
 
 from __future__ import annotations

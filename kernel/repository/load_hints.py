@@ -1,8 +1,7 @@
 """Hints for models that cannot be loaded, by the text of the error and the listing of the model's folder. Pure.
 
-A hint is one sentence that says what to do. The errors themselves are Triton's.
-
-Hints for words in a configuration that do not exist: backends, datatypes, fields, platforms. Pure.
+A hint is one sentence that says what to do. The errors themselves are Triton's. Words in a configuration that do not
+exist (backends, datatypes, fields, platforms) have hints of their own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`naiad infer`: sends one request to a running server over HTTP or gRPC, and prints the response or responses.
 
-HTTP uses only the standard library. Raw bytes of several responses come over gRPC. It is not a client library.
-
-The server that `naiad infer` asks, the same over HTTP and gRPC. The client for gRPC is imported only if needed.
+`InferServer` is the server, the same over both. HTTP uses only the standard library. Raw bytes of several responses
+come over gRPC, whose client is imported only if it is needed. It is not a client library.
 """
 
 from __future__ import annotations

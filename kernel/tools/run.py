@@ -1,8 +1,7 @@
 """`naiad run`: reads the flags and runs the server. Imports nothing that only other commands need.
 
-Models that are given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`.
-
-A new repository has links to them. `KINDS` says which files are models.
+Models may be given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`. A new
+repository then has links to them. `KINDS` says which files are models.
 """
 
 from __future__ import annotations

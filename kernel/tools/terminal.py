@@ -1,6 +1,7 @@
 """The operator of a server that was started at the command line: log, tables of models, signals.
 
-How far the loading of the models is shows a bar on a terminal, else a line of the log every ten seconds.
+`LoadDisplay` shows how far the loading of the models is: as a bar on a terminal, else as a line of the log every ten
+seconds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import typer
 
 from kernel.errors import BadOption, ServingError
 from kernel.tools.client import ClientError, base_url, call
-from kernel.tools.printing import table_text
+from kernel.tools.printing import pretty_json, table_text
 from kernel.traffic.settings import TrafficSettings, read_toml
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def show_traffic(
     if "labels" in members and file is None:
         members["labels"] = {**_call(url, model, "traffic")["rule"].get("labels", {}), **members["labels"]}
     found = _call(url, model, "traffic/reset", {}) if reset else _call(url, model, "traffic", members or None)
-    typer.echo(_json(found) if as_json else traffic_text(found), nl=as_json)
+    typer.echo(pretty_json(found) if as_json else traffic_text(found), nl=as_json)
 
 
 def _call(url: str, model: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -195,7 +195,7 @@ def history(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
     """Show the last changes of the traffic of a model, newest first: when, who, why, and the weights from then on."""
     found = _call(url, model, "traffic")["history"]
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(pretty_json(found))
         return
     rows = [(each["time"], each["by"], _weights(each["rule"]), each["reason"]) for each in found]
     typer.echo(table_text(("Time", "By", "Weights", "Reason"), rows), nl=False)
@@ -245,15 +245,11 @@ def _weights(rule: dict[str, Any] | None) -> str:
     return " ".join(f"{target}={weight}" for target, weight in rule.get("weights", {}).items()) or "-"
 
 
-def _json(found: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
-
-
 def _ask(url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False) -> int:
     """Ask a server and print where the rollout is. Returns the exit code. Raises `BadOption`."""
     found = _call(url, model, path, body)
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(pretty_json(found))
     elif found is None:
         typer.echo(f"model '{model}' had no rollout")
     else:

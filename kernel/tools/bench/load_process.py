@@ -3,14 +3,10 @@
 It reads messages from its standard input and writes its results to its standard output. It ends when its input does, so
 that it never outlives the command.
 
-The loop of a load process: sends prepared requests on its connections and measures their latencies.
-
-One thread, one epoll object. Nothing is decoded and nothing is made per request but the times; what takes longer than a
-few microseconds here would be taken for the server's.
-
-When the requests of an open loop are due. Pure.
-
-They are due whether or not the server keeps up: a request that must wait for a slow one before it counts this waiting.
+`LoadLoop` sends prepared requests on its connections and measures their latencies, in one thread with one epoll object.
+Nothing is decoded and nothing is made per request but the times; what takes longer than a few microseconds here would
+be taken for the server's. Requests of an open loop are due whether or not the server keeps up: a request that must wait
+for a slow one before it counts this waiting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The server that `naiad bench` measures, the same over HTTP and gRPC: what it says, and one request that is read.
 
-Whether a response is what the metadata of its model says. Pure.
+`wrong_response` says whether a response is what the metadata of its model promises.
 """
 
 from __future__ import annotations

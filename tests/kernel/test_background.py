@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.background import BackgroundTasks, FailureCount
 from kernel.errors import InternalError
-from kernel.repository.background import BackgroundTasks, FailureCount
 from tests.kernel.repository_lab import settled
 
 if TYPE_CHECKING:
