@@ -190,7 +190,6 @@ class WorkerSession:
         return response.load_ns
 
     def folder(self, path: str) -> str:
-        """See `Launched`."""
         assert self._launched is not None, "the worker was never started"
         return self._launched.folder(path)
 
@@ -212,7 +211,6 @@ class WorkerSession:
         self._channel.send_with_fd(message, fd)
 
     async def connect(self, announce: Announce) -> socket.socket:
-        """See `Launched`."""
         assert self._launched is not None, "the worker was never started"
         return await self._launched.connect(announce)
 
@@ -234,7 +232,6 @@ class WorkerSession:
 
     @property
     def incomplete_since(self) -> int | None:
-        """See `LoopChannel.incomplete_since`."""
         return None if self._channel is None else self._channel.incomplete_since
 
     @property
@@ -244,7 +241,6 @@ class WorkerSession:
 
     @property
     def work_mark(self) -> Hashable:
-        """See `Launched`."""
         return None if self._launched is None else self._launched.work_mark
 
     @property
@@ -253,7 +249,6 @@ class WorkerSession:
         return self._lost_cause is not None
 
     def write_stacks(self) -> None:
-        """See `Launched`."""
         if self._launched is not None:
             self._launched.write_stacks()
 

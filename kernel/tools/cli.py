@@ -261,11 +261,7 @@ def traffic(
     """Show which versions of a model get which requests, or change it while the server runs."""
     from kernel.tools.traffic import show_traffic
 
-    raise typer.Exit(
-        show_traffic(
-            url, model, weights=shares or [], labels=label or [], key=key, file=file, reset=reset, as_json=as_json
-        )
-    )
+    show_traffic(url, model, weights=shares or [], labels=label or [], key=key, file=file, reset=reset, as_json=as_json)
 
 
 @cli.command()

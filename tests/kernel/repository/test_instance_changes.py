@@ -8,8 +8,8 @@ import json
 import pytest
 
 from kernel.errors import ModelLoadFailed
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.catalog import IndexItem
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
 
 
 def group(count: int, more: str = "") -> str:
