@@ -1,7 +1,7 @@
-"""Counts and durations of the text that models generate for clients of OpenAI's API: tokens, first tokens, streams. Pure.
+"""Counts and durations of the text that models generate over OpenAI's API: tokens, first tokens, streams. Pure.
 
-The families have vLLM's names where they mean the same, with vLLM's buckets, so that its dashboards show both. A token is
-what the model counts as one (`num_output_tokens`); of a model that does not say it, each response with text is one.
+The families have vLLM's names where they mean the same, with vLLM's buckets, so that its dashboards show both. A token
+is what the model counts as one (`num_output_tokens`); of a model that does not say it, each response with text is one.
 """
 
 from __future__ import annotations

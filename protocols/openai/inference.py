@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions, /v1/completions and /v1/embeddings: a stream of chunks, one body, a vector for each input.
+"""POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings: a stream, one body, or vectors.
 
-The way from the body of a request to requests of the model (`submitted`) is the same for all three.
+The way from the body of a request to requests of the model (`submitted`) is the same for all.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from protocols.http.bodies import BodyCollector
 from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import SERVER_HEADER, json_text_response
 from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
-from protocols.openai.errors import error_event
 from protocols.openai.generation import Generation, GenerationHead
 from protocols.openai.plans import Api
 from protocols.openai.preparing import prepare
 from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
+from protocols.openai.responses_api import ResponseBody, ResponseEvents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -67,17 +67,28 @@ async def completions(call: OpenAiCall) -> web.StreamResponse:
     return await _generate(call, Api.COMPLETIONS)
 
 
+async def responses(call: OpenAiCall) -> web.StreamResponse:
+    """Continue a conversation, for clients of the Responses API."""
+    return await _generate(call, Api.RESPONSES)
+
+
+#: What ids of responses begin with.
+_PREFIXES = {Api.CHAT: "chatcmpl-", Api.COMPLETIONS: "cmpl-", Api.RESPONSES: "resp_"}
+
+
 async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
     begin_ns = monotonic_ns()
     async with submitted(call, api) as found:
         plan, dialect = found.plan, required_dialect(found.route.spec)
-        prefix = "chatcmpl-" if api.is_chat else "cmpl-"
-        identity = Identity(prefix + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
+        identity = Identity(_PREFIXES[api] + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
         with call.door.meter(found.route, plan, begin_ns, ready=dialect.ready) as meter:
             requests = _ModelRequests(found.generation, dialect, plan.model, meter)
             if plan.stream:
-                return await _stream(call, requests, (ReadyEvents if dialect.ready else TextEvents)(plan, identity))
-            return await _whole(call, requests, (ReadyBody if dialect.ready else TextBody)(plan, identity))
+                events = (ReadyEvents if dialect.ready else TextEvents)(plan, identity)
+                around = ResponseEvents(events, plan, identity) if api is Api.RESPONSES else events
+                return await _stream(call, requests, around)
+            body = (ReadyBody if dialect.ready else TextBody)(plan, identity)
+            return await _whole(call, requests, ResponseBody(body, plan, identity) if api is Api.RESPONSES else body)
 
 
 class _ModelRequests:
@@ -138,7 +149,9 @@ class _ModelRequests:
             meter.ended(number, now_ns)
 
 
-async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody | ReadyBody) -> web.StreamResponse:
+async def _whole(
+    call: OpenAiCall, progress: _ModelRequests, receiver: TextBody | ReadyBody | ResponseBody
+) -> web.StreamResponse:
     """Return the response when the model has ended. Its text counts in the budget meanwhile."""
     budget, counted = call.door.kernel.budget, 0
     try:
@@ -153,9 +166,15 @@ async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody 
         budget.remove(counted)
 
 
-async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
-    """Send chunks as they come: all that wait in one write. The first response decides the status."""
+async def _stream(
+    call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents | ResponseEvents
+) -> web.StreamResponse:
+    """Send chunks as they come: all that wait in one write. The first response decides the status.
+
+    What the receiver keeps until the end counts in the budget.
+    """
     silence, generation = call.door.silence, progress.generation
+    budget, counted = call.door.kernel.budget, 0
     response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)
     silence.add(generation)
     try:
@@ -172,8 +191,11 @@ async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEven
             events = receiver.take()
             generation.silent_s = 0
             if failure is not None:
-                await response.write(events + error_event(failure))
+                await response.write(events + receiver.failure(failure))
                 return response
+            if receiver.byte_size != counted:
+                budget.add(receiver.byte_size - counted)
+                counted = receiver.byte_size
             if not response.prepared and (events or not heard or not progress.open):
                 await response.prepare(call.http)
                 silence.begun(generation)
@@ -183,6 +205,7 @@ async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEven
         await response.write(receiver.take())
         return response
     finally:
+        budget.remove(counted)
         silence.remove(generation)
 
 

@@ -127,6 +127,4 @@ class GenerationMeter:
         statistics = self._statistics
         statistics.durations.observe(now_ns - self._begin_ns)
         if self._tokens[number] > 1:
-            statistics.per_token.observe(
-                (self._last_ns[number] - self._first_ns[number]) // (self._tokens[number] - 1)
-            )
+            statistics.per_token.observe((self._last_ns[number] - self._first_ns[number]) // (self._tokens[number] - 1))

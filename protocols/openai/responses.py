@@ -13,8 +13,10 @@ import msgspec
 from kernel.errors import InternalError
 from protocols.http.json.document import UNDECODABLE, member_texts
 from protocols.openai.choices import Choices
+from protocols.openai.errors import error_event
 
 if TYPE_CHECKING:
+    from kernel.errors import ServingError
     from protocols.openai.choices import Usage
     from protocols.openai.dialects import Piece
     from protocols.openai.plans import GenerationPlan
@@ -36,6 +38,9 @@ class Identity(msgspec.Struct, frozen=True):
 class Receiver:
     """Takes what comes of each choice, by its number: here of a model that makes its responses itself."""
 
+    #: How many bytes it keeps until the end, about.
+    byte_size = 0
+
     def add(self, number: int, piece: Piece) -> None:
         """Take a response. Raises `InternalError` if it is not what the dialect has."""
         raise NotImplementedError
@@ -50,6 +55,10 @@ class Receiver:
     def is_finished(self, number: int) -> bool:
         """Whether the text of the choice is complete, so that a later failure changes nothing."""
         return False
+
+    def failure(self, error: ServingError) -> bytes:
+        """Return the event that ends a stream with `error`."""
+        return error_event(error)
 
 
 class _TextReceiver(Receiver):

@@ -123,6 +123,7 @@ PURE = (
     "protocols/openai/meter.py",
     "protocols/openai/plans.py",
     "protocols/openai/responses.py",
+    "protocols/openai/responses_api.py",
     "protocols/request_limits.py",
     "schedulers/batching_rules.py",
     "schedulers/direct.py",
