@@ -38,9 +38,6 @@ class Identity(msgspec.Struct, frozen=True):
 class Receiver:
     """Takes what comes of each choice, by its number: here of a model that makes its responses itself."""
 
-    #: How many bytes it keeps until the end, about.
-    byte_size = 0
-
     def add(self, number: int, piece: Piece) -> None:
         """Take a response. Raises `InternalError` if it is not what the dialect has."""
         raise NotImplementedError
@@ -77,6 +74,9 @@ class _TextReceiver(Receiver):
 
 class TextEvents(_TextReceiver):
     """The events of a stream, of a model that sends text."""
+
+    #: How many bytes are kept until the end of the stream.
+    byte_size = 0
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         super().__init__(plan)
@@ -118,6 +118,9 @@ class TextEvents(_TextReceiver):
 
 class ReadyEvents(Receiver):
     """The events of a stream, of a model that makes its chunks itself."""
+
+    #: As in `TextEvents`.
+    byte_size = 0
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         self._writer = ChunkWriter(plan, identity)

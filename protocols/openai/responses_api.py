@@ -39,7 +39,7 @@ SENT_AS: Mapping[str, str] = {
 _SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls")
 
 #: What a response repeats of its request, and what it says without it.
-_REPEATED = {
+_REPEATED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -356,7 +356,7 @@ _MEMBER = {_TEXT: "text", _REFUSAL: "refusal"}
 
 
 def _part_object(kind: str, text: str) -> dict[str, Any]:
-    more = {"annotations": [], "logprobs": []} if kind == _TEXT else {}
+    more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == _TEXT else {}
     return {"type": kind, _MEMBER[kind]: text, **more}
 
 
