@@ -251,6 +251,15 @@ def traffic(
         str | None,
         typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence: equal keys, equal version."),
     ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option("--shadow", metavar="TARGET[=PERCENT]",
+                     help="Send copies of requests to TARGET too, and compare the outputs; off ends it."),
+    ] = None,
+    worst: Annotated[
+        Path | None,
+        typer.Option("--worst", metavar="DIR", help="Write the requests that differ most, for naiad replay."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="A traffic.toml that replaces the whole rule.")
     ] = None,
@@ -263,7 +272,16 @@ def traffic(
 
     raise typer.Exit(
         show_traffic(
-            url, model, weights=shares or [], labels=label or [], key=key, file=file, reset=reset, as_json=as_json
+            url,
+            model,
+            weights=shares or [],
+            labels=label or [],
+            key=key,
+            shadow=shadow,
+            file=file,
+            worst=worst,
+            reset=reset,
+            as_json=as_json,
         )
     )
 

@@ -13,7 +13,8 @@ import msgspec
 import typer
 
 from kernel.errors import BadOption, ServingError
-from kernel.tools.client import ClientError, base_url, call
+from kernel.records.recording_format import segment_name
+from kernel.tools.client import ClientError, base_url, call, download
 from kernel.tools.printing import table_text
 from kernel.traffic.settings import TrafficSettings, read_toml
 
@@ -29,12 +30,14 @@ def show_traffic(
     weights: Sequence[str] = (),
     labels: Sequence[str] = (),
     key: str | None = None,
+    shadow: str | None = None,
     file: Path | None = None,
+    worst: Path | None = None,
     reset: bool = False,
     as_json: bool = False,
 ) -> int:
     """Change the rule if that is asked for, and print it as it is then. Returns the exit code. Raises `BadOption`."""
-    members = changes_of(weights, labels, key, file)
+    members = changes_of(weights, labels, key, file, shadow)
     if reset and members:
         raise BadOption("--reset cannot be used with another change")
     path = f"/v2/models/{urllib.parse.quote(model, safe='')}/traffic"
@@ -45,6 +48,8 @@ def show_traffic(
         if reset:
             address, members = f"{address}/reset", {}
         found = call(address, members) if members or reset else call(address)
+        if worst is not None:
+            _write_worst(worst, download(f"{base_url(url)}{path}/shadow/worst"))
     except ClientError as error:
         typer.echo(f"error: {error}", err=True)
         return 1
@@ -55,10 +60,23 @@ def show_traffic(
     return 0
 
 
-def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, file: Path | None) -> dict[str, Any]:
+def _write_worst(folder: Path, content: bytes) -> None:
+    """Write a recording that `naiad replay` reads. Raises `BadOption`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / segment_name(1)
+        path.write_bytes(content)
+    except OSError as error:
+        raise BadOption(f"'{folder}' cannot be written: {error.strerror}") from None
+    typer.echo(f"the requests that differ most are in '{folder}': naiad replay {folder} --to HOST:PORT", err=True)
+
+
+def changes_of(
+    weights: Sequence[str], labels: Sequence[str], key: str | None, file: Path | None, shadow: str | None = None
+) -> dict[str, Any]:
     """Return the members of the rule that the command line sets. Raises `BadOption`."""
     if file is not None:
-        if weights or labels or key is not None:
+        if weights or labels or key is not None or shadow is not None:
             raise BadOption("--file replaces the whole rule: give no other change with it")
         try:
             settings = read_toml(file.read_bytes())
@@ -67,7 +85,15 @@ def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, f
         except ServingError as error:
             raise BadOption(f"'{file}': {error.message}") from None
         every: dict[str, Any] = msgspec.to_builtins(TrafficSettings())
-        empty = {"labels": {}, "weights": {}, "rules": [], "key": "", "salt": ""}
+        empty: dict[str, Any] = {
+            "labels": {},
+            "weights": {},
+            "rules": [],
+            "key": "",
+            "salt": "",
+            "shadow": None,
+            "outputs": {},
+        }
         return {**empty, **every, **settings.as_dict()}
     members: dict[str, Any] = {}
     if weights:
@@ -76,7 +102,19 @@ def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, f
         members["labels"] = dict(_pair(text, "LABEL=VERSION") for text in labels)
     if key is not None:
         members["key"] = key
+    if shadow is not None:
+        members["shadow"] = _shadow(shadow)
     return members
+
+
+def _shadow(text: str) -> dict[str, Any] | None:
+    """Return the member of the rule for `TARGET[=PERCENT]` or `off`. Raises `BadOption`."""
+    if text == "off":
+        return None
+    target, found, percent = text.partition("=")
+    if not target or (found and re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,6})?", percent) is None):
+        raise BadOption(f"expected --shadow TARGET, TARGET=PERCENT or off, not '{text}'")
+    return {"to": target, "percent": float(percent)} if found else {"to": target}
 
 
 def _pair(text: str, form: str) -> tuple[str, int]:
@@ -116,6 +154,32 @@ def traffic_text(found: dict[str, Any]) -> str:
         where = next(f"{kind} {match[kind]}" for kind in ("header", "parameter", "sequence") if match.get(kind))
         values = f" = {' or '.join(match['is'])}" if match.get("is") else ""
         lines.append(f"rule: {where}{values} -> {match['to']}\n")
+    if (shadow := found.get("shadow")) is not None:
+        lines.append(shadow_text(shadow))
+    return "".join(lines)
+
+
+def shadow_text(found: dict[str, Any]) -> str:
+    """Return what is printed of a shadow."""
+    state = found["trouble"] or ("" if found["active"] else "it has ended")
+    lines = [
+        f"shadow: {found['to']}, {found.get('percent', 100):g} % of the requests{': ' if state else ''}{state}\n",
+        f"pairs: {found['pairs']}, different {found['different']}, chosen {found['sampled']}\n",
+        *(f"not compared: {count}, {reason}\n" for reason, count in found["dropped"].items()),
+    ]
+    rows = [
+        (
+            name or "(errors)",
+            str(each["compared"]),
+            ", ".join(f"{count} {kind}" for kind, count in each["different"].items()) or "0",
+            *(f"{each['distance'][quantile]:g}" for quantile in ("p50", "p90", "p99", "largest")),
+        )
+        for name, each in found["outputs"].items()
+    ]
+    if rows:
+        head = ("Output", "Compared", "Different", "Distance p50", "p90", "p99", "largest")
+        lines.append(table_text(head, rows))
+    lines += [f"worst: request '{each['id']}': {each['why']}\n" for each in found["worst"][:5]]
     return "".join(lines)
 
 
@@ -159,7 +223,15 @@ def start(
     hang: Annotated[
         str, typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped.")
     ] = "30s",
-    guard: Annotated[str, typer.Option("--guard", metavar="NAME,...", help="errors, latency")] = "errors,latency",
+    guard: Annotated[
+        str, typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs")
+    ] = "errors,latency",
+    shadow_percent: Annotated[
+        float, typer.Option("--shadow-percent", help="For outputs: the share of requests that both versions execute.")
+    ] = 100.0,
+    differences: Annotated[
+        float, typer.Option("--differences", help="For outputs: percent of the pairs that may differ.")
+    ] = 0.1,
     slow_ms: Annotated[
         float | None,
         typer.Option(
@@ -182,6 +254,8 @@ def start(
         "step_timeout_s": seconds(step_timeout),
         "hang_s": seconds(hang),
         "guards": guard.split(","),
+        "shadow_percent": shadow_percent,
+        "differences": differences,
     }
     given = {"stable": stable, "slow_ms": slow_ms, "key": key}
     document |= {name: value for name, value in given.items() if value is not None}

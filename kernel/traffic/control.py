@@ -6,6 +6,7 @@ is read when the models of a repository are listed: at the start, at each poll, 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections import deque
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.interface import RolloutFigures, RoutedCount, TargetShare
+from kernel.serving.interface import KeptPair, RolloutFigures, RoutedCount, ShadowFigures, TargetShare
 from kernel.traffic.rollouts import Rollouts
 from kernel.traffic.route import BUCKETS, REASONS, TrafficRoute
 from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
+from kernel.traffic.shadow import Shadow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from kernel.serving.route import RouteRules
     from kernel.traffic.rollouts import ModelLoads
     from kernel.traffic.route import Routed
+    from kernel.traffic.shadow import ShadowParts
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,8 @@ class _ModelTraffic:
         self.file_error = ""
         self.of_client: TrafficSettings | None = None
         self.route: TrafficRoute | None = None
+        #: The last shadow, also if it gets nothing any more: people look at what it has found.
+        self.shadow: Shadow | None = None
         #: By model and version.
         self.routed: dict[tuple[str, int], Routed] = {}
         self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
@@ -89,6 +94,7 @@ class Traffic:
         """
         self._rules = rules
         self._catalog = rules.catalog
+        self._clock = clock
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
@@ -96,6 +102,8 @@ class Traffic:
         self.rollouts = Rollouts(self, rules.catalog, clock, loads)
         #: None: a restart forgets what clients have set.
         self.keeper: TrafficKeeper | None = None
+        #: Set by the composition root; None where no shadow can be.
+        self.shadow_parts: ShadowParts | None = None
 
     # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
@@ -145,6 +153,7 @@ class Traffic:
             **({"file_error": traffic.file_error} if traffic.file_error else {}),
             "rule": {} if route is None else route.settings.as_dict(),
             "targets": [] if route is None else [msgspec.to_builtins(state) for state in route.states()],
+            "shadow": _shadow_report(traffic),
             "requests": [msgspec.to_builtins(count) for count in _counts(traffic)],
             "history": [msgspec.to_builtins(change) for change in reversed(traffic.changes)],
         }
@@ -187,6 +196,29 @@ class Traffic:
             RolloutFigures(name, state.candidate, state.stable, state.phase, state.share, figures[name])
             for name, state in self.rollouts.states().items()
         ]
+
+    def shadow_figures(self) -> list[ShadowFigures]:
+        return [
+            ShadowFigures(
+                name,
+                shadow.settings.to,
+                shadow.report.pairs,
+                shadow.report.differing,
+                dict(shadow.report.dropped),
+                {output: dict(each.differing) for output, each in shadow.report.outputs.items()},
+                {output: each.quantiles() for output, each in shadow.report.outputs.items()},
+            )
+            for name, traffic in self._models.items()
+            if (shadow := traffic.shadow) is not None
+        ]
+
+    def shadow_of(self, name: str) -> Shadow | None:
+        """Return the last shadow of a model. Raises `ModelNotFound`."""
+        return self._of(name).shadow
+
+    def worst_pairs(self, name: str) -> list[KeptPair]:
+        shadow = self._of(name).shadow
+        return [] if shadow is None else [kept for _, _, kept in shadow.report.worst]
 
     def routed(self) -> list[RoutedCount]:
         return [count for traffic in self._models.values() for count in _counts(traffic)]
@@ -273,9 +305,11 @@ class Traffic:
         traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
         if settings is None:
             traffic.route = None
+            self._set_shadow(name, traffic, None)
             self._catalog.set_labels(name, {})
         else:
-            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed)
+            shadow = self._set_shadow(name, traffic, settings)
+            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed, shadow)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
         self._rules.set(name, traffic.route)
@@ -285,6 +319,34 @@ class Traffic:
         for state in () if traffic.route is None else traffic.route.states():
             if state.trouble:
                 logger.warning("model '%s': target '%s' gets no requests: %s", name, state.text, state.trouble)
+        if traffic.route is not None and traffic.route.shadow_trouble:
+            logger.warning("model '%s': the shadow gets no requests: %s", name, traffic.route.shadow_trouble)
+
+    def _set_shadow(self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None) -> Shadow | None:
+        """Return the shadow for a rule: the one that is there, if nothing of it changes. Another one counts anew."""
+        found, wanted = traffic.shadow, None if settings is None else settings.shadow
+        if found is not None and not found.closed:
+            if settings is not None and (found.settings, found.outputs) == (wanted, settings.outputs):
+                return found
+            found.close()
+        if wanted is None or settings is None or self.shadow_parts is None:
+            return None
+        if found is not None:
+            found.forget()
+        shadow = Shadow(wanted, settings.outputs, self._clock, self.shadow_parts, self._draw)
+        shadow.observer = functools.partial(self.rollouts.compared, name)
+        traffic.shadow = shadow
+        return shadow
+
+
+def _shadow_report(traffic: _ModelTraffic) -> dict[str, Any] | None:
+    """Return what is known of the shadow of a model; None if it has had none."""
+    shadow, route = traffic.shadow, traffic.route
+    if shadow is None:
+        return None
+    trouble = "" if route is None or shadow.closed else route.shadow_trouble
+    settings = msgspec.to_builtins(shadow.settings)
+    return {**settings, "active": not shadow.closed, "trouble": trouble, **shadow.report.as_dict()}
 
 
 def _counts(traffic: _ModelTraffic) -> list[RoutedCount]:

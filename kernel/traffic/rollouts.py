@@ -22,6 +22,8 @@ from kernel.traffic.rollout_states import (
     restarted,
 )
 from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
+from kernel.traffic.route import untold
+from kernel.traffic.settings import ShadowSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +105,9 @@ class Rollouts:
         stable = settings.stable if settings.stable is not None else self._stable_of(name, rule, settings.to)
         if stable == settings.to:
             raise InvalidArgument(f"version {stable} has the traffic of model '{name}' already")
-        self._catalog.resolve(name, str(stable))
+        spec = self._catalog.resolve(name, str(stable)).spec
+        if "outputs" in settings.guards and (why := untold(spec, rule.outputs)):
+            raise InvalidArgument(f"the guard 'outputs' is not possible: {why}")
         state = begun(msgspec.structs.replace(settings, stable=stable), stable, self._clock.now_ns(), by)
         self._rollouts[name] = _Rollout(state, sticky=bool(rule.key if settings.key is None else settings.key))
         self._enter(name, by)
@@ -158,6 +162,12 @@ class Rollouts:
     def figures(self) -> dict[str, dict[str, dict[str, int]]]:
         """Return the counts of the guards, by model."""
         return {name: rollout.trial.figures() for name, rollout in self._rollouts.items()}
+
+    def compared(self, name: str, bucket: int, *, differs: bool) -> None:
+        """The shadow of a model has compared a pair of outputs."""
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.state.active:
+            rollout.trial.compared(bucket, differs=differs)
 
     # ---- a restart -----------------------------------------------------------------------------------
 
@@ -331,6 +341,11 @@ def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:
             weights = {"stable": 1}
     others = {label: found for label, found in rule.labels.items() if label not in ("stable", "canary", "previous")}
     names = {*others, *labels}
+    shadow = None if rule.shadow is None or rule.shadow.to not in {*names, str(stable), str(candidate)} else rule.shadow
+    if "outputs" in state.settings.guards:
+        shadow = ShadowSettings("canary", state.settings.shadow_percent) if state.phase in ("step", "paused") else None
     rules = tuple(each for each in rule.rules if each.to.isdigit() or each.to in names)
     key = rule.key if state.settings.key is None else state.settings.key
-    return msgspec.structs.replace(rule, labels={**others, **labels}, weights=weights, rules=rules, key=key)
+    return msgspec.structs.replace(
+        rule, labels={**others, **labels}, weights=weights, rules=rules, key=key, shadow=shadow
+    )

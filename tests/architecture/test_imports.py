@@ -120,6 +120,7 @@ FOREIGN = {
         "kernel/tools/replay_report.py",
         "kernel/tools/trial.py",
         "kernel/tools/trial_arrays.py",
+        "kernel/traffic/comparing.py",
         "shm/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),

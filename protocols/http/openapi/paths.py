@@ -287,6 +287,17 @@ def _traffic() -> dict[str, list[Operation]]:
                 body=json_body(ref("TrafficRule")),
             ),
         ],
+        f"{prefix}/shadow/worst": [
+            _get(
+                "worstPairs",
+                "The requests whose outputs have differed most, as a recording for naiad replay",
+                category,
+                response("A segment of a recording.", **{BINARY: {}}),
+                parameters=(_MODEL,),
+                errors=(404, 501),
+                administers=True,
+            )
+        ],
         f"{prefix}/reset": [change("resetTraffic", "Use the rule of the repository again", category, found)],
         **_rollout(change),
     }

@@ -188,7 +188,9 @@ _SETTINGS: dict[str, Part] = {
             "step_timeout_s": {"type": "number"},
             "load_timeout_s": {"type": "number"},
             "hang_s": {"type": "number"},
-            "guards": array({"enum": ["errors", "latency"]}),
+            "guards": array({"enum": ["errors", "latency", "outputs"]}),
+            "shadow_percent": {"type": "number"},
+            "differences": {"type": "number"},
             "slow_ms": {"type": "number"},
             "key": STRING,
         },
@@ -201,6 +203,15 @@ _SETTINGS: dict[str, Part] = {
             "rules": array({"type": "object"}),
             "key": {"type": "string", "description": "header:NAME, parameter:NAME, request-id or sequence."},
             "salt": STRING,
+            "shadow": obj(
+                {
+                    "to": {"type": "string", "description": "The label or version that gets copies of requests."},
+                    "percent": {"type": "number"},
+                    "waiting": COUNT,
+                },
+                ("to",),
+            ),
+            "outputs": {"type": "object", "description": "Output -> how it is compared: close, exact, top1, order."},
         }
     ),
 }
