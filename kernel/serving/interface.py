@@ -360,6 +360,15 @@ class ShadowFigures(msgspec.Struct, frozen=True):
     distances: dict[str, dict[str, float]]
 
 
+class RewardFigures(msgspec.Struct, frozen=True):
+    """What clients have reported for the requests that a version has executed."""
+
+    model: str
+    version: int
+    count: int
+    sum: float
+
+
 class TrafficControl(Protocol):
     """The traffic rules of models. Implemented by `kernel.traffic.control.Traffic`."""
 
@@ -380,6 +389,12 @@ class TrafficControl(Protocol):
 
     def rollout_figures(self) -> list[RolloutFigures]:
         """Return where the last rollout of each model is."""
+
+    def reward(self, name: str, document: Any) -> dict[str, int]:
+        """Count the rewards of a message for requests to a model; returns how many. Raises `ServingError`."""
+
+    def rewards(self) -> list[RewardFigures]:
+        """Return the rewards of all versions."""
 
     def shadow_figures(self) -> list[ShadowFigures]:
         """Return what the shadows of all models have found."""

@@ -71,6 +71,13 @@ def _write_worst(folder: Path, content: bytes) -> None:
     typer.echo(f"the requests that differ most are in '{folder}': naiad replay {folder} --to HOST:PORT", err=True)
 
 
+#: The members of a rule without content.
+_EMPTY: dict[str, Any] = {
+    "labels": {}, "weights": {}, "rules": [], "key": "", "salt": "", "shadow": None, "outputs": {}, "rollout": {},
+    "feedback": None,
+}  # fmt: skip
+
+
 def changes_of(
     weights: Sequence[str], labels: Sequence[str], key: str | None, file: Path | None, shadow: str | None = None
 ) -> dict[str, Any]:
@@ -85,16 +92,7 @@ def changes_of(
         except ServingError as error:
             raise BadOption(f"'{file}': {error.message}") from None
         every: dict[str, Any] = msgspec.to_builtins(TrafficSettings())
-        empty: dict[str, Any] = {
-            "labels": {},
-            "weights": {},
-            "rules": [],
-            "key": "",
-            "salt": "",
-            "shadow": None,
-            "outputs": {},
-        }
-        return {**empty, **every, **settings.as_dict()}
+        return {**_EMPTY, **every, **settings.as_dict()}
     members: dict[str, Any] = {}
     if weights:
         members["weights"] = dict(_pair(text, "TARGET=WEIGHT") for text in weights)
@@ -156,6 +154,8 @@ def traffic_text(found: dict[str, Any]) -> str:
         lines.append(f"rule: {where}{values} -> {match['to']}\n")
     if (shadow := found.get("shadow")) is not None:
         lines.append(shadow_text(shadow))
+    if (feedback := found.get("feedback")) is not None:
+        lines.append(feedback_text(feedback))
     return "".join(lines)
 
 
@@ -181,6 +181,31 @@ def shadow_text(found: dict[str, Any]) -> str:
         lines.append(table_text(head, rows))
     lines += [f"worst: request '{each['id']}': {each['why']}\n" for each in found["worst"][:5]]
     return "".join(lines)
+
+
+def feedback_text(found: dict[str, Any]) -> str:
+    """Return what is printed of rewards."""
+    rows = []
+    for each in found["versions"]:
+        difference = each["difference"] or {"mean": None, "interval": None}
+        rows.append(
+            (
+                f"{each['model']} {each['version']}",
+                str(each["rewards"]),
+                f"{each['mean']:.6g}",
+                _interval(each["interval"]),
+                "-" if difference["mean"] is None else f"{difference['mean']:+.6g}",
+                _interval(difference["interval"]) if difference["mean"] is not None else "-",
+            )
+        )
+    lines = [f"feedback: {found['remembered']} requests wait for rewards, {found['unknown']} rewards had unknown ids\n"]
+    if rows:
+        lines.append(table_text(("Version", "Rewards", "Mean", "95 %", "Difference", "95 %"), rows))
+    return "".join(lines)
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "too few" if ends is None else f"{ends[0]:.6g} to {ends[1]:.6g}"
 
 
 rollout_cli = typer.Typer(
@@ -210,28 +235,32 @@ def start(
     stable: Annotated[
         int | None, typer.Option("--stable", min=0, metavar="VERSION", help="Default: that with the largest share.")
     ] = None,
-    steps: Annotated[str, typer.Option("--steps", metavar="PERCENT,...")] = "1,5,25,50,100",
+    steps: Annotated[str | None, typer.Option("--steps", metavar="PERCENT,...", help="Default: 1,5,25,50,100.")] = None,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m, 2h.")
-    ] = "10m",
+        str | None, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m (default), 2h.")
+    ] = None,
     least_requests: Annotated[
-        int, typer.Option("--least-requests", min=0, help="The least requests of the new version in a step.")
-    ] = 300,
+        int | None,
+        typer.Option("--least-requests", min=0, help="The least requests of the new version in a step; default 300."),
+    ] = None,
     step_timeout: Annotated[
-        str, typer.Option("--step-timeout", metavar="TIME", help="A step without a verdict pauses then.")
-    ] = "2h",
+        str | None, typer.Option("--step-timeout", metavar="TIME", help="A step without a verdict pauses then: 2h.")
+    ] = None,
     hang: Annotated[
-        str, typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped.")
-    ] = "30s",
+        str | None,
+        typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped: 30s."),
+    ] = None,
     guard: Annotated[
-        str, typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs")
-    ] = "errors,latency",
+        str | None,
+        typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs; default: errors,latency."),
+    ] = None,
     shadow_percent: Annotated[
-        float, typer.Option("--shadow-percent", help="For outputs: the share of requests that both versions execute.")
-    ] = 100.0,
+        float | None,
+        typer.Option("--shadow-percent", help="For outputs: the share of requests that both execute; default 100."),
+    ] = None,
     differences: Annotated[
-        float, typer.Option("--differences", help="For outputs: percent of the pairs that may differ.")
-    ] = 0.1,
+        float | None, typer.Option("--differences", help="For outputs: percent of pairs that may differ; default 0.1.")
+    ] = None,
     slow_ms: Annotated[
         float | None,
         typer.Option(
@@ -245,20 +274,25 @@ def start(
     url: Url = _URL,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a rollout to a version, which the server loads if it has not."""
-    document: dict[str, Any] = {
+    """Begin a rollout to a version, which the server loads if it has not.
+
+    What is not given comes from `rollout` of the model's traffic rule.
+    """
+    given = {
         "to": to,
-        "steps": [_whole(text) for text in steps.split(",")],
-        "every_s": seconds(every),
+        "stable": stable,
+        "steps": None if steps is None else [_whole(text) for text in steps.split(",")],
+        "every_s": None if every is None else seconds(every),
         "least_requests": least_requests,
-        "step_timeout_s": seconds(step_timeout),
-        "hang_s": seconds(hang),
-        "guards": guard.split(","),
+        "step_timeout_s": None if step_timeout is None else seconds(step_timeout),
+        "hang_s": None if hang is None else seconds(hang),
+        "guards": None if guard is None else guard.split(","),
         "shadow_percent": shadow_percent,
         "differences": differences,
+        "slow_ms": slow_ms,
+        "key": key,
     }
-    given = {"stable": stable, "slow_ms": slow_ms, "key": key}
-    document |= {name: value for name, value in given.items() if value is not None}
+    document = {name: value for name, value in given.items() if value is not None}
     raise typer.Exit(_ask(url, model, "rollout", document, as_json=as_json))
 
 

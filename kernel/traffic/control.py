@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.interface import KeptPair, RolloutFigures, RoutedCount, ShadowFigures, TargetShare
+from kernel.serving.interface import KeptPair, RewardFigures, RolloutFigures, RoutedCount, ShadowFigures, TargetShare
+from kernel.traffic.feedback import Feedback, read_rewards
+from kernel.traffic.rollout_states import read_defaults
 from kernel.traffic.rollouts import Rollouts
 from kernel.traffic.route import BUCKETS, REASONS, TrafficRoute
 from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
@@ -25,16 +27,19 @@ from kernel.traffic.shadow import Shadow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.loop.clock import Clock
+    from kernel.loop.clock import Alarm, Clock
     from kernel.serving.route import RouteRules
     from kernel.traffic.rollouts import ModelLoads
-    from kernel.traffic.route import Routed
+    from kernel.traffic.route import FeedbackMemory, Routed
     from kernel.traffic.shadow import ShadowParts
 
 logger = logging.getLogger(__name__)
 
 #: How many changes of the rules of a model are remembered.
 MOST_CHANGES = 100
+
+#: How often it is looked whether a rollout has to begin by itself.
+WATCH_NS = 500_000_000
 
 #: The most models that can have a rule of a client: names of models that are not there yet could be many.
 _MOST_MODELS = 1000
@@ -71,9 +76,16 @@ class _ModelTraffic:
         self.route: TrafficRoute | None = None
         #: The last shadow, also if it gets nothing any more: people look at what it has found.
         self.shadow: Shadow | None = None
+        #: The last one, also if nobody reports rewards any more.
+        self.feedback: Feedback | None = None
         #: By model and version.
         self.routed: dict[tuple[str, int], Routed] = {}
         self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether rollouts of the model begin by themselves."""
+        return self.route is not None and self.route.settings.rollout.get("automatic", False) is True
 
 
 class Traffic:
@@ -104,6 +116,8 @@ class Traffic:
         self.keeper: TrafficKeeper | None = None
         #: Set by the composition root; None where no shadow can be.
         self.shadow_parts: ShadowParts | None = None
+        #: Rings while a rule lets rollouts begin by themselves; made when it is first needed.
+        self._watch: Alarm | None = None
 
     # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
@@ -121,7 +135,7 @@ class Traffic:
                 raise error
             if text is not None and self._namespacing:
                 raise InvalidArgument("traffic rules are not possible with --model-namespacing=true")
-            settings = None if text is None else read_toml(text)
+            settings = None if text is None else _checked(read_toml(text))
         except ServingError as wrong:
             if traffic.file_error != wrong.message:
                 logger.error("model '%s': traffic.toml has no effect: %s", name, wrong.message)
@@ -154,6 +168,7 @@ class Traffic:
             "rule": {} if route is None else route.settings.as_dict(),
             "targets": [] if route is None else [msgspec.to_builtins(state) for state in route.states()],
             "shadow": _shadow_report(traffic),
+            "feedback": self._feedback_report(traffic),
             "requests": [msgspec.to_builtins(count) for count in _counts(traffic)],
             "history": [msgspec.to_builtins(change) for change in reversed(traffic.changes)],
         }
@@ -166,7 +181,7 @@ class Traffic:
             raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
         if name not in self._models and len(self._models) >= _MOST_MODELS:
             raise InvalidArgument(f"{_MOST_MODELS} models have traffic rules already")
-        settings = changed(traffic.of_client or traffic.file or TrafficSettings(), members)
+        settings = _checked(changed(traffic.of_client or traffic.file or TrafficSettings(), members))
         self._models[name] = traffic
         traffic.of_client = settings
         self._use(name, traffic, settings, by)
@@ -195,6 +210,28 @@ class Traffic:
         return [
             RolloutFigures(name, state.candidate, state.stable, state.phase, state.share, figures[name])
             for name, state in self.rollouts.states().items()
+        ]
+
+    def _feedback_report(self, traffic: _ModelTraffic) -> dict[str, Any] | None:
+        if traffic.feedback is None:
+            return None
+        traffic.feedback.forget_old(self._clock.now_ns())
+        return traffic.feedback.as_dict()
+
+    def reward(self, name: str, document: Any) -> dict[str, int]:
+        traffic = self._of(name)
+        if traffic.route is None or traffic.route.settings.feedback is None or traffic.feedback is None:
+            raise InvalidArgument(f"the traffic rule of model '{name}' has no 'feedback': no rewards are counted")
+        rewards = read_rewards(document)
+        counted = traffic.feedback.reward(rewards, self._clock.now_ns())
+        return {"counted": counted, "unknown": len(rewards) - counted}
+
+    def rewards(self) -> list[RewardFigures]:
+        return [
+            RewardFigures(model, version, each.count, each.mean * each.count)
+            for traffic in self._models.values()
+            if traffic.feedback is not None
+            for (model, version), each in traffic.feedback.by_version().items()
         ]
 
     def shadow_figures(self) -> list[ShadowFigures]:
@@ -296,6 +333,14 @@ class Traffic:
         targets = [settings.target(text) for text in [*settings.labels, *settings.weights]]
         return {int(version) for model, version in targets if version and model in ("", name)}
 
+    def may_fail(self, name: str, version: int) -> bool:
+        """Whether the clients do not need a version: it is on trial or was stopped, or another one is in its place."""
+        state = self.rollouts.states().get(name)
+        if state is not None and version == (state.stable if state.phase == "done" else state.candidate):
+            return True
+        traffic = self._models.get(name)
+        return traffic is not None and traffic.automatic and version > max(self.kept_versions(name), default=version)
+
     def _use(
         self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None, by: str, reason: str = ""
     ) -> None:
@@ -309,10 +354,12 @@ class Traffic:
             self._catalog.set_labels(name, {})
         else:
             shadow = self._set_shadow(name, traffic, settings)
-            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed, shadow)
+            feedback = self._set_feedback(traffic, settings)
+            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed, shadow, feedback)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
         self._rules.set(name, traffic.route)
+        self._set_watch()
         if self.keeper is not None:
             self.keeper.save(self.document())
         logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)
@@ -321,6 +368,33 @@ class Traffic:
                 logger.warning("model '%s': target '%s' gets no requests: %s", name, state.text, state.trouble)
         if traffic.route is not None and traffic.route.shadow_trouble:
             logger.warning("model '%s': the shadow gets no requests: %s", name, traffic.route.shadow_trouble)
+
+    def _set_feedback(self, traffic: _ModelTraffic, settings: TrafficSettings) -> FeedbackMemory | None:
+        """Return what remembers requests by a rule. Rewards are counted on, whatever the weights are."""
+        if settings.feedback is None:
+            return None
+        feedback = traffic.feedback
+        if feedback is None or feedback.settings != settings.feedback:
+            feedback = traffic.feedback = Feedback(settings.feedback)
+        now_ns, remember = self._clock.now_ns, feedback.remember
+        return lambda id, version: remember(id, version, now_ns())
+
+    def _set_watch(self) -> None:
+        if any(each.automatic for each in self._models.values()):
+            if self._watch is None:
+                self._watch = self._clock.alarm(self._begin_rollouts)
+            self._watch.set(self._clock.now_ns() + WATCH_NS)
+
+    def _begin_rollouts(self) -> None:
+        """Begin the rollouts that begin by themselves."""
+        for name, traffic in list(self._models.items()):
+            if not traffic.automatic or (version := self.rollouts.due(name, self.rule_of(name))) is None:
+                continue
+            try:
+                self.rollouts.start(name, {"to": version}, "traffic.toml")
+            except ServingError as error:
+                logger.error("the rollout of version %d of model '%s' cannot begin: %s", version, name, error)
+        self._set_watch()
 
     def _set_shadow(self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None) -> Shadow | None:
         """Return the shadow for a rule: the one that is there, if nothing of it changes. Another one counts anew."""
@@ -337,6 +411,17 @@ class Traffic:
         shadow.observer = functools.partial(self.rollouts.compared, name)
         traffic.shadow = shadow
         return shadow
+
+
+def _checked(settings: TrafficSettings) -> TrafficSettings:
+    """Return the settings. Raises `InvalidArgument` if what they say of rollouts is wrong."""
+    read_defaults(settings.rollout)
+    if settings.rollout.get("automatic") and not settings.weights:
+        raise InvalidArgument(
+            "'automatic' in 'rollout' needs 'weights' with the stable version: without them the newest version "
+            "would get all requests before its rollout"
+        )
+    return settings
 
 
 def _shadow_report(traffic: _ModelTraffic) -> dict[str, Any] | None:

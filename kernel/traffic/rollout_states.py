@@ -64,6 +64,21 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 GUARD_NAMES = ("errors", "latency", "outputs")
 
 
+def read_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members that a model's rule sets for its rollouts, without `automatic`. Raises `InvalidArgument`."""
+    members = {name: value for name, value in document.items() if name != "automatic"}
+    if not isinstance(document.get("automatic", False), bool):
+        raise InvalidArgument("'automatic' in 'rollout' must be true or false")
+    for name in ("to", "stable"):
+        if name in members:
+            raise InvalidArgument(f"'{name}' cannot be in 'rollout': each rollout has its own versions")
+    try:
+        read_rollout({"to": 1, **members})
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'rollout' is wrong: {error.message}") from None
+    return members
+
+
 def read_rollout(document: Mapping[str, Any]) -> RolloutSettings:
     """Return the rollout that `document` describes. Raises `InvalidArgument` with what was expected."""
     try:

@@ -18,6 +18,7 @@ from kernel.traffic.rollout_states import (
     commanded,
     described,
     looked,
+    read_defaults,
     read_rollout,
     restarted,
 )
@@ -100,8 +101,8 @@ class Rollouts:
         """Begin a rollout. Raises `ServingError`."""
         if self.is_active(name):
             raise InvalidArgument(f"a rollout of model '{name}' is {described(self._rollouts[name].state)} already")
-        settings = read_rollout(document)
         rule = self._rules.rule_of(name)
+        settings = read_rollout({**read_defaults(rule.rollout), **document})
         stable = settings.stable if settings.stable is not None else self._stable_of(name, rule, settings.to)
         if stable == settings.to:
             raise InvalidArgument(f"version {stable} has the traffic of model '{name}' already")
@@ -162,6 +163,23 @@ class Rollouts:
     def figures(self) -> dict[str, dict[str, dict[str, int]]]:
         """Return the counts of the guards, by model."""
         return {name: rollout.trial.figures() for name, rollout in self._rollouts.items()}
+
+    def due(self, name: str, rule: TrafficSettings) -> int | None:
+        """Return the newest version that is READY, if its rollout is to begin by itself; None if none is.
+
+        One that was stopped is not tried again.
+        """
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.state.active:
+            return None
+        newest = max((model.version for model in self._catalog.ready_models(name)), default=-1)
+        if rollout is not None and rollout.state.candidate >= newest:
+            return None
+        try:
+            stable = self._stable_of(name, rule, newest)
+        except ServingError:
+            return None
+        return newest if newest > stable else None
 
     def compared(self, name: str, bucket: int, *, differs: bool) -> None:
         """The shadow of a model has compared a pair of outputs."""

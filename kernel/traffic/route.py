@@ -98,6 +98,12 @@ class TargetState(msgspec.Struct, frozen=True):
     trouble: str
 
 
+class FeedbackMemory(Protocol):
+    """Remembers which version has got a request."""
+
+    def __call__(self, id: str, version: tuple[str, int]) -> None: ...
+
+
 class _Matcher(Protocol):
     """Whether a request matches a rule."""
 
@@ -109,11 +115,11 @@ class TrafficRoute:
 
     def __init__(
         self, name: str, settings: TrafficSettings, catalog: Catalog, draw: Callable[[], float],
-        routed: dict[tuple[str, int], Routed], shadow: Shadow | None = None,
+        routed: dict[tuple[str, int], Routed], shadow: Shadow | None = None, feedback: FeedbackMemory | None = None,
     ) -> None:  # fmt: skip
         """`draw` returns a number from 0 to 1. `routed` has the counters by model and version, and keeps them.
 
-        `shadow` gets copies of requests.
+        `shadow` gets copies of requests, `feedback` the versions that have got them.
         """
         self.settings = settings
         self._name = name
@@ -121,6 +127,7 @@ class TrafficRoute:
         self._draw = draw
         self._routed = routed
         self._shadow = shadow
+        self._feedback = feedback
         #: Why the shadow gets nothing; empty if it can.
         self.shadow_trouble = ""
         self._seed = seed_of(name, settings.salt)
@@ -139,6 +146,8 @@ class TrafficRoute:
     def choose(self, request: Request) -> Model | WithSecond:
         """Return the version for `request`, and the shadow if it gets a copy. Raises `ServingError`: none is READY."""
         model = self._version_for(request)
+        if self._feedback is not None and request.id:
+            self._feedback(request.id, model.identity)
         shadow = self._shadow
         return model if shadow is None or not shadow.wants(request, model) else WithSecond(model, shadow)
 

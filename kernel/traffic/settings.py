@@ -95,6 +95,14 @@ class ShadowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     waiting: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
 
 
+class FeedbackSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Clients report rewards for requests by their ids."""
+
+    #: How many requests are remembered at most, and how long. An id takes about 250 bytes.
+    ids: Annotated[int, msgspec.Meta(ge=1, le=200_000)] = 20_000
+    minutes: Annotated[float, msgspec.Meta(gt=0, le=7 * 24 * 60)] = 60.0
+
+
 class TrafficSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A checked traffic rule. Equal values decide the same for requests with equal keys."""
 
@@ -113,6 +121,11 @@ class TrafficSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     shadow: ShadowSettings | None = None
     #: Output → how it is compared, where that is not `close` with the tolerances of its datatype.
     outputs: Annotated[dict[_Text, OutputRule], msgspec.Meta(max_length=64)] = {}
+    #: None: no client reports rewards.
+    feedback: FeedbackSettings | None = None
+    #: Members of `kernel.traffic.rollout_states.RolloutSettings` for rollouts of the model that do not set them, and
+    #: `automatic`: whether one begins when a version above the stable one is READY. `kernel.traffic.control` checks it.
+    rollout: dict[str, Any] = {}
 
     def target(self, text: str) -> tuple[str, str]:
         """Return the model, "" for the own one, and the version, "" for the newest, that a label or number names."""

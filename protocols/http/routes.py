@@ -59,7 +59,7 @@ _ENDPOINTS = r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stat
 _MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
     + _ENDPOINTS
-    + r"|traffic|traffic/reset|traffic/shadow/worst"
+    + r"|traffic|traffic/reset|traffic/shadow/worst|feedback"
     r"|rollout|rollout/(?:pause|resume|promote|abort)))?"
 )
 #: A label in place of the number of a version: Triton has no such path, so it exists only for labels that a model has.
@@ -73,6 +73,7 @@ _WITHOUT_VERSION = frozenset(
         "traffic",
         "traffic/reset",
         "traffic/shadow/worst",
+        "feedback",
         "rollout",
         *(f"rollout/{action}" for action in traffic.ACTIONS),
     }
@@ -90,6 +91,7 @@ MODEL_ENDPOINTS = {
     "traffic/shadow/worst": Endpoint(
         Category.MODEL_REPOSITORY, {"GET": traffic.worst_pairs}, administers=True, reveals=True
     ),
+    "feedback": Endpoint(Category.INFERENCE, {"POST": traffic.feedback}),
     "traffic/reset": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.reset}, administers=True),
     "rollout": Endpoint(
         Category.MODEL_REPOSITORY, {"GET": traffic.rollout_status, "POST": traffic.start_rollout}, administers=True

@@ -118,6 +118,7 @@ FOREIGN = {
         "kernel/tools/bench/inputs.py",
         "kernel/tools/infer_arguments.py",
         "kernel/tools/replay_report.py",
+        "kernel/tools/shadow_of.py",
         "kernel/tools/trial.py",
         "kernel/tools/trial_arrays.py",
         "kernel/traffic/comparing.py",

@@ -80,6 +80,7 @@ PURE = (
     "kernel/tools/trace.py",
     "kernel/tools/trial_arrays.py",
     "kernel/traffic/comparing.py",
+    "kernel/traffic/feedback.py",
     "kernel/traffic/rollout_states.py",
     "kernel/traffic/rollout_trial.py",
     "kernel/traffic/route.py",

@@ -45,7 +45,8 @@ async def report(call: HttpCall) -> web.Response:
 async def change(call: HttpCall) -> web.Response:
     """Replace members of the rule, and return what `report` returns."""
     members = await _object(
-        call, "the traffic rule must be a JSON object with labels, weights, rules, key, salt, shadow, outputs"
+        call,
+        "the traffic rule must be a JSON object with members of traffic.toml, such as labels and weights",
     )
     _control(call).change(call.names["model"], members, _by(call))
     return await report(call)
@@ -56,6 +57,11 @@ async def reset(call: HttpCall) -> web.Response:
     await read_control_text(call)
     _control(call).reset(call.names["model"], _by(call))
     return await report(call)
+
+
+async def feedback(call: HttpCall) -> web.Response:
+    """Count rewards for requests, and return how many were counted and how many were for unknown ids."""
+    return json_response(_control(call).reward(call.names["model"], await _document(call)))
 
 
 async def worst_pairs(call: HttpCall) -> web.Response:
@@ -105,13 +111,18 @@ async def command_rollout(call: HttpCall) -> web.Response:
 
 async def _object(call: HttpCall, expected: str) -> dict[str, Any]:
     """Return the object that is the body of a request. Raises `InvalidArgument`."""
-    try:
-        document = parse(await read_control_text(call))
-    except InternalError as error:  # Triton's code for JSON that is wrong
-        raise InvalidArgument(error.message) from None
+    document = await _document(call)
     if not isinstance(document, dict):
         raise InvalidArgument(expected)
     return document
+
+
+async def _document(call: HttpCall) -> Any:
+    """Return the JSON that is the body of a request. Raises `InvalidArgument`."""
+    try:
+        return parse(await read_control_text(call))
+    except InternalError as error:  # Triton's code for JSON that is wrong
+        raise InvalidArgument(error.message) from None
 
 
 def _control(call: HttpCall) -> TrafficControl:

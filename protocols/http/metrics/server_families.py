@@ -123,6 +123,14 @@ class ServerMetrics:
             "Share of the requests without a version that a model version gets by a traffic rule [0.0 - 1.0]",
         )
 
+        self._rewards = Counter(
+            "naiad_traffic_rewards_total",
+            "Number of rewards that clients have reported for requests of a model version",
+            registry=self.registry,
+        )
+        self._reward_sum = self._gauge(
+            "naiad_traffic_reward_sum", "Sum of the rewards that clients have reported for requests of a model version"
+        )
         self._shadow_pairs = Counter(
             "naiad_traffic_shadow_pairs_total",
             "Number of pairs of responses of a model's shadow that were compared, by result",
@@ -178,6 +186,12 @@ class ServerMetrics:
         self._rollout_phase.values.clear()
         self._rollout_events.values.clear()
         self._set_shadows(traffic)
+        self._rewards.values.clear()
+        self._reward_sum.values.clear()
+        for rewards in traffic.rewards():
+            labels = {"model": rewards.model, "version": str(rewards.version)}
+            self._rewards.set(labels, rewards.count)
+            self._reward_sum.set(labels, rewards.sum)
         for rollout in traffic.rollout_figures():
             self._rollout_phase.set({"model": rollout.model, "phase": rollout.phase}, 1)
             for guard, counts in rollout.guards.items():

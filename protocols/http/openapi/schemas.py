@@ -196,6 +196,7 @@ _SETTINGS: dict[str, Part] = {
         },
         ("to",),
     ),
+    "Reward": obj({"id": STRING, "reward": {"type": "number"}}, ("id", "reward")),
     "TrafficRule": obj(
         {
             "labels": {"type": "object", "description": "Label -> number of a version, or model and version."},
@@ -211,6 +212,8 @@ _SETTINGS: dict[str, Part] = {
                 },
                 ("to",),
             ),
+            "feedback": obj({"ids": COUNT, "minutes": {"type": "number"}}),
+            "rollout": {"type": "object", "description": "Defaults of rollouts, and automatic."},
             "outputs": {"type": "object", "description": "Output -> how it is compared: close, exact, top1, order."},
         }
     ),

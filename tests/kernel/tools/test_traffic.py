@@ -24,7 +24,16 @@ def test_weights_labels_and_keys_are_members_of_the_rule() -> None:
 def test_a_file_replaces_every_member(tmp_path: Path) -> None:
     file = tmp_path / "traffic.toml"
     file.write_text("weights = { '3' = 1 }")
-    empty = {"labels": {}, "rules": [], "key": "", "salt": "", "shadow": None, "outputs": {}}
+    empty = {
+        "labels": {},
+        "rules": [],
+        "key": "",
+        "salt": "",
+        "shadow": None,
+        "outputs": {},
+        "rollout": {},
+        "feedback": None,
+    }
     assert changes_of([], [], None, file) == {**empty, "weights": {"3": 1}}
 
 

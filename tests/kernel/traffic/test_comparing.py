@@ -113,8 +113,8 @@ def test_a_rule_of_an_output_says_what_counts(rule: OutputRule, first: Side, sec
 def test_best_classes_are_compared_by_their_order_and_scores(
     first: list[str], second: list[str], rule: OutputRule, kind: str
 ) -> None:
-    sides = (side([each.encode() for each in texts], "BYTES", [2], classes=True) for texts in (first, second))
-    assert compared(*sides, rule).kind == kind
+    one, two = (side([each.encode() for each in texts], "BYTES", [2], classes=True) for texts in (first, second))
+    assert compared(one, two, rule).kind == kind
 
 
 def test_outputs_of_one_side_only_are_differences() -> None:
