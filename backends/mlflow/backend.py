@@ -158,8 +158,8 @@ def _onnx_arguments(arguments: ModelArguments, found: MlflowModel) -> ModelArgum
     """Return the arguments for the backend of ONNX Runtime. Raises `InvalidArgument`."""
     if arguments.parameter(INPUTS) == BY_COLUMN:
         raise InvalidArgument(
-            f"model '{arguments.model_name}' is of the flavour onnx, whose inputs are those of the ONNX file: it cannot "
-            f"have an input for each column (parameter {INPUTS})"
+            f"model '{arguments.model_name}' is of the flavour onnx, whose inputs are those of the ONNX file: it "
+            f"cannot have an input for each column (parameter {INPUTS})"
         )
     config = {**arguments.config, "default_model_filename": found.filename}
     return msgspec.structs.replace(arguments, config=config)

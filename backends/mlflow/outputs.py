@@ -57,7 +57,9 @@ def divided(result: Array, names: Sequence[str]) -> dict[str, Array]:
     return {name: result[:, [number]] for number, name in enumerate(names)}
 
 
-def outputs_of_result(result: Array, schema: Schema, model: str, *, batched: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def outputs_of_result(
+    result: Array, schema: Schema, model: str, *, batched: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the outputs of a configuration for a `result` [1, ...], and lines for the log: what the signature has
     otherwise. Raises `InvalidArgument` for a type without a datatype.
     """

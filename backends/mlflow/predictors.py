@@ -178,8 +178,8 @@ class _Silent:
 def _check_width(rows: Array, feature_count: int) -> None:
     if rows.ndim != 2 or rows.shape[1] != feature_count:
         raise InvalidArgument(
-            f"predict: the rows have the shape {list(rows.shape[1:])}; expected {feature_count} columns, with which the "
-            "model was fitted"
+            f"predict: the rows have the shape {list(rows.shape[1:])}; expected {feature_count} columns, with which "
+            "the model was fitted"
         )
 
 

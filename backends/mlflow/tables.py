@@ -130,7 +130,9 @@ class InputPlan(msgspec.Struct, frozen=True):
             full = [1, *shape] if self.has_rows else shape
             text = b"2000-01-01" if self._is_date(planned) else b"text"
             is_text = planned.datatype == "BYTES"
-            found[planned.name] = np.full(full, text, object) if is_text else np.zeros(full, NUMPY_TYPES[planned.datatype])
+            found[planned.name] = (
+                np.full(full, text, object) if is_text else np.zeros(full, NUMPY_TYPES[planned.datatype])
+            )
         return found
 
     def _is_date(self, planned: PlannedInput) -> bool:
@@ -176,9 +178,11 @@ def _texts(array: Array) -> Array:
 
 
 def input_plan(model: str, schema: Schema, predictor: Predictor, choice: str) -> InputPlan:
-    """Return the inputs of a model. `choice` is the parameter `inputs`: "" if it is not there. Raises `ServingError`."""
+    """Return the inputs of a model. `choice` is the parameter `inputs`, "" for none. Raises `ServingError`."""
     if choice not in ("", BY_COLUMN, AS_ONE):
-        raise InvalidArgument(f"parameter '{INPUTS}' of model '{model}' is '{choice}'; expected {BY_COLUMN} or {AS_ONE}")
+        raise InvalidArgument(
+            f"parameter '{INPUTS}' of model '{model}' is '{choice}'; expected {BY_COLUMN} or {AS_ONE}"
+        )
     if schema.tensors:
         return _of_tensor(model, schema, predictor, choice)
     if schema.columns:

@@ -206,7 +206,7 @@ def _link(path: Path, model: Path) -> None:
 
 
 def _link_version(version: Path, model: Path) -> None:
-    """Make the folder `model` of a model whose version is the folder `version`. A configuration in it is the model's."""
+    """Make the folder `model` of a model with the folder `version`. A configuration there is the model's."""
     model.mkdir()
     (model / "1").symlink_to(version.resolve())
     if (version / CONFIG_FILENAME).is_file():

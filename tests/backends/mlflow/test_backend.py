@@ -168,7 +168,12 @@ def test_columns_of_all_types_become_a_table(lab: Lab, folder: MlflowFolder) -> 
     signature = [{"name": name, "type": kind, "required": True} for name, kind in types]
     folder.write("sklearn", {"pickled_model": "model.pkl"}, signature, [{"name": "y", "type": "boolean"}])
     completed = folder.completed(settings=ALLOWED)  # "text" is no town: the output is that of the signature
-    assert [each["data_type"] for each in completed["input"]] == ["TYPE_STRING", "TYPE_STRING", "TYPE_INT32", "TYPE_BOOL"]
+    assert [each["data_type"] for each in completed["input"]] == [
+        "TYPE_STRING",
+        "TYPE_STRING",
+        "TYPE_INT32",
+        "TYPE_BOOL",
+    ]
     assert completed["output"] == [{"name": "y", "data_type": "TYPE_BOOL", "dims": [1]}]
     backend = folder.loaded(settings=ALLOWED)
     inputs = {
@@ -293,7 +298,8 @@ def test_a_complete_configuration_without_batches_is_taken(lab: Lab, folder: Mlf
         ({"input": [{"name": n, "data_type": "TYPE_FP64", "dims": [2]} for n in "abcd"]}, {}, "has dims [2]"),
         ({"input": [{"name": "input-0", "data_type": "TYPE_FP64", "dims": [3]}]}, {"inputs": "tensor"}, "has dims [3]"),
         ({}, {"inputs": "rows"}, "is 'rows'; expected columns or tensor"),
-        ({"output": [{"name": n, "data_type": "TYPE_INT64", "dims": [1]} for n in "yz"]}, {}, "are y, z; expected output-0"),
+        ({"output": [{"name": n, "data_type": "TYPE_INT64", "dims": [1]} for n in "yz"]}, {},
+         "are y, z; expected output-0"),
     ],
 )  # fmt: skip
 def test_a_configuration_that_does_not_fit_the_folder_is_refused(

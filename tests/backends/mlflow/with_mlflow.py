@@ -52,21 +52,21 @@ class Saved:
     def __init__(self, folder: Path, lab: Lab) -> None:
         self.folder = folder
         self.path = str(folder / "1")
-        self._lab = lab
+        self.lab = lab
 
     def served(
-        self, inputs: dict[str, Array], settings: dict[str, str] | None = None, **parameters: str
+        self, given: dict[str, Array], settings: dict[str, str] | None = None, **parameters: str
     ) -> dict[str, Array]:
         """Return the outputs of the folder as it is, for one request."""
         config: Any = {"name": "m", "parameters": {key: {"string_value": each} for key, each in parameters.items()}}
-        backend = MlflowBackend(self._lab)
+        backend = MlflowBackend(self.lab)
         arguments = ModelArguments(config, self.folder, 1, "m_0", backend_config=settings or {})
         completed = backend.complete(arguments)
         backend.load(ModelArguments(completed, self.folder, 1, "m_0", backend_config=settings or {}))
-        request = self._lab.request(inputs)
-        backend.execute([request], self._lab.timings)
+        request = self.lab.request(given)
+        backend.execute([request], self.lab.timings)
         backend.finalize()
-        return self._lab.outputs(request)
+        return self.lab.outputs(request)
 
     def expected(self, given: Any) -> Any:
         """Return what mlflow gives."""
@@ -113,7 +113,7 @@ def test_a_tensor_and_no_signature(saved: Saved) -> None:
     signature = infer_signature(TRAINED, model.predict(TRAINED))
     mlflow.sklearn.save_model(model, saved.path, signature=signature, pip_requirements=[])
     assert equal(saved.served({"input-0": rows(9)}, ALLOWED)["output-0"], saved.expected(rows(9)))
-    other = Saved(saved.folder / "other", saved._lab)
+    other = Saved(saved.folder / "other", saved.lab)
     other.folder.mkdir()
     mlflow.sklearn.save_model(model, other.path, pip_requirements=[])
     assert equal(other.served({"input-0": rows(9)}, ALLOWED)["output-0"], other.expected(rows(9)))
