@@ -16,22 +16,22 @@ from kernel.errors import Unavailable
 from kernel.texts import install_command
 
 #: Module → what was imported, or the error.
-_found: dict[str, Any] = {}
+imported: dict[str, Any] = {}
 
 
 def _import_all() -> None:
     for name in ("yaml", "pandas"):
         try:
-            _found[name] = importlib.import_module(name)
+            imported[name] = importlib.import_module(name)
         except (ImportError, OSError) as error:
-            _found[name] = error
+            imported[name] = error
 
 
 _import_all()
 
 
 def _required(name: str, package: str) -> Any:
-    found = _found[name]
+    found = imported[name]
     if isinstance(found, Exception):
         raise Unavailable(
             f"the backend 'mlflow' needs {package}, which cannot be imported: {found}. It is installed with: "

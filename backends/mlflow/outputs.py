@@ -23,7 +23,7 @@ OUTPUT = "output-0"
 
 def output_names(schema: Schema) -> list[str]:
     """Return the names of the outputs in a signature."""
-    return [each.name for each in (*schema.columns, *schema.tensors)] or [OUTPUT]
+    return list(schema.datatypes) or [OUTPUT]
 
 
 def output_parts(configured: Sequence[str], schema: Schema, model: str) -> list[str]:
@@ -72,7 +72,7 @@ def outputs_of_result(
         )
         names = [OUTPUT]
     entries = []
-    declared = {each.name: each.datatype for each in (*schema.columns, *schema.tensors)}
+    declared = schema.datatypes
     for name, array in divided(result, names).items():
         datatype = datatype_of(array)
         if datatype is None:

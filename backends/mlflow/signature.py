@@ -56,6 +56,13 @@ class Schema(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...] = ()
     tensors: tuple[SignatureTensor, ...] = ()
 
+    @property
+    def datatypes(self) -> dict[str, str]:
+        """Name → datatype."""
+        found = {each.name: each.datatype for each in self.columns}
+        found.update((each.name, each.datatype) for each in self.tensors)
+        return found
+
 
 class ModelSignature(msgspec.Struct, frozen=True):
     """What a model takes and returns, as its author has recorded it. Nothing has checked the outputs."""

@@ -12,7 +12,6 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-import backends.fil.library
 from backends.base import ModelArguments
 from backends.mlflow import library
 from backends.mlflow.backend import MlflowBackend
@@ -384,14 +383,14 @@ def test_without_a_library_the_error_says_how_it_is_installed(
     missing = ImportError("none")
     write_sklearn(folder, COLUMNS, fitted=TABLE)
     with monkeypatch.context() as without:
-        without.setitem(library._found, "pandas", missing)
+        without.setitem(library.imported, "pandas", missing)
         with pytest.raises(Unavailable, match=r"needs pandas.*pip install '.\[mlflow\]'"):
             folder.loaded()
-        without.setitem(library._found, "yaml", missing)
+        without.setitem(library.imported, "yaml", missing)
         with pytest.raises(Unavailable, match=r"needs PyYAML.*pip install '.\[mlflow\]'"):
             folder.loaded()
     write_xgboost(folder, "xgboost.core.Booster", TENSOR)
-    monkeypatch.setitem(backends.fil.library._libraries, "xgboost", missing)
+    monkeypatch.setattr(library, "optional_library", lambda name: None)
     with pytest.raises(Unavailable, match="needs xgboost.*pip install xgboost-cpu"):
         folder.loaded()
 
