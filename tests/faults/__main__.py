@@ -23,7 +23,13 @@ from bench.progress import progress
 from tests.faults.page import unmeasured, verdict_of
 from tests.faults.row import Finding, Result, Row, Settings, Skipped
 from tests.faults.rows.table import ROWS
+from tests.faults.stalls import Stalls
+from tests.faults.stalls import watched as watched_stalls
 from tests.faults.stored import machine_line, publish
+
+#: A row that fails while the machine stood still for longer than this is measured again: half of the time that others
+#: may wait. It fails if it fails every time.
+STALL_LIMIT_MS, MOST_TIMES = 25.0, 3
 
 #: What no error text of a server may contain: paths, addresses, traces.
 SECRETS = re.compile(r"/dev/shm/|/tmp/|memfd|0x[0-9a-f]{6,}|Traceback|File \"|naiad-faults")
@@ -39,11 +45,11 @@ def main() -> int:
     rows = [row for row in ROWS if not chosen.only or row.id in chosen.only]
     machine = this_machine()
     results: list[Result] = []
-    with progress() as shown:
+    with progress() as shown, watched_stalls() as stalls:
         bar = shown.add_task("starting", total=len(rows))
         for row in rows:
             shown.update(bar, description=f"{row.id} {row.fault}"[:38])
-            results.append(measured(row, machine, full=chosen.full))
+            results.append(measured_on_a_quiet_machine(row, machine, stalls, full=chosen.full))
             shown.console.print(f"{row.id}: {results[-1].figure} [{verdict_of(results[-1])}]", markup=False)
             shown.advance(bar)
     results = [hygiene(results) if each.row == "S40" else each for each in results]
@@ -51,6 +57,18 @@ def main() -> int:
     if not chosen.no_page:
         publish(results)
     return int(any(each.passed is False for each in results))
+
+
+def measured_on_a_quiet_machine(row: Row, machine: Machine, stalls: Stalls, *, full: bool) -> Result:
+    """Measure one row, again if it fails while the machine itself stood still. The result has the longest stall."""
+    for number in range(1, MOST_TIMES + 1):
+        stalls.longest_ms()
+        result = msgspec.structs.replace(
+            measured(row, machine, full=full), stall_ms=stalls.longest_ms(), measurements=number
+        )
+        if result.passed is not False or result.stall_ms <= STALL_LIMIT_MS:
+            break
+    return result
 
 
 def measured(row: Row, machine: Machine, *, full: bool) -> Result:

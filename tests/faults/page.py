@@ -30,10 +30,23 @@ def table(results: Iterable[Result]) -> str:
     """Return the table in Markdown, sorted."""
     lines = ["| row | promise | fault | limit | figure | | measured |", "|---|---|---|---|---|---|---|"]
     for each in sorted(results, key=lambda result: number_of(result.row)):
-        measured = f"{each.date}, {each.commit}{', all repetitions' if each.full else ''}" if each.date else ""
-        cells = [each.row, each.promise, each.fault, each.limit, each.figure, verdict_of(each), measured]
+        cells = [each.row, each.promise, each.fault, each.limit, each.figure, verdict_of(each), measurement_of(each)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join(lines)
+
+
+def measurement_of(result: Result) -> str:
+    """Return when a row was measured, at which commit, and how long the machine itself stood still meanwhile."""
+    if not result.date:
+        return ""
+    parts = [result.date, result.commit]
+    if result.full:
+        parts.append("all repetitions")
+    if result.stall_ms:
+        parts.append(f"machine {result.stall_ms:.0f} ms")
+    if result.measurements > 1:
+        parts.append(f"measured {result.measurements} times")
+    return ", ".join(parts)
 
 
 def summary(results: Sequence[Result]) -> str:

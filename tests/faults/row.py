@@ -72,6 +72,10 @@ class Result(msgspec.Struct, frozen=True):
     machine: str
     full: bool
     texts: list[str] = []
+    #: How late the machine woke a process that only sleeps, at most, while the row was measured.
+    stall_ms: float = 0.0
+    #: How often it was measured until the machine did not stand still.
+    measurements: int = 1
 
 
 def at_most(name: str, value: float, limit: float, unit: str = "") -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.faults.__main__ import SECRETS
-from tests.faults.page import BEGIN, END, merged, number_of, summary, table, with_table
-from tests.faults.row import Result, Row, at_most, percentile
+from bench.machine import this_machine
+from tests.faults.__main__ import SECRETS, measured_on_a_quiet_machine
+from tests.faults.page import BEGIN, END, measurement_of, merged, number_of, summary, table, with_table
+from tests.faults.row import Finding, Result, Row, Settings, at_most, percentile
 from tests.faults.rows.table import ROWS
+from tests.faults.stalls import Stalls
 from tests.faults.stored import PAGE, STORED
 
 RESULT = Result("S1", "P1", "a kill", "0 lost", "0 lost | 20 kills", True, "", "2026-01-01", "abc", "2 cores", False)
@@ -91,3 +93,43 @@ def test_paths_addresses_and_traces_are_found_in_error_texts(text: str) -> None:
 
 def test_usual_error_texts_have_none_of_these() -> None:
     assert not SECRETS.search("400 unexpected shape for input 'IN' for model 'm'. Expected [1], got [2]")
+
+
+def test_a_row_says_how_long_the_machine_stood_still_and_how_often_it_was_measured() -> None:
+    found = msgspec.structs.replace(RESULT, full=True, stall_ms=12.4, measurements=2)
+    assert measurement_of(found) == "2026-01-01, abc, all repetitions, machine 12 ms, measured 2 times"
+    assert measurement_of(RESULT) == "2026-01-01, abc"
+    assert measurement_of(msgspec.structs.replace(RESULT, date="")) == ""
+
+
+@pytest.mark.parametrize(
+    ("stalls_ms", "fails", "measurements"),
+    [
+        ([40.0], 0, 1),  # a row that passes is right, however the machine was
+        ([2.0], 1, 1),  # the machine was quiet: it was the server
+        ([40.0, 2.0], 1, 2),
+        ([40.0, 40.0, 40.0], 3, 3),
+    ],
+)
+def test_a_row_that_fails_is_measured_again_only_if_the_machine_stood_still(
+    stalls_ms: list[float], fails: int, measurements: int
+) -> None:
+    figures = iter(stalls_ms)
+    runs: list[int] = []
+
+    class StallsInOrder(Stalls):
+        def __init__(self) -> None:
+            self._asked = 0
+
+        def longest_ms(self) -> float:
+            self._asked += 1
+            return 0.0 if self._asked % 2 else next(figures)
+
+    def measure(_settings: Settings) -> Finding:
+        runs.append(1)
+        return Finding("", ["too late"] if len(runs) <= fails else [])
+
+    row = Row(id="S1", promise="P1", fault="a kill", limit="0", measure=measure)
+    result = measured_on_a_quiet_machine(row, this_machine(), StallsInOrder(), full=False)
+    assert (result.passed, result.measurements, len(runs)) == (fails < len(runs), measurements, measurements)
+    assert result.stall_ms == stalls_ms[-1]
