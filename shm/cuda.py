@@ -1,4 +1,4 @@
-"""All calls to CUDA: memory of devices, also that of other processes, copies, streams and events.
+"""All calls to CUDA: memory of devices, also of other processes, copies, streams and events.
 
 Only workers and helpers call them. The kernel makes no CUDA context, so a fault in a driver can end a worker but never
 the kernel. Importing this module loads nothing; `cuda()` loads cuda-bindings, and says what is missing.
@@ -118,7 +118,7 @@ class Cuda:
     """The devices of this process. Any thread may call; a device is chosen for each call."""
 
     def __init__(self, runtime: Any, driver: Any) -> None:
-        """The modules are those of cuda-bindings, or others with the same functions. Raises `CudaUnavailable`."""
+        """The modules are cuda-bindings', or others with the same functions. Raises `CudaUnavailable`."""
         self._runtime = runtime
         self._driver = driver
         self._streams = threading.local()
@@ -339,7 +339,7 @@ class Cuda:
     # ---- graphs, priorities ------------------------------------------------------------------------------
 
     def new_stream_of_priority(self, device_id: int, *, high: bool) -> Any:
-        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`."""
+        """Return a stream as `new_stream`, whose work goes before or after the work of others. Raises `CudaError`."""
         self._use(device_id)
         lowest, highest = self._call("cudaDeviceGetStreamPriorityRange")
         priority = highest if high else lowest

@@ -188,7 +188,6 @@ class InstanceSupervisor:
         return completed.config
 
     async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """As `InstanceKeeper.gpu_obstacle`."""
         assert self._session is not None
         question = wire.AskGpu(config, model_dir, version, backend_config, wire.PROTOCOL)
         doing = "looking for what its backend needs on a GPU"
@@ -212,7 +211,6 @@ class InstanceSupervisor:
             raise failure
 
     async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
-        """As `InstanceKeeper.load`."""
         self._plan = plan
         load = self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
@@ -305,7 +303,6 @@ class InstanceSupervisor:
             await handle.drain()
 
     async def released(self, limit_s: float) -> None:
-        """See `InstanceKeeper`."""
         handle = self._handle
         if handle is None:
             return
@@ -343,12 +340,10 @@ class InstanceSupervisor:
 
     @property
     def shortest_limit_s(self) -> float:
-        """See `Watched`."""
         limits = self._watch.limits
         return min((limit for limit in (limits.report_ns, limits.timeout_ns) if limit), default=0) / 1e9
 
     def look(self, now_ns: int) -> None:
-        """See `Watched`."""
         session, handle = self._session, self._handle
         if session is None:
             return

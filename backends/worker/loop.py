@@ -225,12 +225,10 @@ class Worker:
         self._channel.close()
 
     def enter_turn(self) -> None:
-        """See `TakesTurns`."""
         if self._backend is not None:
             self._backend.enter_turn()
 
     def leave_turn(self) -> None:
-        """See `TakesTurns`."""
         if self._backend is not None:
             self._backend.leave_turn()
 

@@ -19,8 +19,8 @@ import pytest
 import trustme
 
 from kernel.flags.known import GROUPS
-from kernel.repository.testing import CONFIG
 from tests.kernel.flags.flag_lab import Running, run_server, write_model
+from tests.kernel.repository_lab import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

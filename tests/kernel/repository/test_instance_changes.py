@@ -11,9 +11,9 @@ import pytest
 from kernel.errors import ModelLoadFailed
 from kernel.repository.gpus import GpuOptions, NoGpus, UsableGpus
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.catalog import IndexItem
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path
