@@ -79,6 +79,8 @@ def _piece(view: Tensor | DeviceInput, spec: TensorShapes | None) -> Piece:
     if not isinstance(view, DeviceInput):
         array = input_array(view, spec)
         return array.reshape(-1) if ragged else array
+    if not ragged and (spec is None or spec.reshape is None):  # usual: saves a third of the time for such an input
+        return view.array
     try:
         shape = view.shape if spec is None else spec.model_shape(view.shape)
         return view.array.reshape([-1] if ragged else shape)
