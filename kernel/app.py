@@ -52,6 +52,7 @@ from kernel.startup import CannotListen, bind, creating_server, listen, load_fir
 from kernel.texts import SERVER_PATHS
 from kernel.tools.terminal import Terminal
 from kernel.traffic.control import Traffic
+from kernel.traffic.shadow import ShadowParts
 from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
 from shm.blocks import ByteBudget
@@ -219,6 +220,9 @@ class Server:
             lost_log_lines=self._owner.lost_log_lines,
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        # The helper starts with its first comparison.
+        comparer = self._part(pool(1 << 20, count=1, title="shadow comparer"))
+        traffic.shadow_parts = ShadowParts(self._kernel.submit_copy, comparer, budget)
         if options.record is not None:
             from kernel.records.recorder import Recording  # takes memory, which other servers need not spend
 

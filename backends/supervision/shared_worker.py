@@ -323,10 +323,13 @@ class SharedWorkers:
 
     def leave(self, keeper: object, plan: InstancePlan) -> None:
         """Count an instance no longer."""
-        members = self._members.get(plan.needs.worker, {})
+        name = plan.needs.worker
+        members = self._members.get(name, {})
         members.pop(keeper, None)
         if not members:
-            self._members.pop(plan.needs.worker, None)
+            self._members.pop(name, None)
+            if ":" in name:  # of one load of a model, which does not come again
+                self._processes.pop(name, None)
 
 
 def _cpus(cpus: tuple[int, ...]) -> str:

@@ -134,13 +134,18 @@ class InstanceSupervisor:
 
     async def start(self, title: str, needs: WorkerNeeds = NO_NEEDS) -> None:
         """Start a worker without a model, in a shared process if that has a name in `needs`. Raises `ServingError`."""
-        if needs.worker:
-            assert self._shared is not None, "no process can be shared"
-            self._launcher = self._shared.launcher(needs.worker)
-        self._title, self._needs = title, needs
+        self._title = title
+        self._use_launcher(needs)
         self._session = self._new_session(title)
         self._watchdog.add(self)
         await self._started(self._session, needs)
+
+    def _use_launcher(self, needs: WorkerNeeds) -> None:
+        """Start workers with these needs from now on, in a shared process if that has a name in them."""
+        if needs.worker:
+            assert self._shared is not None, "no process can be shared"
+            self._launcher = self._shared.launcher(needs.worker)
+        self._needs = needs
 
     async def _started(self, session: WorkerSession, needs: WorkerNeeds) -> None:
         """Start the worker of `session`. One that works may take as long as a load."""
@@ -189,9 +194,10 @@ class InstanceSupervisor:
         return await self._in_time(self._session, self._session.ask_gpu(question), doing, self._load_timeout_s)
 
     async def _start_another(self, used: WorkerSession) -> None:
-        """Replace a worker in which code of the model has completed the configuration. Raises `ServingError`.
+        """Replace the worker that has completed the configuration. Raises `ServingError`.
 
-        So the instance does not get what this code has changed in its process.
+        Code of the model has done it, and the instance does not get what this code has changed in its process; or the
+        instance is in a process with others.
         """
         session = self._session = self._new_session(self._title)
         try:
@@ -226,6 +232,9 @@ class InstanceSupervisor:
             self._shared.join(self, plan)
         if self._session is None:
             await self.start(plan.name, plan.needs)
+        elif plan.needs.worker != self._needs.worker:
+            self._use_launcher(plan.needs)
+            await self._start_another(self._session)
         assert self._session is not None
         with while_loading(self._control, config):
             load_ns = await self._load_into(self._session, self._load)

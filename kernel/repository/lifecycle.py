@@ -357,7 +357,16 @@ class Lifecycle(ServerPart):
         loaded = {v: result for v, result in found.items() if isinstance(result, LoadedVersion)}
         updates = [result for result in results if isinstance(result, InstanceUpdate)]
         errors = {v: result for v, result in found.items() if isinstance(result, BaseException)}
-        if errors:
+        others = loaded.keys() | (staying.keys() - errors.keys())
+        if (
+            errors
+            and others
+            and not errors.keys() & serving.keys()
+            and self.traffic_files.only_trials(source.name, errors)
+        ):
+            failure = note_failure(self._catalog, identifier, errors, [], serving, staying)
+            logger.error("the other versions serve: %s", failure.message.strip())
+        elif errors:
             for entry in loaded.values():
                 self._background.start(self._retire(identifier, entry, mark_unloaded=False))
             for update in updates:

@@ -287,6 +287,9 @@ class FileRules(Protocol):
     def kept_versions(self, name: str) -> set[int]:
         """Return the versions that the rule of a model names."""
 
+    def may_fail(self, name: str, version: int) -> bool:
+        """Whether a version is on trial: the others serve also if it cannot be loaded."""
+
 
 class TrafficFiles:
     """The files that were read. Each is read again when it has changed."""
@@ -305,6 +308,10 @@ class TrafficFiles:
         """
         kept = set() if self.rules is None else self.rules.kept_versions(name) & set(found)
         return sorted({*chosen, *kept}) if kept else chosen
+
+    def only_trials(self, name: str, versions: Collection[int]) -> bool:
+        """Whether all these versions are on trial, and the others serve without them."""
+        return self.rules is not None and all(self.rules.may_fail(name, version) for version in versions)
 
     async def read(self, found: RepositoryContents, names: Collection[str] | None = None) -> None:
         """Read what is new in a listing, which is of the models `names`, or of all."""

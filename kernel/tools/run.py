@@ -103,10 +103,15 @@ def _head(path: Path) -> bytes:
         return file.read(TREE_HEAD_BYTE_SIZE)
 
 
+def is_mlflow_folder(path: Path) -> bool:
+    """Whether a folder is what MLflow saves as a model: it is a version of a model, and no folder of one. Blocks."""
+    return (path / "MLmodel").is_file()
+
+
 def is_single_model(path: Path) -> bool:
     """Whether `path` is a model: a file of a known kind, or the folder of one model. Blocks."""
     try:
-        return file_kind(path) is not None or (path.is_dir() and is_model_folder(path))
+        return file_kind(path) is not None or (path.is_dir() and (is_mlflow_folder(path) or is_model_folder(path)))
     except OSError:
         return False  # the server says what is wrong with it
 
@@ -160,7 +165,9 @@ def _repository_of(models: Sequence[Path]) -> Iterator[Path]:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             names: set[str] = set()
             for path in models:
-                if path.is_dir():
+                if path.is_dir() and is_mlflow_folder(path):
+                    _link_version(path, Path(folder) / _new_name(path.resolve().name, names))
+                elif path.is_dir():
                     (Path(folder) / _new_name(path.resolve().name, names)).symlink_to(path.resolve())
                 else:
                     _link(path, Path(folder) / _new_name(_model_name(path), names))
@@ -207,6 +214,14 @@ def _link(path: Path, model: Path) -> None:
             (model / CONFIG_FILENAME).symlink_to(beside)
         elif beside != file and beside.name != kind.filename and kind.belongs(file, beside):
             (version / beside.name).symlink_to(beside)
+
+
+def _link_version(version: Path, model: Path) -> None:
+    """Make the folder `model` of a model with the folder `version`. A configuration there is the model's."""
+    model.mkdir()
+    (model / "1").symlink_to(version.resolve())
+    if (version / CONFIG_FILENAME).is_file():
+        (model / CONFIG_FILENAME).symlink_to((version / CONFIG_FILENAME).resolve())
 
 
 def _visible(folder: Path) -> Iterable[Path]:

@@ -43,7 +43,7 @@ CATCH_ALL = {
     "backends/python/model_modules.py ModelModules._is_own": "libraries put objects that raise into sys.modules",
     "backends/worker/members.py Members._run": "the top of a thread: what ended it is logged and sent",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
-    "backends/worker/pipelined_batches.py PipelinedBatches._compute": "as `Worker._run_backend`",
+    "backends/worker/pipelined_batches.py PipelinedBatches._do": "as `Worker._run_backend`",
     "backends/worker/pipelined_batches.py PipelinedBatches._prepared": "as `Worker._run_backend`",
     "backends/worker/pipelined_batches.py PipelinedBatches._tried": "as `Worker._run_backend`",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",

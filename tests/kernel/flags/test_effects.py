@@ -336,6 +336,7 @@ _GPU_EFFECTS = {
         "--min-supported-compute-capability=7.5", lambda r: gpu_settings(r).least_capability, 7.5
     ),
     "gpu-kind": Effect("--gpu-kind=cpu", lambda r: gpu_settings(r).on_cpu, True),
+    "gpu-instances": Effect("--gpu-instances=processes", lambda r: gpu_settings(r).threads, False),
     "model-load-gpu-limit": Effect("--model-load-gpu-limit=1:0.5", lambda r: gpu_settings(r).load_limits, {1: 0.5}),
     "cuda-memory-pool-byte-size": Effect(
         "--cuda-memory-pool-byte-size=1:77", lambda r: gpu_settings(r).pool_byte_sizes, {1: 77}

@@ -253,6 +253,9 @@ class Rules:
     def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
         self.seen.append((name, text, error))
 
+    def may_fail(self, name: str, version: int) -> bool:
+        return False
+
     def kept_versions(self, name: str) -> set[int]:
         return {1, 2}
 

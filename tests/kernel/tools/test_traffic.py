@@ -24,7 +24,17 @@ def test_weights_labels_and_keys_are_members_of_the_rule() -> None:
 def test_a_file_replaces_every_member(tmp_path: Path) -> None:
     file = tmp_path / "traffic.toml"
     file.write_text("weights = { '3' = 1 }")
-    assert changes_of([], [], None, file) == {"labels": {}, "weights": {"3": 1}, "rules": [], "key": "", "salt": ""}
+    empty = {
+        "labels": {},
+        "rules": [],
+        "key": "",
+        "salt": "",
+        "shadow": None,
+        "outputs": {},
+        "rollout": {},
+        "feedback": None,
+    }
+    assert changes_of([], [], None, file) == {**empty, "weights": {"3": 1}}
 
 
 @pytest.mark.parametrize("text", ["3", "=3", "a=", "a=-1", "a=1.5", "a=" + "1" * 19])
