@@ -284,6 +284,15 @@ def traffic(
         str | None,
         typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence: equal keys, equal version."),
     ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option("--shadow", metavar="TARGET[=PERCENT]",
+                     help="Send copies of requests to TARGET too, and compare the outputs; off ends it."),
+    ] = None,
+    worst: Annotated[
+        Path | None,
+        typer.Option("--worst", metavar="DIR", help="Write the requests that differ most, for naiad replay."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="A traffic.toml that replaces the whole rule.")
     ] = None,
@@ -294,11 +303,55 @@ def traffic(
     """Show which versions of a model get which requests, or change it while the server runs."""
     from kernel.tools.traffic import show_traffic
 
-    raise typer.Exit(
-        show_traffic(
-            url, model, weights=shares or [], labels=label or [], key=key, file=file, reset=reset, as_json=as_json
-        )
+    show_traffic(
+        url,
+        model,
+        weights=shares or [],
+        labels=label or [],
+        key=key,
+        shadow=shadow,
+        file=file,
+        worst=worst,
+        reset=reset,
+        as_json=as_json,
     )
+
+
+@cli.command(name="shadow-of")
+def shadow_of(
+    old: Annotated[str, typer.Argument(metavar="URL", help="The HTTP or gRPC port of the server that clients use.")],
+    server: Annotated[
+        str, typer.Option("--server", help="The HTTP port of the Naiad server that gets copies: HOST:PORT.")
+    ],
+    listen: Annotated[
+        str, typer.Option("--listen", help="Where clients connect in place of URL; port 0 takes a free one.")
+    ] = "127.0.0.1:8100",
+    percent: Annotated[
+        float, typer.Option("--percent", min=0.001, max=100, help="How many of the inference requests are copied.")
+    ] = 100.0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, max=1024, help="The most copies in flight.")
+    ] = 4,
+    waiting: Annotated[
+        int, typer.Option("--waiting", min=1, max=100_000, help="The most copies that wait; others are dropped.")
+    ] = 64,
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME=RULE",
+                     help="How an output is compared: close, exact, top1, order or ignore; repeatable."),
+    ] = None,
+    every: Annotated[float, typer.Option("--every", min=1, help="Seconds between two lines with the counts.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Stand in front of another server, and compare its responses with those of a Naiad server.
+
+    Bytes are passed on unchanged, and clients get the responses of the other server. Of HTTP requests for inference a
+    copy goes to --server. The exit code is 0 nothing differs, 1 something differs, 2 nothing was compared.
+    """
+    from kernel.tools.shadow_of import ProxySettings, shadow_server
+
+    settings = ProxySettings(percent, concurrency, waiting)
+    raise typer.Exit(shadow_server(old, server, listen, settings, output or [], every, as_json=as_json))
 
 
 @cli.command()

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from protocols.openai.dialects import Dialect, EmbeddingDialect
 
-if TYPE_CHECKING:
     #: Returns the value as the server uses it. Raises `Mismatch`.
     Check = Callable[[Any], Any]
+
 
 #: Limits of stop words. The search for them is linear in the text, for each of them.
 MAX_STOP_WORDS = 16
