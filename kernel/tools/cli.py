@@ -231,7 +231,7 @@ def chat(
         typer.Option("--url", "-u", envvar="OPENAI_BASE_URL",
                      help="Address of OpenAI's API: HOST:PORT, or a URL with or without /v1."),
     ] = "http://127.0.0.1:9000",
-    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")] = "",
+    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="The system message.")] = "",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=0, help="The most tokens of a response; 0: the model's own end.")
     ] = 0,
