@@ -206,7 +206,7 @@ class Comparison:
         found = {"to": url, "percent": percent, "active": True, "trouble": "", **self.report.as_dict(), "worst": []}
         lines = [shadow_text(found), *(f"differs: {line}\n" for line in self.differing)]
         if self.unread_connections:
-            lines.append(f"passed on without a comparison: {self.unread_connections} connections (gRPC, or no HTTP)\n")
+            lines.append(f"connections passed on without a comparison: {self.unread_connections} (gRPC, or no HTTP)\n")
         return "".join(lines)
 
     @property

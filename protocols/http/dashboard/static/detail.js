@@ -37,7 +37,7 @@ export class Detail {
     put(byId("slow-limit"), "");
     byId("example").replaceChildren();
     byId("response").replaceChildren();
-    byId("example-card").hidden = true;
+    byId("example-card").hidden = byId("traffic-card").hidden = true;
     byId("detail-loaded").hidden = byId("instances-card").hidden = true; // until a version is loaded
     if (chosen) put(byId("detail-title"), chosen[1] ? `${chosen[0]}, version ${chosen[1]}` : chosen[0]);
     for (const id of ["failed", "slow"]) byId(id).append(make("li", { class: "quiet" }, "none so far"));
