@@ -252,7 +252,9 @@ def start(
     ] = None,
     guard: Annotated[
         str | None,
-        typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs; default: errors,latency."),
+        typer.Option(
+            "--guard", metavar="NAME,...", help="errors, latency, outputs, metric:NAME; default: errors,latency."
+        ),
     ] = None,
     shadow_percent: Annotated[
         float | None,
