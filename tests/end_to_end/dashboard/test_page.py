@@ -311,7 +311,7 @@ def test_traffic_between_versions_is_shown_with_a_rollout_a_shadow_and_rewards(
             post(server, "feedback", {"id": str(number), "reward": number % 3})
 
     async def test(browser: Browser) -> None:
-        await asyncio.to_thread(send, server)
+        await asyncio.to_thread(send, serving)
         text = await browser.until(
             f"{_TEXT.format('#traffic')}.match(/[1-9]\\d* different/) && {_TEXT.format('#traffic')}"
         )
@@ -330,8 +330,8 @@ def test_traffic_between_versions_is_shown_with_a_rollout_a_shadow_and_rewards(
         await browser.value(f"{model_button('digits')}.click()")
         await browser.until("document.getElementById('traffic-card').hidden")
 
-    with ServerProcess(repository) as server:
-        look(server, test, "/#model=versions&version=4")
+    with ServerProcess(repository) as serving:
+        look(serving, test, "/#model=versions&version=4")
 
 
 @pytest.mark.skipif(not _AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core)")
