@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kernel.background import BackgroundTasks
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
 from kernel.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
-from kernel.repository.background import BackgroundTasks
 from kernel.repository.ensembles import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.load_failures import (

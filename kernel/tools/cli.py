@@ -222,6 +222,39 @@ def infer(
 
 
 @cli.command()
+def chat(
+    model: Annotated[
+        str, typer.Argument(help="Name of the model; not needed if the server has only one.", show_default=False)
+    ] = "",
+    url: Annotated[
+        str,
+        typer.Option("--url", "-u", envvar="OPENAI_BASE_URL",
+                     help="Address of OpenAI's API: HOST:PORT, or a URL with or without /v1."),
+    ] = "http://127.0.0.1:9000",
+    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")] = "",
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, help="The most tokens of a response; 0: the model's own end.")
+    ] = 0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", min=0, max=2, show_default=False,
+                                   help="How far responses vary; default: the model's.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Talk to a model behind OpenAI's API, of this server or any other.
+
+    Ctrl-C ends a response, Ctrl-D the conversation. An API key is taken from the environment variable OPENAI_API_KEY.
+    Without a terminal, standard input is one message.
+    """
+    from kernel.tools.chat import chat_in_terminal
+
+    given: dict[str, float] = {"max_tokens": max_tokens} if max_tokens else {}
+    if temperature is not None:
+        given["temperature"] = temperature
+    key = os.environ.get("OPENAI_API_KEY", "")
+    raise typer.Exit(chat_in_terminal(url, model, system, key, given, stdin=sys.stdin, stdout=sys.stdout))
+
+
+@cli.command()
 def ready(
     url: Annotated[
         str,
@@ -270,19 +303,17 @@ def traffic(
     """Show which versions of a model get which requests, or change it while the server runs."""
     from kernel.tools.traffic import show_traffic
 
-    raise typer.Exit(
-        show_traffic(
-            url,
-            model,
-            weights=shares or [],
-            labels=label or [],
-            key=key,
-            shadow=shadow,
-            file=file,
-            worst=worst,
-            reset=reset,
-            as_json=as_json,
-        )
+    show_traffic(
+        url,
+        model,
+        weights=shares or [],
+        labels=label or [],
+        key=key,
+        shadow=shadow,
+        file=file,
+        worst=worst,
+        reset=reset,
+        as_json=as_json,
     )
 
 

@@ -15,7 +15,7 @@ import typer
 from kernel.errors import BadOption, ServingError
 from kernel.records.recording_format import segment_name
 from kernel.tools.client import ClientError, base_url, call, download
-from kernel.tools.printing import table_text
+from kernel.tools.printing import pretty_json, table_text
 from kernel.traffic.settings import TrafficSettings, read_toml
 
 if TYPE_CHECKING:
@@ -35,33 +35,37 @@ def show_traffic(
     worst: Path | None = None,
     reset: bool = False,
     as_json: bool = False,
-) -> int:
-    """Change the rule if that is asked for, and print it as it is then. Returns the exit code. Raises `BadOption`."""
+) -> None:
+    """Change the rule if that is asked for, and print it as it is then. Raises `BadOption`."""
     members = changes_of(weights, labels, key, file, shadow)
     if reset and members:
         raise BadOption("--reset cannot be used with another change")
-    path = f"/v2/models/{urllib.parse.quote(model, safe='')}/traffic"
+    if "labels" in members and file is None:
+        members["labels"] = {**_call(url, model, "traffic")["rule"].get("labels", {}), **members["labels"]}
+    found = _call(url, model, "traffic/reset", {}) if reset else _call(url, model, "traffic", members or None)
+    if worst is not None:
+        _write_worst(worst, _address(url, model, "traffic/shadow/worst"))
+    typer.echo(pretty_json(found) if as_json else traffic_text(found), nl=as_json)
+
+
+def _call(url: str, model: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Return what the server at `url` says of a model. Raises `BadOption` if it does not, or refuses."""
     try:
-        address = f"{base_url(url)}{path}"
-        if "labels" in members and file is None:
-            members["labels"] = {**call(address)["rule"].get("labels", {}), **members["labels"]}
-        if reset:
-            address, members = f"{address}/reset", {}
-        found = call(address, members) if members or reset else call(address)
-        if worst is not None:
-            _write_worst(worst, download(f"{base_url(url)}{path}/shadow/worst"))
+        return call(_address(url, model, path), body)
     except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
-    else:
-        typer.echo(traffic_text(found), nl=False)
-    return 0
+        raise BadOption(str(error)) from None
 
 
-def _write_worst(folder: Path, content: bytes) -> None:
+def _address(url: str, model: str, path: str) -> str:
+    return f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}"
+
+
+def _write_worst(folder: Path, address: str) -> None:
     """Write a recording that `naiad replay` reads. Raises `BadOption`."""
+    try:
+        content = download(address)
+    except ClientError as error:
+        raise BadOption(str(error)) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / segment_name(1)
@@ -311,13 +315,9 @@ def status(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
 @rollout_cli.command()
 def history(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
     """Show the last changes of the traffic of a model, newest first: when, who, why, and the weights from then on."""
-    try:
-        found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/traffic")["history"]
-    except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    found = _call(url, model, "traffic")["history"]
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(pretty_json(found))
         return
     rows = [(each["time"], each["by"], _weights(each["rule"]), each["reason"]) for each in found]
     typer.echo(table_text(("Time", "By", "Weights", "Reason"), rows), nl=False)
@@ -367,19 +367,11 @@ def _weights(rule: dict[str, Any] | None) -> str:
     return " ".join(f"{target}={weight}" for target, weight in rule.get("weights", {}).items()) or "-"
 
 
-def _json(found: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
-
-
 def _ask(url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False) -> int:
-    """Ask a server and print where the rollout is. Returns the exit code."""
-    try:
-        found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}", body)
-    except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
+    """Ask a server and print where the rollout is. Returns the exit code. Raises `BadOption`."""
+    found = _call(url, model, path, body)
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(pretty_json(found))
     elif found is None:
         typer.echo(f"model '{model}' had no rollout")
     else:

@@ -40,7 +40,7 @@ LAYERS = (
     {"errors", "machine"},
     {"config", "file_threads", "settings"},
     {"extensions", "observe", "packaging"},
-    {"serving"},
+    {"background", "serving"},
     {"cache", "memory", "records", "testing", "traffic"},
     {"repository"},
     {"options", "startup"},
@@ -80,11 +80,14 @@ ROOMS = {
     "backends/launch": _FOR_WORKERS
     | {"backends/environments", "backends/process_control", "backends/transport"}
     | {"kernel/repository", "kernel/server_parts"},
-    "backends/supervision": _FOR_WORKERS | _SUPERVISION | {"kernel/repository", "kernel/server_parts"},
+    "backends/supervision": _FOR_WORKERS
+    | _SUPERVISION
+    | {"kernel/background", "kernel/repository", "kernel/server_parts"},
     **{
         f"backends/{name}": _FOR_WORKERS | _WORKER_SIDE
         for name in ("fil", "onnxruntime", "portable", "pytorch", "sklearn", "tensorrt", "zygote")
     },
+    "backends/mlflow": _FOR_WORKERS | _WORKER_SIDE | {"backends/fil", "backends/onnxruntime", "backends/sklearn"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},

@@ -41,6 +41,7 @@ FILES = {
     "detail.js": "text/javascript",
     "charts.js": "text/javascript",
     "traffic.js": "text/javascript",
+    "chat.js": "text/javascript",
     "example.js": "text/javascript",
     "tensors.js": "text/javascript",
     "pictures.js": "text/javascript",
