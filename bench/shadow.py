@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.load import Sample, Spec, run_apart
-from bench.models import PYTHON_MODELS, write_python_model
+from bench.models import ADD_SUB, PYTHON_MODELS, WAITING, write_python_model
 from bench.server import ServerProcess
 
 _ROUNDS, _SECONDS, _CONNECTIONS = 9, 1.5, 4
 
 _POLICY = "version_policy { all { } }\n"
 
-#: What is added to the execution of each request: a wait, and work of a processor.
-_WORK = {"waits": "time.sleep(0.003)", "computes": "sum(range(100_000))"}
+#: One waits for 2 ms, the other computes for about as long.
+_SOURCES = {
+    "waits": WAITING,
+    "computes": ADD_SUB.replace("        responses = []", "        sum(range(100_000))\n        responses = []"),
+}
 
 #: Least rate and most p99 with the shadow, in parts of those without; None for no limit.
 _LIMITS = {"waits": (0.97, 1.25), "computes": None}
@@ -36,22 +39,14 @@ def run() -> int:
     """Measure and print. Returns 1 if the shadow costs too much. Raises `ServerFailed`, `LoadNotRun`."""
     failed = False
     with tempfile.TemporaryDirectory(prefix="naiad-bench-") as folder:
-        for name in _WORK:
-            _write(Path(folder, "models", name), _WORK[name])
+        for name, source in _SOURCES.items():
+            model = Path(folder, "models", name)
+            write_python_model(model, _POLICY + PYTHON_MODELS["add_sub"][0], source)
+            shutil.copytree(model / "1", model / "2")
         with ServerProcess(Path(folder, "models")) as server:
             for name, limit in _LIMITS.items():
                 failed = _measure(server, name, limit) or failed
     return int(failed)
-
-
-def _write(folder: Path, work: str) -> None:
-    """Write both versions of a model."""
-    config, source = PYTHON_MODELS["add_sub"]
-    before, found, after = source.partition("def execute(self, requests):\n")
-    assert found, "the model has no execute"
-    indent = " " * (len(after) - len(after.lstrip(" ")))
-    write_python_model(folder, _POLICY + config, f"import time\n{before}{found}{indent}{work}\n{after}")
-    shutil.copytree(folder / "1", folder / "2")
 
 
 def _set_shadow(server: ServerProcess, name: str, *, on: bool) -> None:
