@@ -131,7 +131,7 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 def heavy_command(
     only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False, triton_in_all: TritonInAll = False
 ) -> None:
-    """What one heavy request does to other clients and to the kernel's memory: 248 rows. A quarter of an hour.
+    """What one heavy request does to other clients and to the kernel's memory: 252 rows. A quarter of an hour.
 
     The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
     expected one. With --only the figures are written to build/bench/.
@@ -224,6 +224,17 @@ def recording_command() -> None:
     from bench import recording  # as below
 
     raise typer.Exit(recording.run())
+
+
+@cli.command("shadow")
+def shadow_command() -> None:
+    """What a shadow of all requests costs the clients: rate and p99 with it against without. 2 minutes.
+
+    The exit code is 1 where a model that waits has less than 0.97 of the rate or more than 1.25 of the p99.
+    """
+    from bench import shadow  # as below
+
+    raise typer.Exit(shadow.run())
 
 
 @cli.command("page")

@@ -8,6 +8,7 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
+    "protocols/clients/http_shadow.py Copies._begin": "one for each copy in flight; `__aexit__` awaits it",
     "kernel/observe/gpu_figures.py GpuFigureReader.refresh": "a driver may take longer than a page waits; "
     "`close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory._send_soon": "runs while batches wait; `close` cancels it",
@@ -75,6 +76,7 @@ CATCH_ALL = {
     "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",
     "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
     "kernel/serving/model.py Model.start": "a scheduler of a package may raise anything: the load fails with its text",
+    "kernel/serving/kernel.py Kernel.submit_copy": "as Kernel.submit",
     "kernel/serving/kernel.py Kernel.submit": "a refusal is a response, whatever it comes from",
     "protocols/grpc/handlers.py CompressedCall._compress": "the top of a task: a failure ends the call",
     "protocols/grpc/rpc.py translated_errors": "the connection handler of gRPC: a bug is logged, the call fails",

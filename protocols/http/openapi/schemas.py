@@ -188,7 +188,7 @@ _SETTINGS: dict[str, Part] = {
             "step_timeout_s": {"type": "number"},
             "load_timeout_s": {"type": "number"},
             "hang_s": {"type": "number"},
-            "guards": array({"enum": ["errors", "latency", "outputs"]}),
+            "guards": array({"type": "string", "description": "errors, latency, outputs or metric:NAME."}),
             "shadow_percent": {"type": "number"},
             "differences": {"type": "number"},
             "slow_ms": {"type": "number"},

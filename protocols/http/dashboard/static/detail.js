@@ -42,7 +42,7 @@ export class Detail {
     put(byId("slow-limit"), "");
     byId("example").replaceChildren();
     byId("response").replaceChildren();
-    byId("example-card").hidden = true;
+    byId("example-card").hidden = byId("traffic-card").hidden = true;
     endChat();
     byId("detail-language").hidden = true; // until text was generated
     byId("detail-loaded").hidden = byId("instances-card").hidden = true; // until a version is loaded
