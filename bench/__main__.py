@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, peers, start, restart, tracing, page, micro..."""
+"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, peers, trees, start, restart, tracing, micro..."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ Rounds = Annotated[
     int | None,
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
 ]
-OnlyKind = Annotated[str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch")]
+OnlyKind = Annotated[
+    str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch, sklearn")
+]
 OnlyPeers = Annotated[str, typer.Option(help="only these peers, or parts of their names: naiad,mosec,ray")]
 HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
 TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and not in twelve: an hour")]
@@ -184,6 +186,26 @@ def peers_command(
                            seconds=1 if quick else seconds, upgrade=upgrade,
                            limit_s=math.inf if minutes is None else minutes * 60)  # fmt: skip
     _publish("peers", measured, quick=quick)
+
+
+@cli.command("trees")
+def trees_command(
+    rounds: Annotated[int, typer.Option(min=1, help="rounds over all servers; figures are medians")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 3,
+    workers: Annotated[int, typer.Option(min=1, help="workers of each server")] = 1,
+    quick: Quick = False,
+) -> None:
+    """An XGBoost model of 200 trees, a row in JSON: ours beside MLServer, KServe's SDK and Triton. 3 minutes.
+
+    The first run installs them into ~/.cache/naiad-bench (1.5 GB). Each response is compared with xgboost's own.
+    """
+    from bench.peers import command  # as below
+
+    _warn_if_busy()
+    measured = command.run_trees(1 if quick else rounds, workers, seconds=1 if quick else seconds)
+    path = store.stem("trees", quick=quick).with_suffix(".json")
+    store.write_json(path, measured)
+    print(f"wrote {path}")
 
 
 @cli.command("start")

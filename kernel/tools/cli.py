@@ -114,7 +114,12 @@ def init(
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
     template: Annotated[
-        str, typer.Option("--template", metavar="chat", help="A Python model that chats over OpenAI's API.")
+        str,
+        typer.Option(
+            "--template",
+            metavar="chat|function",
+            help="A Python model that chats over OpenAI's API, or one that is a plain function.",
+        ),
     ] = "",
 ) -> None:
     """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
@@ -122,8 +127,8 @@ def init(
 
     if sum((python, onnx is not None, bool(ensemble), bool(template))) > 1:
         raise BadOption("give one of --python, --onnx, --ensemble and --template")
-    if template not in ("", "chat"):
-        raise BadOption(f"there is no template '{template}': expected chat")
+    if template not in ("", "chat", "function"):
+        raise BadOption(f"there is no template '{template}': expected chat or function")
     names = [name.strip() for name in ensemble.split(",")] if ensemble else []
     raise typer.Exit(init_model(path, onnx=onnx, ensemble=names, template=template))
 
