@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
+    from backends.doors.pool import DoorPool
     from backends.launch.launcher import Launcher
     from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
@@ -142,6 +143,8 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
+        #: None for most servers.
+        self._door_processes: DoorPool | None = None
         #: In the order in which they start. The kernel reads their figures from this list.
         self._parts: list[ServerPart] = []
         #: How many of them `_start_parts` has started.
@@ -219,6 +222,17 @@ class Server:
             lost_log_lines=self._owner.lost_log_lines,
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        if options.front_door_processes:
+            from backends.doors.pool import DoorPool, DoorSettings  # takes memory, which other servers need not spend
+
+            door_settings = DoorSettings(
+                options.arena_byte_size,
+                options.shared_memory_owner == "peer",
+                options.max_decompression_ratio,
+                options.event_loop,
+            )
+            launcher, count = processes.door_launcher, options.front_door_processes
+            self._door_processes = self._part(DoorPool(self._kernel, catalog, launcher, count, door_settings))
         if options.record is not None:
             from kernel.records.recorder import Recording  # takes memory, which other servers need not spend
 
@@ -450,7 +464,11 @@ class Server:
 
         keys = KeyReader()
         return [
-            importlib.import_module(door.module).make_door(DoorParts(self._kernel, sock, self._options, keys))
+            importlib.import_module(door.module).make_door(
+                DoorParts(
+                    self._kernel, sock, self._options, keys, self._door_processes if door.name == "http" else None
+                )
+            )
             for door, sock in sockets.items()
         ]
 

@@ -260,6 +260,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     worker_shared_memory: bool = True
     #: How worker processes start: auto, fork or spawn.
     worker_start: str = "auto"
+    #: How many processes serve inference over HTTP beside the kernel's process.
+    front_door_processes: int = 0
     #: The Python environments that models have of their own.
     environments: EnvironmentSettings = EnvironmentSettings()
 
@@ -293,6 +295,13 @@ def check_options(options: ServerOptions) -> None:
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
         raise BadOption("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_admin(options.admin)
+    if options.front_door_processes:
+        if not options.http_listener.allow:
+            raise BadOption("--front-door-processes serve inference over HTTP, and --allow-http=false closes that port")
+        if options.http.tls is not None:
+            raise BadOption(
+                "--front-door-processes cannot serve a port with TLS: leave it out, or --http-use-ssl"
+            )
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),
