@@ -299,9 +299,7 @@ def check_options(options: ServerOptions) -> None:
         if not options.http_listener.allow:
             raise BadOption("--front-door-processes serve inference over HTTP, and --allow-http=false closes that port")
         if options.http.tls is not None:
-            raise BadOption(
-                "--front-door-processes cannot serve a port with TLS: leave it out, or --http-use-ssl"
-            )
+            raise BadOption("--front-door-processes cannot serve a port with TLS: leave it out, or --http-use-ssl")
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),

@@ -16,6 +16,7 @@ import msgspec
 from backends.doors import messages
 from backends.transport import wire
 from backends.transport.channel import LoopChannel
+from backends.transport.framing import MAX_KERNEL_FRAME
 from kernel import errors
 from kernel.config.spec import ModelSpec
 from kernel.errors import ErrorCode, ServedElsewhere, ServingError, error_of
@@ -150,7 +151,7 @@ class DoorKernel:
         self.on_connection: Callable[[socket.socket, bytes, int], None] | None = None
         self.on_drain: Callable[[float], None] = _ignore
         self._inputs: InputPlacer
-        self._channel = LoopChannel(sock, self._received, lambda problem: ended())
+        self._channel = LoopChannel(sock, self._received, lambda problem: ended(), MAX_KERNEL_FRAME)
         self._numbers = itertools.count(1)
         self._arena_numbers = itertools.count(1)
         self._forms: dict[tuple[int, int], tuple[int, object, object]] = {}
@@ -270,10 +271,13 @@ class DoorKernel:
             finally:
                 os.close(fd)
             self._arenas[model.arena_number] = region
-            number_of_arena = model.arena_number
-            region.on_closed(lambda _: self._arenas.pop(number_of_arena, None))  # after all responses in it
+            region.on_closed(functools.partial(self._arena_closed, model.arena_number))
         self._held.setdefault(number, []).append(span.lease.share())
         return messages.Place(model.arena_number, span.offset, span.byte_size)
+
+    def _arena_closed(self, number: int, region: Region) -> None:
+        """No response is in this arena any more."""
+        self._arenas.pop(number, None)
 
     def begin_preparing(self, request: Request, byte_size: int) -> None:
         """Count a request that is submitted later. Raises `MemoryFull`."""
