@@ -6,6 +6,7 @@ and nothing of a request waits for a question. What it does not know is served b
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import socket

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import resource
 import socket
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,9 @@ _MOST_PINGS = 10
 
 #: How many models doors know before the first request for them.
 _KNOWN_AHEAD = 64
+
+#: How many descriptors of a door are for other things than connections: arenas and memory of workers.
+_RESERVED_DESCRIPTORS = 1024
 
 #: How long a door may take to end after its connections have.
 _END_S = 5.0
@@ -189,6 +193,9 @@ class DoorPool(ServerPart):
         self._draining = self._closed = False
         self._all_ended = asyncio.Event()
         self._restarts = 0
+        #: Of each door, which has as many descriptors as this process.
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_connections = max(descriptors // 2, descriptors - _RESERVED_DESCRIPTORS)
         #: Counts of doors that have ended.
         self._earlier_requests: dict[int, int] = {}
 
@@ -220,7 +227,7 @@ class DoorPool(ServerPart):
         `received` has come and belongs to no message that was begun. `passes` is how often a door has got it, this time
         included. Returns False if there is no door, or no descriptor: then nothing has changed.
         """
-        ready = [door for door in self._doors.values() if door.ready]
+        ready = [door for door in self._doors.values() if door.ready and door.connection_count < self._most_connections]
         sock = transport.get_extra_info("socket")
         if self._draining or not ready or sock is None:
             return False

@@ -371,7 +371,7 @@ def test_doors_end_with_a_kernel_that_is_killed(models: Path) -> None:
         wait_for(lambda: not any(psutil.pid_exists(pid) for pid in doors.values()))
 
 
-def test_tls_and_a_closed_port_are_refused(models: Path) -> None:
+def test_options_that_doors_cannot_serve_are_refused(models: Path) -> None:
     from kernel.errors import BadOption
     from kernel.options import HttpOptions, ListenAddress, RepositoryOptions, ServerOptions, TlsOptions, check_options
 
@@ -380,5 +380,7 @@ def test_tls_and_a_closed_port_are_refused(models: Path) -> None:
     with pytest.raises(BadOption, match="cannot serve a port with TLS"):
         check_options(ServerOptions(repository, http=tls, front_door_processes=1))
     closed = ListenAddress(False, "127.0.0.1", 0)
+    with pytest.raises(BadOption, match="share memory with workers"):
+        check_options(ServerOptions(repository, worker_shared_memory=False, front_door_processes=1))
     with pytest.raises(BadOption, match="closes that port"):
         check_options(ServerOptions(repository, http_listener=closed, front_door_processes=1))
