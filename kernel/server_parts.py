@@ -61,6 +61,8 @@ class DoorProcessList(msgspec.Struct, frozen=True):
 
     #: How many have ended and were started again.
     restarts: int = 0
+    #: How many requests they have refused because there was no memory for them.
+    memory_refusals: int = 0
     doors: list[DoorProcessFigures] = []
 
 

@@ -16,8 +16,9 @@ import logging
 import os
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import anyio
 
 from backends.doors.door_end import DoorKernel
 from backends.doors.messages import DoorLogged, DoorReady, DoorState
@@ -134,14 +135,15 @@ class _Process:
         self.kernel.on_configured = self._configured
         self.kernel.on_drain = self._drain
         self._connections: Any = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: asyncio.TaskGroup
         self._state = DoorState(0, 0, 0)
         self._taken = 0
         self._ended = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> None:
         """Wait until the door has drained."""
-        await self._ended
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._ended
 
     def _configured(self, message: Configure) -> None:
         logging.getLogger().setLevel(logging.DEBUG if message.log_verbose_level else logging.INFO)
@@ -156,10 +158,10 @@ class _Process:
 
     def _adopt(self, sock: socket.socket, received: bytes, passes: int) -> None:
         self._taken += 1
-        self._keep(self._connections.adopt(sock, received, passes))
+        self._tasks.create_task(self._connections.adopt(sock, received, passes))
 
     def _drain(self, grace_s: float) -> None:
-        self._keep(self._drained(grace_s))
+        self._tasks.create_task(self._drained(grace_s))
 
     async def _drained(self, grace_s: float) -> None:
         if self._connections is not None:
@@ -168,11 +170,6 @@ class _Process:
         await self.kernel.written()
         if not self._ended.done():
             self._ended.set_result(None)
-
-    def _keep(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _tick(self) -> None:
         asyncio.get_running_loop().call_later(_TICK_S, self._tick)
@@ -219,13 +216,7 @@ def main() -> None:
     set_process_name(arguments.model)
     share_malloc_arena()
     sock = socket.socket(fileno=arguments.fd)
-    if arguments.event_loop == "uvloop":
-        import uvloop
-
-        uvloop.run(_serve(sock))
-    else:
-        asyncio.run(_serve(sock))
-    sys.stdout.flush()
+    anyio.run(_serve, sock, backend="asyncio", backend_options={"use_uvloop": arguments.event_loop == "uvloop"})
 
 
 main()

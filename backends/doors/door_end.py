@@ -6,6 +6,7 @@ and nothing of a request waits for a question. What it does not know is served b
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import os
@@ -38,7 +39,6 @@ from shm.region import FileHandle, Region, RegionKind, check_sealed, read_only_f
 from shm.tensor import RequestedOutput, Span, Tensor
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from kernel.memory.input_placement import MemoryRefusals, ReceiveBuffer
@@ -163,10 +163,14 @@ class DoorKernel:
         self._held: dict[int, list[Lease]] = {}
         self._arenas: dict[int, Region] = {}
         self._regions: dict[int, Region] = {}
+        #: Responses that were sent, and what says so if no request does before.
         self._sent: list[int] = []
+        self._later: asyncio.TimerHandle | None = None
         self._cancelled: list[int] = []
         self._asks_for_memory = False
         self._granted = 0
+        #: The most bytes in use since memory was given back last.
+        self._most_used = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.Inferred: self._inferred,
             messages.InputsFree: self._inputs_free,
@@ -245,6 +249,8 @@ class DoorKernel:
             self.send(messages.InferOnce(number, _form_of(request), data, request.id, peer))
         else:
             self.send(messages.Infer(number, self._form_number(request, prepared), data, request.id))
+        if self._sent:
+            self._send_sent()  # it wakes the kernel no second time
 
     def _form_number(self, request: Request, prepared: PreparedRequest) -> int:
         """Return the number by which the kernel knows what requests made from `prepared` have in common."""
@@ -334,6 +340,7 @@ class DoorKernel:
         assert self.configuration is not None, "a request before the configuration"
         budget, arena = self.budget, route.model.input_arena
         wanted = budget.used_byte_size + byte_size + ALIGNMENT
+        self._most_used = max(self._most_used, wanted)
         if 2 * wanted > budget.limit_byte_size // 2 and not self._asks_for_memory:
             self._asks_for_memory = True
             more = min(max(_LEAST_BYTE_SIZE, budget.limit_byte_size), _MOST_BYTE_SIZE)
@@ -349,7 +356,8 @@ class DoorKernel:
 
     def return_memory(self) -> None:
         """Give memory back to the kernel that was not used for some time. Called now and then."""
-        unused = self._granted - max(_LEAST_BYTE_SIZE, 4 * self.budget.used_byte_size)
+        most_used, self._most_used = self._most_used, self.budget.used_byte_size
+        unused = self._granted - max(_LEAST_BYTE_SIZE, 4 * most_used)
         if unused > self._granted // 2 and not self._asks_for_memory:
             self._granted -= unused
             self.budget.limit_byte_size = max(1, self._granted)
@@ -462,12 +470,15 @@ class DoorKernel:
     def response_sent(self, lease: int) -> None:
         """The outputs of a response are no longer used."""
         if not self._sent:
-            IterationEnd.current().add_decision(self._send_sent)
+            self._later = asyncio.get_running_loop().call_later(messages.RELEASE_S, self._send_sent)
         self._sent.append(lease)
 
     def _send_sent(self) -> None:
         sent, self._sent = self._sent, []
-        self.send(messages.ResponsesSent(sent))
+        if self._later is not None:
+            self._later.cancel()
+        if sent:
+            self.send(messages.ResponsesSent(sent))
 
 
 def _ignore(_: object) -> None:

@@ -6,6 +6,7 @@ door's, or bytes that do not fit their form, end the door (`ValueError`, see `Lo
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ import msgspec
 from backends.doors import messages
 from backends.transport import wire
 from kernel.errors import NoMemory, ServingError
-from kernel.loop.iteration_end import IterationEnd
 from kernel.records.front_doors import HTTP, Reception
 from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request
@@ -126,7 +126,9 @@ class DoorRequests:
         self._own_regions: dict[int, int] = {}
         #: Regions that the door knows.
         self._sent_regions: set[int] = set()
+        #: Requests whose inputs are no longer used, and what sends them if no response does before.
         self._free_inputs: list[int] = []
+        self._later: asyncio.TimerHandle | None = None
         self._closed = False
         #: How many requests were submitted.
         self.count = 0
@@ -284,6 +286,8 @@ class DoorRequests:
                 message.outputs, message.lease = None, 0
                 message.error = messages.ErrorText("unavailable", f"a response could not be sent: {error.strerror}")
         self._channel.send(message)
+        if self._free_inputs:
+            self._send_free_inputs()  # it wakes the door no second time
 
     def _placed(self, response: Response, message: messages.Inferred) -> list[Tensor]:
         """Return the outputs as the door sees them; note the response as leased if it is. Raises `OSError`."""
@@ -331,12 +335,14 @@ class DoorRequests:
         if self._closed:
             return
         if not self._free_inputs:
-            IterationEnd.current().add_decision(self._send_free_inputs)
+            self._later = asyncio.get_running_loop().call_later(messages.RELEASE_S, self._send_free_inputs)
         self._free_inputs.append(number)
 
     def _send_free_inputs(self) -> None:
         free, self._free_inputs = self._free_inputs, []
-        if not self._closed:
+        if self._later is not None:
+            self._later.cancel()
+        if free and not self._closed:
             self._channel.send(messages.InputsFree(free))
 
     # ---- the end -----------------------------------------------------------------------------
@@ -344,6 +350,8 @@ class DoorRequests:
     def close(self) -> None:
         """The door is gone: cancel its requests, and release what it has used."""
         self._closed = True
+        if self._later is not None:
+            self._later.cancel()
         self._kernel.cancel(*self._open.values())
         leased, self._leased = self._leased, {}
         for response in leased.values():

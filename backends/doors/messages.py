@@ -33,6 +33,10 @@ MOST_ROUTES = 1024
 MOST_FORMS = 4096
 
 
+#: How long the release of memory may wait for a message that wakes the other process anyway, in seconds.
+RELEASE_S = 0.002
+
+
 class ToDoor(Message):
     """Base of messages from the kernel."""
 

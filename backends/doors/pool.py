@@ -43,6 +43,9 @@ FIRST_BYTE_SIZE = 16 << 20
 _PING_S = 1.0
 _MOST_PINGS = 10
 
+#: After as many questions a door that ends is started again without delay.
+_OLD = 10
+
 #: How many models doors know before the first request for them.
 _KNOWN_AHEAD = 64
 
@@ -85,6 +88,8 @@ class _Door:
         self.given = 0
         self.granted_byte_size = 0
         self.pings = 0
+        #: How often it was asked whether it lives.
+        self.age = 0
         self._handlers: dict[type, Callable[..., None]] = {
             messages.Infer: self.requests.infer,
             messages.ResponsesSent: self.requests.responses_sent,
@@ -198,6 +203,7 @@ class DoorPool(ServerPart):
         self._most_connections = max(descriptors // 2, descriptors - _RESERVED_DESCRIPTORS)
         #: Counts of doors that have ended.
         self._earlier_requests: dict[int, int] = {}
+        self._earlier_refusals = 0
 
     # ---- for the front door in the kernel's process ----------------------------------------------
 
@@ -297,7 +303,6 @@ class DoorPool(ServerPart):
 
     def door_ready(self, door: _Door) -> None:
         """A door takes connections from now on."""
-        self._starts[door.number].reset()
         logger.log(logging.INFO, "%s takes connections", door.title)
 
     def lost(self, door: _Door, cause: str) -> None:
@@ -306,6 +311,7 @@ class DoorPool(ServerPart):
         self._doors.pop(door.number, None)
         open_count = door.requests.open_count
         self._earlier_requests[door.number] = self._earlier_requests.get(door.number, 0) + door.requests.count
+        self._earlier_refusals += door.state.memory_refusals
         door.close()
         if not self._doors:
             self._all_ended.set()
@@ -339,6 +345,9 @@ class DoorPool(ServerPart):
                 door.process.kill()
             elif door.ready:
                 door.channel.send(messages.Ping())
+                door.age += 1
+                if door.age == _OLD:
+                    self._starts[door.number].reset()
         self._verbose = verbose
 
     # ---- routes ----------------------------------------------------------------------------------
@@ -402,6 +411,7 @@ class DoorPool(ServerPart):
     def figures(self) -> DoorProcessList:
         return DoorProcessList(
             self._restarts,
+            self._earlier_refusals + sum(door.state.memory_refusals for door in self._doors.values()),
             [
                 DoorProcessFigures(
                     number,

@@ -105,7 +105,7 @@ def send(
     connection: http.client.HTTPConnection, model: str, values: list[float], *, binary: bool = True, **fields: Any
 ) -> tuple[int, Any]:
     """Send a request with `values`; return the status, and the numbers of the output or the error."""
-    shape = {"name": "IN", "shape": [len(values)], "datatype": "FP32"}
+    shape: dict[str, Any] = {"name": "IN", "shape": [len(values)], "datatype": "FP32"}
     if binary:
         octets = struct.pack(f"<{len(values)}f", *values)
         shape["parameters"] = {"binary_data_size": len(octets)}
@@ -279,6 +279,24 @@ def test_a_client_that_leaves_cancels_its_request(server: ServerProcess) -> None
     assert send(warm, "sleepy", [0.0]) == (200, [0.0])
 
 
+def test_requests_of_doors_are_traced_and_explained(models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "traces.json"
+    trace = [f"--trace-config={each}" for each in (f"triton,file={file}", "level=TIMESTAMPS", "rate=1", "count=-1")]
+    with serving(models, *trace) as server:
+        connection = connect(server)
+        for number in range(5):
+            assert send(connection, "echo", [1.0], id=f"traced {number}")[0] == 200
+        body = json.dumps({"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}]})
+        seen = []
+        for _ in range(3):
+            connection.request("POST", "/v2/models/echo/infer", body, {"X-Naiad-Explain": "1"})
+            response = connection.getresponse()
+            seen.append(json.loads(response.read())["parameters"].keys())
+        assert door_requests(server) >= 6
+        assert seen[0] == seen[1] == seen[2] != set()
+    assert "traced 4" in file.read_text()
+
+
 def test_access_lines_are_in_the_log_of_the_server(models: Path) -> None:
     with serving(models, "--log-access=true") as server:
         connection = connect(server)
@@ -319,7 +337,7 @@ def test_killed_doors_take_only_their_own_connections(models: Path) -> None:
         for thread in threads:
             thread.start()
         try:
-            for turn in range(4):
+            for turn in range(4):  # a door that dies again soon is started with a delay
                 number = turn % DOORS + 1
                 wait_for(lambda number=number: number in door_processes(server))  # type: ignore[misc]
                 wait_for(lambda number=number: door_metric(server, "naiad_front_door_ready")[number] == 1)  # type: ignore[misc]
@@ -343,6 +361,18 @@ def test_killed_doors_take_only_their_own_connections(models: Path) -> None:
             )
         )
         assert "Traceback" not in server.log
+
+
+@pytest.mark.slow
+def test_a_door_that_hangs_is_killed_and_started_again(models: Path) -> None:
+    with serving(models) as server:
+        before = door_processes(server)
+        os.kill(before[1], signal.SIGSTOP)
+        wait_for(lambda: not psutil.pid_exists(before[1]), timeout_s=60)
+        server.wait_for_log("front door 1 has not responded for 10 s, and is killed")
+        wait_for(lambda: door_metric(server, "naiad_front_door_ready") == {1: 1, 2: 1})
+        assert door_processes(server)[2] == before[2]
+        assert send(connect(server), "echo", [1.0]) == (200, [1.0])
 
 
 def test_a_stopped_server_drains_its_doors(models: Path) -> None:

@@ -45,7 +45,7 @@ _OF_SERVER: tuple[tuple[type[Counter | Gauge], str, str, Callable[[KernelInterfa
         Counter,
         "naiad_server_memory_refusals_total",
         "Number of requests that were refused because there was no memory for them",
-        lambda kernel: kernel.memory_refusals.count,
+        lambda kernel: kernel.memory_refusals.count + _figures(kernel, DoorProcessList).memory_refusals,
     ),
     (
         Counter,

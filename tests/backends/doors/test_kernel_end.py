@@ -38,9 +38,13 @@ class RecordingChannel:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         self.fds: list[int] = []
+        #: Set when inputs are free.
+        self.freed = asyncio.Event()
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
+        if type(message) is messages.InputsFree:
+            self.freed.set()
 
     def send_with_fd(self, message: Any, fd: int) -> None:
         assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
@@ -123,12 +127,11 @@ async def test_an_input_in_the_arena_of_the_door_stays_until_it_is_free(lab: Doo
     (response,) = lab.channel.sent
     place = response.outputs[0].span
     assert (place.lease.region_number, place.offset, place.byte_size) == (-1, 4096, 8000)  # it is where the input is
-    await asyncio.sleep(0)
-    assert len(lab.channel.sent) == 1  # the response is still used
-    lab.door.responses_sent(messages.ResponsesSent([response.lease]))
-    await asyncio.sleep(0)
-    assert lab.channel.sent[1:] == [messages.InputsFree([1])]
     lab.respond()
+    assert len(lab.channel.sent) == 2  # the first response is still used
+    lab.door.responses_sent(messages.ResponsesSent([response.lease]))
+    await lab.channel.freed.wait()
+    assert lab.channel.sent[2] == messages.InputsFree([1])
     lab.door.close()
     assert (lab.door.open_count, lab.door.leased_count) == (0, 0)
 
