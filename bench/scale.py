@@ -94,10 +94,10 @@ class _Measured:
         figures = run_load(load)
         if isinstance(figures, str):
             raise RuntimeError(figures)
-        spent_us = [
+        kernel, doors, workers = (
             1e6 * (_cpu_s(group) - start) / figures.requests for group, start in zip(groups, before, strict=True)
-        ]
-        return Cost(*spent_us, figures.rate)
+        )
+        return Cost(kernel, doors, workers, figures.rate)
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:

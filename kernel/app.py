@@ -223,16 +223,7 @@ class Server:
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
         if options.front_door_processes:
-            from backends.doors.pool import DoorPool, DoorSettings  # takes memory, which other servers need not spend
-
-            door_settings = DoorSettings(
-                options.arena_byte_size,
-                options.shared_memory_owner == "peer",
-                options.max_decompression_ratio,
-                options.event_loop,
-            )
-            launcher, count = processes.door_launcher, options.front_door_processes
-            self._door_processes = self._part(DoorPool(self._kernel, catalog, launcher, count, door_settings))
+            self._make_door_processes(catalog, processes)
         if options.record is not None:
             from kernel.records.recorder import Recording  # takes memory, which other servers need not spend
 
@@ -328,6 +319,19 @@ class Server:
 
         cache = make_cache(choice, clock, budget)
         return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
+
+    def _make_door_processes(self, catalog: Catalog, processes: WorkerProcesses) -> None:
+        from backends.doors.pool import DoorPool, DoorSettings  # takes memory, which other servers need not spend
+
+        options = self._options
+        settings = DoorSettings(
+            options.arena_byte_size,
+            options.shared_memory_owner == "peer",
+            options.max_decompression_ratio,
+            options.event_loop,
+        )
+        launcher, count = processes.door_launcher, options.front_door_processes
+        self._door_processes = self._part(DoorPool(self._kernel, catalog, launcher, count, settings))
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
