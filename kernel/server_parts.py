@@ -6,9 +6,12 @@ new part needs no attribute of the kernel.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from kernel.observe.generation_statistics import GenerationStatistics
 
 
 class ServerPart(Protocol):
@@ -64,6 +67,13 @@ class DoorProcessList(msgspec.Struct, frozen=True):
     #: How many requests they have refused because there was no memory for them.
     memory_refusals: int = 0
     doors: list[DoorProcessFigures] = []
+
+
+class GenerationFigures(DoorFigures, frozen=True):
+    """The figures of a front door over which models generate text."""
+
+    #: By name and version of the model. They go on counting; read-only.
+    statistics: dict[tuple[str, str], GenerationStatistics] = {}
 
 
 class TraceFigures(msgspec.Struct, frozen=True):
