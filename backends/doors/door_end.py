@@ -155,7 +155,11 @@ class DoorKernel:
         self._channel = LoopChannel(sock, self._received, lambda problem: ended(), MAX_KERNEL_FRAME)
         self._numbers = itertools.count(1)
         self._arena_numbers = itertools.count(1)
-        self._forms: dict[tuple[int, int], tuple[int, object, object]] = {}
+        #: Numbers of forms, by the address of the prepared request and the number of the headers.
+        self._forms: dict[tuple[int, int], tuple[int, object]] = {}
+        #: Numbers of headers, by the address of the head of a request, and by themselves.
+        self._heads: dict[int, tuple[int, object]] = {}
+        self._header_numbers: dict[tuple[tuple[bytes, bytes], ...], int] = {}
         self._last_form = 0
         self._open: dict[int, Request] = {}
         self._number_of: dict[Request, int] = {}
@@ -255,17 +259,27 @@ class DoorKernel:
     def _form_number(self, request: Request, prepared: PreparedRequest) -> int:
         """Return the number by which the kernel knows what requests made from `prepared` have in common."""
         head = getattr(request.sink, "head", None)
-        known = self._forms.get((id(prepared), id(head)))
+        heads = self._heads.get(id(head))
+        if heads is None:
+            # Heads that differ in the length of the body have forms in common. The head is kept, so that no other one
+            # gets its address.
+            headers = _headers_of(head)
+            heads = self._heads[id(head)] = self._header_numbers.setdefault(headers, len(self._header_numbers)), head
+        known = self._forms.get((id(prepared), heads[0]))
         if known is not None:
             return known[0]
-        if len(self._forms) >= messages.MOST_FORMS:
-            self._forms.clear()
-            self.send(messages.FormsForgotten())
+        if len(self._heads) > messages.MOST_FORMS or len(self._forms) >= messages.MOST_FORMS:
+            self._forget_forms()
+            return self._form_number(request, prepared)
         self._last_form = number = self._last_form + 1
-        # Both objects are kept, so that no other ones get their addresses.
-        self._forms[id(prepared), id(head)] = number, prepared, head
+        self._forms[id(prepared), heads[0]] = number, prepared  # kept, as above
         self.send(messages.FormAdded(number, _form_of(request)))
         return number
+
+    def _forget_forms(self) -> None:
+        for each in (self._forms, self._heads, self._header_numbers):
+            each.clear()
+        self.send(messages.FormsForgotten())
 
     def _placed(self, number: int, span: Span, model: Any) -> messages.Place:
         """Return where an input is; its block is kept until the kernel says `InputsFree`."""
@@ -414,8 +428,7 @@ class DoorKernel:
             else:
                 catalog.routes.pop((each.name, each.version), None)
         catalog.generation += 1
-        self._forms.clear()
-        self.send(messages.FormsForgotten())
+        self._forget_forms()
 
     def close_unused_arenas(self) -> None:
         """Give up the arenas of models that the kernel has unloaded. Called now and then."""
@@ -498,8 +511,12 @@ def _form_of(request: Request) -> messages.Form:
     wanted = wire.RequestMessage(
         0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
     )
-    head = getattr(request.sink, "head", None)
-    headers = () if head is None else tuple(head.headers)
+    headers = _headers_of(getattr(request.sink, "head", None))
     return messages.Form(
         request.model_name, request.model_version, wanted, request.entry_point, headers, request.explain
     )
+
+
+def _headers_of(head: Any) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a request without the length of its body."""
+    return () if head is None else tuple(each for each in head.headers if each[0].lower() != b"content-length")

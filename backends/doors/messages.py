@@ -63,7 +63,7 @@ class Form(msgspec.Struct, array_like=True, omit_defaults=True):
     request: RequestMessage
     #: The name of the call in errors.
     entry_point: str
-    #: The headers of the requests, as they were sent.
+    #: The headers of the requests, as they were sent, without the length of the body.
     headers: tuple[tuple[bytes, bytes], ...] = ()
     #: Whether the client wants to know how the request travels.
     explain: bool = False
