@@ -259,6 +259,23 @@ def shadow_command() -> None:
     raise typer.Exit(shadow.run())
 
 
+@cli.command("scale")
+def scale_command(
+    doors: Annotated[str, typer.Option(help="numbers of front doors: 0,1,2")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; figures are medians")] = 5,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 3,
+    only: Only = "",
+) -> None:
+    """Processor time of a request over HTTP, with and without processes for front doors (wrk, c=32). 4 minutes."""
+    from bench import scale  # as above
+
+    try:
+        counts = [int(each) for each in doors.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--doors has numbers separated by commas, not '{doors}'") from None
+    scale.run(counts, rounds, seconds, only)
+
+
 @cli.command("page")
 def page_command() -> None:
     """What an open page costs the kernel: CPU time with 40 models, idle and under load. 2 minutes.

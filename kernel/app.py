@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
+    from backends.doors.pool import DoorPool
     from backends.launch.launcher import Launcher
     from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
@@ -143,6 +144,8 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
+        #: None for most servers.
+        self._door_processes: DoorPool | None = None
         #: In the order in which they start. The kernel reads their figures from this list.
         self._parts: list[ServerPart] = []
         #: How many of them `_start_parts` has started.
@@ -220,6 +223,8 @@ class Server:
             lost_log_lines=self._owner.lost_log_lines,
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        if options.front_door_processes:
+            self._make_door_processes(catalog, processes)
         # The helper starts with its first comparison.
         comparer = self._part(pool(1 << 20, count=1, title="shadow comparer"))
         traffic.shadow_parts = ShadowParts(self._kernel.submit_copy, comparer, budget)
@@ -318,6 +323,19 @@ class Server:
 
         cache = make_cache(choice, clock, budget)
         return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
+
+    def _make_door_processes(self, catalog: Catalog, processes: WorkerProcesses) -> None:
+        from backends.doors.pool import DoorPool, DoorSettings  # takes memory, which other servers need not spend
+
+        options = self._options
+        settings = DoorSettings(
+            options.arena_byte_size,
+            options.shared_memory_owner == "peer",
+            options.max_decompression_ratio,
+            options.event_loop,
+        )
+        launcher, count = processes.door_launcher, options.front_door_processes
+        self._door_processes = self._part(DoorPool(self._kernel, catalog, launcher, count, settings))
 
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
@@ -454,7 +472,11 @@ class Server:
 
         keys = KeyReader()
         return [
-            importlib.import_module(door.module).make_door(DoorParts(self._kernel, sock, self._options, keys))
+            importlib.import_module(door.module).make_door(
+                DoorParts(
+                    self._kernel, sock, self._options, keys, self._door_processes if door.name == "http" else None
+                )
+            )
             for door, sock in sockets.items()
         ]
 
