@@ -2,7 +2,8 @@
 
 `kernel/tools/main.py` runs `run` without this module.
 
-`naiad build-engine`: starts the process that builds the engine. This process does not import TensorRT.
+`naiad build-engine`: starts the process that builds the engine. This process does not import TensorRT. `naiad agent`
+becomes the agent of a host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import typer
 from typer.exceptions import TyperException
 
 from kernel.errors import BadOption
+from kernel.machine import own_command
 from kernel.options import DEMO_REPOSITORY
 from kernel.tools.bench.options import bench, tune
 from kernel.tools.run import run_server
@@ -383,6 +385,18 @@ def build_engine(context: typer.Context) -> None:
     """Build a TensorRT engine from an ONNX file, with its config.pbtxt. [dim]Options: build-engine --help[/dim]"""
 
     raise typer.Exit(start_build_engine(context.args))
+
+
+# The agent parses the options.
+@cli.command(
+    name="agent",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def agent(context: typer.Context) -> None:
+    """Start workers on this host for servers on other hosts. [dim]Options: agent --help[/dim]"""
+    command = [*own_command("backends.hosts"), *context.args]
+    os.execv(command[0], command)  # its signals and its exit code are those of this command
 
 
 @cli.command()
