@@ -24,9 +24,9 @@ def add_former_names() -> None:
             _add_module(former, present)
     for (module, name), present in NAMES.items():
         with contextlib.suppress(Exception):
-            holder = importlib.import_module(module)
-            if not hasattr(holder, name):
-                setattr(holder, name, getattr(importlib.import_module(present), name))
+            names = vars(importlib.import_module(module))
+            if name not in names:
+                names[name] = vars(importlib.import_module(present))[name]
 
 
 def _add_module(former: str, present: str) -> None:
@@ -38,4 +38,4 @@ def _add_module(former: str, present: str) -> None:
         module = importlib.import_module(present)
         sys.modules[former] = module
         parent, _, name = former.rpartition(".")
-        setattr(sys.modules[parent], name, module)
+        vars(sys.modules[parent])[name] = module

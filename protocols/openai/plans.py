@@ -23,7 +23,7 @@ from protocols.openai.fields import (
     checked_members,
     refuse_others,
 )
-from protocols.openai.responses_api import SENT_AS, as_chat
+from protocols.openai.response_requests import SENT_AS, as_chat
 
 if TYPE_CHECKING:
     from protocols.openai.dialects import Dialect, EmbeddingDialect

@@ -125,6 +125,7 @@ PURE = (
     "protocols/openai/fields.py",
     "protocols/openai/meter.py",
     "protocols/openai/plans.py",
+    "protocols/openai/response_requests.py",
     "protocols/openai/responses.py",
     "protocols/openai/responses_api.py",
     "protocols/request_limits.py",

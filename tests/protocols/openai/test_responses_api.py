@@ -14,7 +14,7 @@ from kernel.errors import Unavailable
 from kernel.serving.response import Response
 from protocols.openai.errors import ApiError
 from protocols.openai.fields import RESPONSE_FIELDS, checked
-from protocols.openai.responses_api import as_chat
+from protocols.openai.response_requests import as_chat
 from tests.protocols.openai.door import NOW_S, Door, Script, config, run, talk, text_tensor
 
 if TYPE_CHECKING:
