@@ -95,7 +95,7 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
 
         for _ in range(2):  # the second one finds the response of the first
             assert infer(server, 1, 7) == 200
-        body = {"id": "a", "inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [8]}]}
+        body = {"id": "a", "inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [8]}]}
         for path, document in (("infer", body), ("feedback", {"id": "a", "reward": 1}), ("rollout", {"to": 2})):
             if path == "rollout":
                 wait_for(lambda: "naiad_traffic_shadow_distance{" in page())
