@@ -182,6 +182,8 @@ class InstanceRow(msgspec.Struct, frozen=True, omit_defaults=True):
     byte_size: int = 0
     restarts: int = 0
     device_byte_size: int = 0
+    #: "" for the machine of the server.
+    host: str = ""
 
 
 class ShownRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -320,6 +322,7 @@ def _instance(
         byte_size,
         max(memory.starts.get(name, 1) - 1, 0),
         sum(use.byte_size for use in memory.by_instance.get(name, ()) if use.type != "CPU"),
+        shown_text(instance.host, _MAX_TEXT),
     )
 
 

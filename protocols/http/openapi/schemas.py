@@ -304,6 +304,11 @@ SCHEMAS: dict[str, Part] = {
                             "additionalProperties": array({"type": "object"}),
                             "description": "The memory by instance, if backends report it.",
                         },
+                        "instance_hosts": {
+                            "type": "object",
+                            "additionalProperties": STRING,
+                            "description": "The hosts of instances that are not on the machine of the server.",
+                        },
                     },
                     ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats"),
                 )
