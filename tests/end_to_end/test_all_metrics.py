@@ -79,7 +79,7 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     (tmp_path / "echo" / "2").mkdir()
     (tmp_path / "echo" / "2" / "model.py").write_text((tmp_path / "echo" / "1" / "model.py").read_text())
     shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", tmp_path / "chat")
-    (tmp_path / "echo" / "traffic.toml").write_text("weights = { 1 = 1 }\n")
+    (tmp_path / "echo" / "traffic.toml").write_text('weights = { 1 = 1 }\nshadow = { to = "2" }\nfeedback = { }\n')
     reporting = tmp_path / "reporting"
     (reporting / "1").mkdir(parents=True)
     (reporting / "config.pbtxt").write_text(REPORTING_CONFIG)
@@ -89,18 +89,24 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     certificate.private_key_and_cert_chain_pem.write_to_path(pem := tmp_path / "certificate.pem")
     secure = ("--grpc-use-ssl=true", f"--grpc-server-cert={pem}", f"--grpc-server-key={pem}")
     with ServerProcess(tmp_path, *FLAGS, *secure, f"--trace-config=triton,file={file}") as server:
+
+        def page() -> str:
+            return server.get("/metrics", server.metrics_port)[1]
+
         for _ in range(2):  # the second one finds the response of the first
             assert infer(server, 1, 7) == 200
-        with urllib.request.urlopen(f"http://{server.url}/v2/models/echo/rollout", b'{"to": 2}') as response:
-            assert response.status == 200
+        body = {"id": "a", "inputs": [{"name": "IN", "shape": [1, 1], "datatype": "INT32", "data": [8]}]}
+        for path, document in (("infer", body), ("feedback", {"id": "a", "reward": 1}), ("rollout", {"to": 2})):
+            if path == "rollout":
+                wait_for(lambda: "naiad_traffic_shadow_distance{" in page())
+            url = f"http://{server.url}/v2/models/echo/{path}"
+            with urllib.request.urlopen(url, json.dumps(document).encode()) as response:
+                assert response.status == 200
 
         asked = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
         url = f"http://127.0.0.1:{server.openai_port}/v1/chat/completions"
         with urllib.request.urlopen(url, json.dumps(asked).encode()) as response:
             said = json.load(response)
-
-        def page() -> str:
-            return server.get("/metrics", server.metrics_port)[1]
 
         wait_for(
             lambda: 'kind="GPU"' in page() and bool(re.search("^naiad_repository_last_poll", page(), re.MULTILINE))

@@ -217,10 +217,10 @@ class ServerMetrics:
             labels = {"model": shadow.model, "target": shadow.target}
             self._shadow_pairs.set({**labels, "result": "equal"}, shadow.pairs - shadow.differing)
             self._shadow_pairs.set({**labels, "result": "different"}, shadow.differing)
-            for reason, count in shadow.dropped.items():
+            for reason, count in {"too many wait": 0, **shadow.dropped}.items():
                 self._shadow_dropped.set({**labels, "reason": reason}, count)
             for output, kinds in shadow.outputs.items():
-                for kind, count in kinds.items():
+                for kind, count in {"values": 0, **kinds}.items():
                     self._shadow_differences.set({**labels, "output": output, "kind": kind}, count)
             for output, quantiles in shadow.distances.items():
                 for quantile, value in quantiles.items():

@@ -303,7 +303,7 @@ def _traffic() -> dict[str, list[Operation]]:
                 "worstPairs",
                 "The requests whose outputs have differed most, as a recording for naiad replay",
                 category,
-                response("A segment of a recording.", **{BINARY: {}}),
+                response("A segment of a recording.", binary={}),
                 parameters=(_MODEL,),
                 errors=(404, 501),
                 administers=True,
