@@ -133,7 +133,7 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 def heavy_command(
     only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False, triton_in_all: TritonInAll = False
 ) -> None:
-    """What one heavy request does to other clients and to the kernel's memory: 248 rows. A quarter of an hour.
+    """What one heavy request does to other clients and to the kernel's memory: 252 rows. A quarter of an hour.
 
     The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
     expected one. With --only the figures are written to build/bench/.
@@ -246,6 +246,34 @@ def recording_command() -> None:
     from bench import recording  # as below
 
     raise typer.Exit(recording.run())
+
+
+@cli.command("shadow")
+def shadow_command() -> None:
+    """What a shadow of all requests costs the clients: rate and p99 with it against without. 2 minutes.
+
+    The exit code is 1 where a model that waits has less than 0.97 of the rate or more than 1.25 of the p99.
+    """
+    from bench import shadow  # as below
+
+    raise typer.Exit(shadow.run())
+
+
+@cli.command("scale")
+def scale_command(
+    doors: Annotated[str, typer.Option(help="numbers of front doors: 0,1,2")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; figures are medians")] = 5,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 3,
+    only: Only = "",
+) -> None:
+    """Processor time of a request over HTTP, with and without processes for front doors (wrk, c=32). 4 minutes."""
+    from bench import scale  # as above
+
+    try:
+        counts = [int(each) for each in doors.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--doors has numbers separated by commas, not '{doors}'") from None
+    scale.run(counts, rounds, seconds, only)
 
 
 @cli.command("page")

@@ -4,19 +4,14 @@ They are in `parameters`, because config.pbtxt has no fields for what Triton doe
 
     parameters { key: "naiad.execution_timeout" value { string_value: "2.5" } }
 
-All other parameters are the backend's.
+All other parameters are the backend's. Two have a form of their own:
 
-`naiad.openai_fields`: what a model for the OpenAI front door says it does with requests, beside sampling. Pure.
-
-A model gets the whole request, and the server cannot know what it does with each field. What changes only how text is
-sampled is left to the model. What changes the form or the meaning of a response is refused unless the model declares
-it here:
-
-    parameters { key: "naiad.openai_fields" value { string_value: "logit_bias,response_format" } }
-
-The parameter `naiad.autoscale`: how many instances a model may have, and when their number changes. Pure.
-
-parameters { key: "naiad.autoscale" value { string_value: "min=1,max=4,up_after=500ms,down_after=30s" } }
+- `naiad.autoscale` (`min=1,max=4,up_after=500ms,down_after=30s`) says how many instances a model may have, and when
+  their number changes.
+- `naiad.openai_fields` (`logit_bias,response_format`) says what a model for OpenAI's API does with requests, beside
+  sampling. A model gets the whole request, and the server cannot know what it does with each field. What changes only
+  how text is sampled is left to the model. What changes the form or the meaning of a response is refused unless the
+  model declares it here.
 """
 
 from __future__ import annotations
@@ -178,12 +173,20 @@ ISOLATE_POISON = _PREFIX + "isolate_poison"
 #: How much memory a worker of the model may use: `512MiB`, `2GiB`, or a number of bytes (docs/memory-limits.md).
 MEMORY_LIMIT = _PREFIX + "memory_limit"
 
+#: What starts the workers of the model, and the name of the host that they run on (docs/remote-workers.md).
+LAUNCHER = _PREFIX + "launcher"
+
+HOST = _PREFIX + "host"
+
+#: `false` if a request must not be sent to another worker after its host was lost.
+RETRY_ON_WORKER_LOSS = _PREFIX + "retry_on_worker_loss"
+
 #: The most batches that an instance may execute at the same time.
 MAX_CONCURRENCY = 1024
 
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS,
+    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, LAUNCHER, HOST, RETRY_ON_WORKER_LOSS,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -222,6 +225,10 @@ class ModelParameters(msgspec.Struct, frozen=True):
     isolates_poison: bool = False
     #: 0 for no limit.
     memory_limit_byte_size: int = 0
+    #: "" for the launcher of the server, and for any host.
+    launcher: str = ""
+    host: str = ""
+    retries_on_worker_loss: bool = True
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -253,7 +260,22 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         _queue_delay(config),
         _isolates_poison(config),
         _memory_limit(config),
+        _name(config, LAUNCHER),
+        _name(config, HOST),
+        _retries_on_worker_loss(config),
     )
+
+
+def _retries_on_worker_loss(config: ModelConfig) -> bool:
+    """Return whether requests are executed again after a host was lost. Raises `BadConfig`."""
+    if RETRY_ON_WORKER_LOSS not in config.parameters:
+        return True
+    text = config.parameters[RETRY_ON_WORKER_LOSS].string_value
+    if text not in ("true", "false"):
+        raise BadConfig(
+            f"parameter '{RETRY_ON_WORKER_LOSS}' of model '{config.name}' must be 'true' or 'false'; found '{text}'"
+        )
+    return text == "true"
 
 
 def _name(config: ModelConfig, name: str) -> str:

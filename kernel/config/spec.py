@@ -1,13 +1,8 @@
-"""`ModelSpec`: the part of a model's configuration that requests need.
+"""`ModelSpec`: the part of a model's configuration that requests need. `SequenceBatching` and `EnsembleSpec` are in it.
 
 It is built once at load, from a configuration that was filled in, normalised and checked. Requests then
-never read protobuf messages. Durations are in nanoseconds.
-
-`SequenceBatching`: the part of a configuration's `sequence_batching` that the scheduler needs. Times in nanoseconds.
-
-Control tensors and implicit state are the worker's (`backends/worker/sequence_batches.py`).
-
-`EnsembleSpec`: the steps of an ensemble, as the scheduler sees them. Built once, from a checked configuration.
+never read protobuf messages. Durations are in nanoseconds. Control tensors and implicit state of sequences are the
+worker's (`backends/worker/sequence_batches.py`).
 """
 
 from __future__ import annotations
@@ -252,6 +247,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fair: FairQueuing | None = None
     #: Whether a request that ends a worker is found and refused, and others of its batch are executed again.
     isolates_poison: bool = False
+    #: Whether a request may be executed again after the host of its worker was lost.
+    retries_on_worker_loss: bool = True
     #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
     parameters: dict[str, str] = {}
 
@@ -284,6 +281,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         batching_rule=ours.batching,
         fair=ours.fair,
         isolates_poison=ours.isolates_poison,
+        retries_on_worker_loss=ours.retries_on_worker_loss,
         parameters={name: value.string_value for name, value in sorted(config.parameters.items())},
     )
 

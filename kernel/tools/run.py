@@ -1,8 +1,7 @@
 """`naiad run`: reads the flags and runs the server. Imports nothing that only other commands need.
 
-Models that are given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`.
-
-A new repository has links to them. `KINDS` says which files are models.
+Models may be given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`. A new
+repository then has links to them. `KINDS` says which files are models.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import msgspec
 from kernel.errors import BadOption
 from kernel.options import ServerOptions, check_options
 from kernel.repository.held_folders import new_locked_folder
-from kernel.repository.layout import CONFIG_FILENAME
-from kernel.repository.local import is_model_folder
+from kernel.repository.path_hints import CONFIG_FILENAME
 from kernel.tree_files import TREE_FILE_NAMES, TREE_HEAD_BYTE_SIZE, tree_file_type
 
 if TYPE_CHECKING:
@@ -87,6 +85,19 @@ def file_kind(path: Path) -> ModelFileKind | None:
         found = tree_file_type(_head(path))
         return ModelFileKind(TREE_FILE_NAMES[found]) if found else None
     return kind
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder is that of a model: it has a configuration, or versions and nothing that could be a model.
+
+    Blocks.
+    """
+    if (path / CONFIG_FILENAME).is_file():
+        return True
+    folders = [each for each in path.iterdir() if not each.name.startswith((".", "__")) and each.is_dir()]
+    if not any(each.name.isascii() and each.name.isdigit() for each in folders):
+        return False
+    return not any(is_model_folder(each) for each in folders)
 
 
 def _head(path: Path) -> bytes:
