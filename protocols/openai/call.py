@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from protocols.http.request_rules import RequestRules
     from protocols.openai.api_keys import ApiKey
     from protocols.openai.generation import GenerationIntake, SilenceWatch
+    from protocols.openai.preparing import TextTasks
 
 #: The header with the id of a request, which clients log.
 REQUEST_ID_HEADER = "x-request-id"
@@ -42,6 +43,7 @@ class DoorSettings(msgspec.Struct, frozen=True):
     now_s: Callable[[], float]
     #: When a model was first seen, in seconds since the epoch.
     created_s: Callable[[str], int]
+    texts: TextTasks
 
 
 class OpenAiCall:

@@ -19,6 +19,7 @@ from protocols.openai.api_keys import ApiKeys
 from protocols.openai.call import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.generation import GenerationIntake, SilenceWatch
+from protocols.openai.preparing import TextTasks
 from protocols.openai.routes import find_route
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
             options.default_max_tokens,
             now_s,
             self._created_s,
+            TextTasks(kernel, time.monotonic),
         )
 
     @property

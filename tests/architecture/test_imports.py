@@ -136,6 +136,9 @@ FOREIGN = {
     "grpclib": ("protocols",),
     "orjson": ("protocols/http/json",),
     "re2": ("protocols/forwarding.py",),
+    # Only text helpers import this module, and it imports them when they are first needed.
+    "jinja2": ("protocols/openai/texts.py",),
+    "tokenizers": ("protocols/openai/texts.py",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),
     "pickle": (),

@@ -121,6 +121,7 @@ PURE = (
     "protocols/openai/fields.py",
     "protocols/openai/plans.py",
     "protocols/openai/responses.py",
+    "protocols/openai/tools.py",
     "protocols/request_limits.py",
     "schedulers/batching_rules.py",
     "schedulers/direct.py",
