@@ -1,12 +1,8 @@
-"""Measures servers with growing numbers of models, ours and Triton in turn, and the restarts of a worker of ours.
+"""`python -m bench density`: servers with growing numbers of models, ours and Triton in turn, and restarts of workers.
 
-How long a model is away after its worker was killed: until the next response, load of the model included.
-
-The models of `bench density`: copies of a Python model, of the demo's ONNX model, of a model that imports torch.
-
-The figures of `bench density`, as they are stored: of servers with 1 to 200 models, and of restarts.
-
-Prints the figures of `bench density`, and whether the goals are reached.
+The models are copies of a Python model, of the demo's ONNX model, and of a model that imports torch. Stored are figures
+of servers with 1 to 200 models, and how long a model is away after its worker was killed: until the next response,
+load of the model included. The table says whether the goals are reached.
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@ new part needs no attribute of the kernel.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from kernel.observe.generation_statistics import GenerationStatistics
 
 
 class ServerPart(Protocol):
@@ -39,6 +42,13 @@ class DoorFigures(msgspec.Struct, frozen=True):
     connections: int
     #: When its certificate expires, in seconds since the epoch; None without TLS, or if that is not known.
     certificate_expiry_s: float | None = None
+
+
+class GenerationFigures(DoorFigures, frozen=True):
+    """The figures of a front door over which models generate text."""
+
+    #: By name and version of the model. They go on counting; read-only.
+    statistics: dict[tuple[str, str], GenerationStatistics] = {}
 
 
 class TraceFigures(msgspec.Struct, frozen=True):

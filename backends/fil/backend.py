@@ -49,7 +49,6 @@ class FilBackend(Backend):
         self._model: ForestModel | None = None
 
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
-        """As `Backend.gpu_obstacle`."""
         return "the backend 'fil' computes on the CPU"
 
     def complete(self, arguments: ModelArguments) -> Config:

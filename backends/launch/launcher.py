@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from backends.launch.output import WorkerOutput
 
-if TYPE_CHECKING:
     Socket = socket.socket
+
 
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
@@ -130,7 +130,6 @@ class LauncherSet:
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
     ) -> Launched:
-        """See `Launcher`."""
         launcher = next((each for each in self._others if not helper and each.takes(needs)), self.local)
         return await launcher.launch(title, helper=helper, needs=needs, pending=pending)
 

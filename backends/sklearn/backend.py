@@ -43,7 +43,6 @@ class SklearnBackend(Backend):
         self._model: EstimatorModel | None = None
 
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
-        """As `Backend.gpu_obstacle`."""
         return "the backend 'sklearn' computes on the CPU"
 
     def complete(self, arguments: ModelArguments) -> Config:

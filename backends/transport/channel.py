@@ -224,9 +224,9 @@ class LoopChannel:
         """
         self._handle(b"", handle)
 
-    def read_rest(self) -> None:
-        """Handle the messages that a dead worker sent before it died."""
-        while self._read_once():
+    def read_rest(self, more: Callable[[], bool] = lambda: True) -> None:
+        """Handle the messages that a dead worker sent before it died, one read after another while `more`."""
+        while more() and self._read_once():
             pass
 
     def _read_once(self) -> bool:

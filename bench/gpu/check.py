@@ -835,7 +835,7 @@ def in_host_region(client: HostClient) -> list[GpuRow]:
 
 
 def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
-    """The latency of a request over that of the bare copy, by the rows of the request."""
+    """The latency of a request over the latency of the bare copy, by the rows of the request."""
     devices, rows = client.devices, []
     stream, event = devices.new_stream(0), devices.new_event(0)
 
@@ -1226,7 +1226,7 @@ def in_streams(check: GpuCheck, repository: Path, model: str) -> list[GpuRow]:
 
 
 def in_the_server(server: ServerProcess, model: str) -> list[GpuRow]:
-    """Where the time of requests goes in the server, from its statistics: apart from that of the client."""
+    """Where the time of requests goes in the server, from its statistics: apart from the client's time."""
     http = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
     http.request("GET", f"/v2/models/{model}/stats")
     [found] = json.loads(http.getresponse().read())["model_stats"]
@@ -1301,7 +1301,7 @@ parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 
 
 def network(check: GpuCheck) -> list[GpuRow]:
-    """A network of the shape of ResNet-50 in a Python model with torch: latency over that of torch alone."""
+    """A network of the shape of ResNet-50 in a Python model with torch: latency over the latency of torch alone."""
     if not importlib.util.find_spec("torch"):
         return [GpuRow("network", "torch", "not there")]
     rows = check.rows

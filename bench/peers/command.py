@@ -1,6 +1,6 @@
 """`python -m bench peers`: which peers are measured, what is kept of the last run, and the table.
 
-Prints the figures of `bench peers`: rates with their spread, CPU time, and what was set for each peer.
+The table has rates with their spread, CPU time, and what was set for each peer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import store
-from bench.peers import peer as environments
 from bench.peers.connections import verdicts
 from bench.peers.measurement import PeerResults, chosen, install, measure, merged, worker_counts
+from bench.peers.peer import remove_environment
 from bench.peers.rows import ROWS
 from bench.triton import NotAvailable
 
@@ -135,7 +135,7 @@ def run(
     upgrade: bool,
     limit_s: float = math.inf,
 ) -> PeerResults:
-    """Measure, print the table, and return the results, with those of the file `last` if it is given and exists.
+    """Measure, print the table, and return the results, with the results of the file `last` if it is given and exists.
 
     Raises `NotAvailable` if no peer has that name.
     """
@@ -163,5 +163,5 @@ def _chosen(only: str, *, upgrade: bool) -> list[PeerServer]:
         raise NotAvailable(f"no peer has a name with {only!r}")
     if upgrade:
         for peer in peers:
-            environments.remove(peer)
+            remove_environment(peer)
     return peers

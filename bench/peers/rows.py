@@ -48,7 +48,7 @@ ROWS = [
 
 
 class PeerSample(msgspec.Struct, frozen=True):
-    """One run of a row. The CPU time is that of all processes of the server, in microseconds per request."""
+    """One run of a row. The CPU time is of all processes of the server, in microseconds per request."""
 
     peer: str
     workers: int

@@ -68,7 +68,7 @@ class PeerMessage(msgspec.Struct, frozen=True):
 
 
 class BodyFormat(msgspec.Struct, frozen=True):
-    """A way to write tensors into a body, and to read those of a response.
+    """A way to write tensors into a body, and to read the tensors of a response.
 
     `write(model, inputs)` returns the request. `read(response)` returns the outputs by name, flat; `check` compares
     only values, because peers that use plain JSON have no shapes.

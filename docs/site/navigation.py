@@ -28,6 +28,7 @@ NAVIGATION: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/pytorch",
                 "docs/trees",
                 "docs/sklearn",
+                "docs/mlflow",
                 "docs/tensorrt",
                 "docs/vllm",
                 "docs/ensembles",

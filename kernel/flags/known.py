@@ -277,6 +277,9 @@ _GPUS = FlagGroup(
              help="GPUs with a lower compute capability are not used."),
         Flag(name="gpu-kind", kind=one_of("gpu", "cpu"), option="gpus.kind", ours=True,
              help="cpu: instances of KIND_GPU run on the CPU, to try a repository on a machine without a GPU."),
+        Flag(name="gpu-instances", kind=one_of("threads", "processes"), option="gpus.instances", ours=True,
+             help="threads: several instances of an ONNX model on one GPU are threads of one process, with a stream "
+             "each, and compute at the same time. processes: each instance is a process."),
         Flag(name="model-load-gpu-limit", kind=pair("GPU:FRACTION", ":", _GPU, NUMBER), option="gpus.load_limits",
              repeat=True, default="no limit",
              help="No instance is loaded on a GPU while a larger part of its memory is in use."),

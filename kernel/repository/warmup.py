@@ -1,11 +1,8 @@
-"""Warm-up: requests that every instance executes before its model is READY. Pure: callers pass in file contents.
+"""Warm-up: requests that every instance executes before its model is READY.
 
 `warmup_samples` reads model_warmup of the configuration; a sample creates the requests of each run. Error
-texts are those of Triton's backend_model_instance.cc.
-
-Runs a model's warm-up on new instances, before they take requests.
-
-Warm-up requests bypass the scheduler, which could join them or send all of them to one instance.
+texts are Triton's (backend_model_instance.cc). `warm_up` runs them on new instances, before these take requests:
+warm-up requests bypass the scheduler, which could join them or send all of them to one instance.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from kernel.errors import BadConfig, BadOption, ServingError
 from kernel.machine import processor_count
 from kernel.options import CHAT_DEMO_REPOSITORY
 from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
-from kernel.repository.local import is_model_folder
 from kernel.repository.source import scan
 from kernel.texts import printable
 from kernel.tools.dev import own_command, own_python
 from kernel.tools.models import Examination
 from kernel.tools.printing import progress_bar
+from kernel.tools.run import is_model_folder
 from kernel.tools.templates import chat_files, ensemble_files, onnx_files, python_files
 from kernel.tools.tool_server import run_tool
 

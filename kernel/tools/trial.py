@@ -1,6 +1,6 @@
 """Tries a loaded model: the same requests alone, together and shuffled, which must have the same outputs.
 
-Submits the requests of a trial to the kernel, on its event loop, and waits for their responses.
+`respond` submits requests to the kernel, on its event loop, and waits for their responses.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from kernel.errors import ErrorCode, ExecutionTimeout, NoInstanceInTime, SequenceLost, WorkerLost
 from kernel.traffic.verdicts import GUARDS, BadEvents, Counts, Guard, GuardVerdict, judge, together
 
@@ -31,7 +33,12 @@ class RolloutTrial:
     """Counts for the guards of one rollout. At most 10,000 buckets are remembered for each guard."""
 
     def __init__(self, settings: RolloutSettings, *, sticky: bool) -> None:
-        self._guards = [GUARDS[name] for name in settings.guards]
+        self._guards = [
+            msgspec.structs.replace(GUARDS[name], at_most=settings.differences / 100)
+            if name == "outputs"
+            else GUARDS[name]
+            for name in settings.guards
+        ]
         self._sticky = sticky
         self._counts = {guard.name: Counts(bad=[]) for guard in self._guards}
         #: Errors at a share of 100 %.
@@ -70,6 +77,16 @@ class RolloutTrial:
         self._count("errors", side, bucket, bad=True)
         if side == "candidate":
             self.requests += 1
+
+    def compared(self, bucket: int, *, differs: bool) -> None:
+        """The outputs of both versions for a request of the stable one were compared: a pair counts in every step."""
+        counts = self._counts.get("outputs")
+        if counts is None or not self._is_new("outputs", "candidate", bucket, bad=False):
+            return
+        if not counts.bad:
+            counts.bad.append(BadEvents(1.0))
+        counts.candidate += 1
+        counts.bad[-1].candidate += differs
 
     def _count(self, name: str, side: Side, bucket: int, *, bad: bool) -> None:
         if self._share == 100:

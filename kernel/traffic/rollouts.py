@@ -18,10 +18,13 @@ from kernel.traffic.rollout_states import (
     commanded,
     described,
     looked,
+    read_defaults,
     read_rollout,
     restarted,
 )
 from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
+from kernel.traffic.route import untold
+from kernel.traffic.settings import ShadowSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,12 +101,14 @@ class Rollouts:
         """Begin a rollout. Raises `ServingError`."""
         if self.is_active(name):
             raise InvalidArgument(f"a rollout of model '{name}' is {described(self._rollouts[name].state)} already")
-        settings = read_rollout(document)
         rule = self._rules.rule_of(name)
+        settings = read_rollout({**read_defaults(rule.rollout), **document})
         stable = settings.stable if settings.stable is not None else self._stable_of(name, rule, settings.to)
         if stable == settings.to:
             raise InvalidArgument(f"version {stable} has the traffic of model '{name}' already")
-        self._catalog.resolve(name, str(stable))
+        spec = self._catalog.resolve(name, str(stable)).spec
+        if "outputs" in settings.guards and (why := untold(spec, rule.outputs)):
+            raise InvalidArgument(f"the guard 'outputs' is not possible: {why}")
         state = begun(msgspec.structs.replace(settings, stable=stable), stable, self._clock.now_ns(), by)
         self._rollouts[name] = _Rollout(state, sticky=bool(rule.key if settings.key is None else settings.key))
         self._enter(name, by)
@@ -158,6 +163,29 @@ class Rollouts:
     def figures(self) -> dict[str, dict[str, dict[str, int]]]:
         """Return the counts of the guards, by model."""
         return {name: rollout.trial.figures() for name, rollout in self._rollouts.items()}
+
+    def due(self, name: str, rule: TrafficSettings) -> int | None:
+        """Return the newest version that is READY, if its rollout is to begin by itself; None if none is.
+
+        One that was stopped is not tried again.
+        """
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.state.active:
+            return None
+        newest = max((model.version for model in self._catalog.ready_models(name)), default=-1)
+        if rollout is not None and rollout.state.candidate >= newest:
+            return None
+        try:
+            stable = self._stable_of(name, rule, newest)
+        except ServingError:
+            return None
+        return newest if newest > stable else None
+
+    def compared(self, name: str, bucket: int, *, differs: bool) -> None:
+        """The shadow of a model has compared a pair of outputs."""
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.state.active:
+            rollout.trial.compared(bucket, differs=differs)
 
     # ---- a restart -----------------------------------------------------------------------------------
 
@@ -331,6 +359,11 @@ def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:
             weights = {"stable": 1}
     others = {label: found for label, found in rule.labels.items() if label not in ("stable", "canary", "previous")}
     names = {*others, *labels}
+    shadow = None if rule.shadow is None or rule.shadow.to not in {*names, str(stable), str(candidate)} else rule.shadow
+    if "outputs" in state.settings.guards:
+        shadow = ShadowSettings("canary", state.settings.shadow_percent) if state.phase in ("step", "paused") else None
     rules = tuple(each for each in rule.rules if each.to.isdigit() or each.to in names)
     key = rule.key if state.settings.key is None else state.settings.key
-    return msgspec.structs.replace(rule, labels={**others, **labels}, weights=weights, rules=rules, key=key)
+    return msgspec.structs.replace(
+        rule, labels={**others, **labels}, weights=weights, rules=rules, key=key, shadow=shadow
+    )

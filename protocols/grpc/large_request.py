@@ -1,8 +1,7 @@
-"""Large ModelInferRequests, for helpers: typed contents are taken out before protobuf parses the rest. Pure.
+"""Large request messages of gRPC, decoded in a helper: `decode_message_task` runs there. Pure.
 
-Protobuf creates objects for all elements at once, and ends the process if there is not enough memory.
-
-Large request messages of gRPC, decoded in a helper: the function that runs there, and its arguments. Pure.
+Typed contents are taken out before protobuf parses the rest: protobuf creates objects for all elements at once, and
+ends the process if there is not enough memory.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class HttpServer(HttpDoor[HttpCall]):
         if found is None or (found[0].dashboard and not (self._has_dashboard and asks_for_page(path, http))):
             return self._not_found(http, path)
         endpoint, names = found
-        administers = endpoint.administers and http.method == "POST"
+        administers = endpoint.administers and (http.method == "POST" or endpoint.reveals)
         refusal = self._rules.refusal(
             http.method, endpoint.category, http.headers.get, peer_of(http), administers=administers
         )

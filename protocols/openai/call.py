@@ -9,16 +9,20 @@ import msgspec
 
 from protocols.http.bodies import read_body_into
 from protocols.openai.errors import ApiError
+from protocols.openai.meter import GenerationMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
     from kernel.serving.interface import KernelInterface
+    from kernel.serving.route import ModelRoute
     from protocols.http import web
     from protocols.http.request_rules import RequestRules
     from protocols.openai.api_keys import ApiKey
     from protocols.openai.generation import GenerationIntake, SilenceWatch
+    from protocols.openai.meter import GenerationCounts
+    from protocols.openai.plans import GenerationPlan
     from protocols.openai.preparing import TextTasks
 
 #: The header with the id of a request, which clients log.
@@ -44,6 +48,13 @@ class DoorSettings(msgspec.Struct, frozen=True):
     #: When a model was first seen, in seconds since the epoch.
     created_s: Callable[[str], int]
     texts: TextTasks
+    counts: GenerationCounts
+
+    def meter(self, route: ModelRoute, plan: GenerationPlan, begin_ns: int, *, ready: bool) -> GenerationMeter:
+        """Return what counts the tokens of a client's request, which came at `begin_ns`."""
+        name, version = route.spec.name, route.model.version_text
+        statistics = self.counts.of(name, version, self.kernel.catalog.ready_names())
+        return GenerationMeter(statistics, plan.choices, begin_ns, stream=plan.stream, ready=ready)
 
 
 class OpenAiCall:

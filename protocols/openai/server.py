@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from kernel.server_parts import GenerationFigures
 from protocols.access import Category, open_port
 from protocols.http import web
 from protocols.http.bodies import BodyTooSlow, TooManyChunks
@@ -19,6 +20,7 @@ from protocols.openai.api_keys import ApiKeys
 from protocols.openai.call import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.generation import GenerationIntake, SilenceWatch
+from protocols.openai.meter import GenerationCounts
 from protocols.openai.preparing import TextTasks
 from protocols.openai.routes import find_route
 
@@ -91,6 +93,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
             now_s,
             self._created_s,
             TextTasks(kernel, time.monotonic),
+            GenerationCounts(),
         )
 
     @property
@@ -106,6 +109,12 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         if self._keys is not None:
             self._keys.watch.stop()
         await super().stop(grace_s)
+
+    def figures(self) -> GenerationFigures:
+        door = super().figures()
+        return GenerationFigures(
+            door.protocol, door.connections, door.certificate_expiry_s, dict(self.door.counts.by_model)
+        )
 
     def _created_s(self, name: str) -> int:
         """Return when the model was first listed; forgets models that are gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kernel.observe.generation_statistics import FAMILIES
 from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.options import MetricsOptions
@@ -21,6 +22,11 @@ ALL = MetricsConfig(histogram_latencies=True, summary_latencies=True)
 def kinds(page: str) -> dict[str, str]:
     """Return the kinds of the families on a page, by their names."""
     return dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+
+
+def language_kinds() -> dict[str, str]:
+    """Return the kinds of the families that only models have which generate text."""
+    return {name: kind.value for name, kind, _, _ in FAMILIES}
 
 
 class _Door(ServerPart):

@@ -43,12 +43,11 @@ backend: "onnxruntime"
 instance_group [{ kind: KIND_GPU gpus: [0] }]
 """
 
-#: Four instances in one process, each with a stream.
+#: Four instances, which are in one process unless the server says otherwise, each with a stream.
 THREADS = """
 backend: "onnxruntime"
 max_batch_size: 1
 instance_group [{ kind: KIND_GPU gpus: [0] count: 4 }]
-parameters { key: "naiad.worker" value { string_value: "gpu" } }
 """
 
 
@@ -105,8 +104,12 @@ def test_batches_are_computed_on_the_gpu(server: ServerProcess) -> None:
 
 
 def is_replaced(server: ServerProcess, client: Any, process: int) -> bool:
-    workers = [pid for pid, name in server.workers().items() if name == "worker gpu"]
+    workers = workers_of_threads(server)
     return bool(workers) and process not in workers and bool(client.is_model_ready("threads"))
+
+
+def workers_of_threads(server: ServerProcess) -> list[int]:
+    return [pid for pid, name in server.workers().items() if "threads" in name]
 
 
 def infer_many(client: Any, model: str, count: int) -> None:
@@ -136,7 +139,7 @@ def test_instances_in_one_process_compute_at_once_and_are_lost_together(server: 
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}", concurrency=8) as client:
         for _ in range(2):
             infer_many(client, "threads", 100)
-            (process,) = [pid for pid, name in server.workers().items() if name == "worker gpu"]
+            (process,) = workers_of_threads(server)
             os.kill(process, signal.SIGKILL)
             wait_for(functools.partial(is_replaced, server, client, process), 60)
         hold.touch()

@@ -382,3 +382,19 @@ def test_images_of_messages_reach_the_engine(server: ServerProcess) -> None:
             seeing(client, "http://127.0.0.1/x.png")
         with pytest.raises(openai.UnprocessableEntityError, match="Input should be an image in base64"):
             seeing(client, "data:image/png;base64,A-")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_of_tools_are_items_of_the_responses_api(server: ServerProcess, stream: bool) -> None:
+    tools: Any = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+    asked: Any = {"model": "tools", "input": f"Hm. {CALL}", "tools": tools}
+    with client_of(server) as client:
+        if stream:
+            with client.responses.stream(**asked) as events:
+                found = events.get_final_response()
+        else:
+            found = client.responses.create(**asked)
+        assert found.output_text == "Hm."
+        [call] = [item for item in found.output if item.type == "function_call"]
+        assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Rome"})
+        assert client.responses.create(**asked, tool_choice="none").output_text == f"Hm. {CALL}"

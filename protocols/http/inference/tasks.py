@@ -195,7 +195,8 @@ class EncodeArguments(msgspec.Struct, array_like=True):
 
 _encode_arguments_decoder = msgspec.msgpack.Decoder(EncodeArguments)
 
-_length_decoder = msgspec.msgpack.Decoder(tuple[int, bool])
+#: Returns how many bytes of an encoded body are JSON, and whether binary data follows.
+read_lengths = msgspec.msgpack.Decoder(tuple[int, bool]).decode
 
 _format_decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, bool]])
 
@@ -229,11 +230,6 @@ def encode_arguments(response: Response, output_format: OutputFormat, encoding: 
         encoding,
     )
     return msgspec.msgpack.encode(arguments), list(itertools.compress(outputs, given))
-
-
-def read_lengths(message: bytes) -> tuple[int, bool]:
-    """Return how many bytes of an encoded body are JSON, and whether binary data follows."""
-    return _length_decoder.decode(message)
 
 
 def encode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:

@@ -123,6 +123,33 @@ class ServerMetrics:
             "Share of the requests without a version that a model version gets by a traffic rule [0.0 - 1.0]",
         )
 
+        self._rewards = Counter(
+            "naiad_traffic_rewards_total",
+            "Number of rewards that clients have reported for requests of a model version",
+            registry=self.registry,
+        )
+        self._reward_sum = self._gauge(
+            "naiad_traffic_reward_sum", "Sum of the rewards that clients have reported for requests of a model version"
+        )
+        self._shadow_pairs = Counter(
+            "naiad_traffic_shadow_pairs_total",
+            "Number of pairs of responses of a model's shadow that were compared, by result",
+            registry=self.registry,
+        )
+        self._shadow_dropped = Counter(
+            "naiad_traffic_shadow_dropped_total",
+            "Number of requests that were chosen for a model's shadow and not compared, by reason",
+            registry=self.registry,
+        )
+        self._shadow_differences = Counter(
+            "naiad_traffic_shadow_differences_total",
+            "Number of outputs that differed between a model's versions, by kind",
+            registry=self.registry,
+        )
+        self._shadow_distance = self._gauge(
+            "naiad_traffic_shadow_distance",
+            "Quantile of the distance of an output between a model's versions; up to 1 is within the tolerance",
+        )
         self._rollout_phase = self._gauge(
             "naiad_traffic_rollout_phase", "1 for the phase in which the last rollout of a model is"
         )
@@ -158,6 +185,13 @@ class ServerMetrics:
         self._shares.values.clear()
         self._rollout_phase.values.clear()
         self._rollout_events.values.clear()
+        self._set_shadows(traffic)
+        self._rewards.values.clear()
+        self._reward_sum.values.clear()
+        for rewards in traffic.rewards():
+            labels = {"model": rewards.model, "version": str(rewards.version)}
+            self._rewards.set(labels, rewards.count)
+            self._reward_sum.set(labels, rewards.sum)
         for rollout in traffic.rollout_figures():
             self._rollout_phase.set({"model": rollout.model, "phase": rollout.phase}, 1)
             for guard, counts in rollout.guards.items():
@@ -172,6 +206,22 @@ class ServerMetrics:
             for target in shares:
                 labels = {"model": name, "target": target.model, "version": target.version}
                 self._shares.set(labels, target.share)
+
+    def _set_shadows(self, traffic: TrafficControl) -> None:
+        for family in (self._shadow_pairs, self._shadow_dropped, self._shadow_differences, self._shadow_distance):
+            family.values.clear()
+        for shadow in traffic.shadow_figures():
+            labels = {"model": shadow.model, "target": shadow.target}
+            self._shadow_pairs.set({**labels, "result": "equal"}, shadow.pairs - shadow.differing)
+            self._shadow_pairs.set({**labels, "result": "different"}, shadow.differing)
+            for reason, count in shadow.dropped.items():
+                self._shadow_dropped.set({**labels, "reason": reason}, count)
+            for output, kinds in shadow.outputs.items():
+                for kind, count in kinds.items():
+                    self._shadow_differences.set({**labels, "output": output, "kind": kind}, count)
+            for output, quantiles in shadow.distances.items():
+                for quantile, value in quantiles.items():
+                    self._shadow_distance.set({**labels, "output": output, "quantile": f"0.{quantile[1:]}"}, value)
 
     def _gauge(self, name: str, help_text: str) -> Any:
         return Gauge(name, help_text, registry=self.registry)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.server import ServerProcess
-from kernel.options import DEMO_REPOSITORY
+from kernel.options import CHAT_DEMO_REPOSITORY, DEMO_REPOSITORY
 from tests.end_to_end.dashboard.browser import Browser, find_chromium
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def repository(write_model: WriteModel) -> Path:
     folder = write_model("size", io, _SIZE)
     shutil.copytree(DEMO_REPOSITORY / "digits", folder / "digits")
     shutil.copytree(DEMO_REPOSITORY / "count", folder / "count")
+    shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", folder / "chat")
     return folder
 
 
 @pytest.fixture
 def server(repository: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=*", "--openai-port=0") as server:
         yield server
 
 
@@ -290,3 +291,53 @@ def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: b
         assert found == []
 
     look(server, test, "/#model=strict&version=1")
+
+
+def say(text: str) -> str:
+    """Return an expression that sends a message in the chat box."""
+    return (
+        f"(document.querySelector('#chat textarea').value = {json.dumps(text)}, "
+        "document.querySelector('#chat button.main').click())"
+    )
+
+
+def test_a_chat_model_has_a_chat_box_and_others_have_none(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.value(f"{model_button('count')}.click()")
+        await browser.until("document.querySelector('#example button.main')")
+        assert await browser.value("document.getElementById('chat-card').hidden")
+        await browser.value(f"{model_button('chat')}.click()")
+        await browser.until("!document.getElementById('chat-card').hidden")
+        await browser.value(say("<b>hello</b> there"))
+        said = "document.getElementById('chat-said').innerText"
+        await browser.until(f"{said}.includes('You said: <b>hello</b> there That is all I know.')")
+        await browser.until(f"{_TEXT.format('#chat')}.includes('5 tokens, ')")
+        assert await browser.value("document.querySelectorAll('#chat-said b').length") == 0
+        await browser.value(say("word " * 1000))
+        await browser.until(f"{said}.includes('You said: word')")
+        await browser.value("document.querySelectorAll('#chat .bar button')[1].click()")
+        await browser.until(f"{_TEXT.format('#chat')}.includes('stopped')")
+        await browser.value(say("again"))
+        await browser.until(f"{said}.includes('You said: again')")
+
+    look(server, test)
+
+
+def test_what_a_model_has_generated_is_shown(server: ServerProcess) -> None:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+    def ask() -> None:
+        url = f"http://127.0.0.1:{server.openai_port}/v1/chat/completions"
+        with urllib.request.urlopen(url, json.dumps(body).encode()) as response:
+            response.read()
+
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#chat button.main')")
+        assert await browser.value("document.getElementById('detail-language').hidden")
+        await asyncio.to_thread(ask)
+        await browser.until("!document.getElementById('detail-language').hidden")
+        shown = " ".join((await browser.value(_TEXT.format("#language"))).split())
+        assert "tokens generated 4 tokens of prompts 1 clients that left early 0" in shown
+        assert await browser.value("document.querySelectorAll('#chart-tokens svg, #chart-first svg').length") == 2
+
+    look(server, test, "/#model=chat&version=1")

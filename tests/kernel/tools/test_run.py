@@ -160,3 +160,15 @@ def test_other_files_with_such_endings_are_no_models(tmp_path: Path, name: str) 
     assert not is_single_model(write(tmp_path / name, '{"name": "x"}'))
     (tmp_path / name).unlink()
     assert not is_single_model(tmp_path / name)
+
+
+def test_a_folder_of_mlflow_is_the_version_of_a_model(tmp_path: Path) -> None:
+    write(tmp_path / "churn/MLmodel", "flavors: {}")
+    write(tmp_path / "churn/data/model.ubj", "trees")
+    assert is_single_model(tmp_path / "churn")
+    assert not is_single_model(tmp_path)
+    write(tmp_path / "churn/config.pbtxt", 'backend: "mlflow"')
+    with options_with_repositories(options_for(tmp_path / "churn")) as options:
+        [repository] = local_paths(options)
+        assert (repository / "churn/1/data/model.ubj").read_text() == "trees"
+        assert (repository / "churn/config.pbtxt").read_text() == 'backend: "mlflow"'
