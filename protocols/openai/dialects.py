@@ -231,15 +231,10 @@ def whole_request(spec: ModelSpec) -> WholeRequest | None:
     return WholeRequest(spec.name, ready is not None, honoured, spec.inputs[REQUEST_INPUT], tool_parser=parser)
 
 
-#: Fields of a chat that a chat template gets, whatever the model is.
-_RENDERED = frozenset(
+#: Fields of a chat that reach any model with a chat template.
+_RENDERED = _TOOL_FIELDS | frozenset(
     ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "documents", "reasoning_effort")
 )
-
-
-def _rendered_fields(spec: ModelSpec) -> frozenset[str]:
-    """Return the fields that reach a model which takes a prompt, by its chat template."""
-    return _RENDERED | _TOOL_FIELDS if spec.tokenizer_folder else frozenset()
 
 
 # ---- vLLM's backend --------------------------------------------------------------------------
@@ -310,7 +305,7 @@ def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
         return None
     if set(spec.required_inputs) - {TEXT_INPUT, PARAMETERS_INPUT}:
         return None
-    honoured = frozenset((*_SAMPLING, _STRUCTURED, "response_format")) | _rendered_fields(spec)
+    honoured = frozenset((*_SAMPLING, _STRUCTURED, "response_format", *(_RENDERED if spec.tokenizer_folder else ())))
     if _IMAGES in spec.inputs and spec.tokenizer_folder:
         honoured |= {"image_url"}
     return VllmDialect(
@@ -407,7 +402,8 @@ def input_each(spec: ModelSpec) -> InputEach | None:
     known = {TEXT_INPUT, *_NUMBERS.values(), _STOP, *_STREAM, *_EXCLUDE, *_SWITCHES}
     if any(name.removeprefix(PREFIX) not in known for name in spec.required_inputs):
         return None
-    honoured = frozenset(field for field, name in _NUMBERS.items() if name in specs) | _rendered_fields(spec)
+    honoured = frozenset(field for field, name in _NUMBERS.items() if name in specs)
+    honoured |= _RENDERED if spec.tokenizer_folder else frozenset()
     if _GUIDE_TYPE in specs and _GUIDE in specs:
         honoured |= {"response_format"}
     parser = spec.parameters.get(TOOL_PARSER, "")
@@ -445,7 +441,7 @@ class EmbeddingDialect(Protocol):
 
     @property
     def tokenizes(self) -> bool:
-        """Whether texts become token ids here, by the tokenizer beside the model."""
+        """Whether texts become token ids here."""
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         """Return the inputs of a request for the vector of `fields["input"]`, one text or one list of token ids.

@@ -109,6 +109,7 @@ INNER_ROOMS = {
         }
         for name in ("pool", "process", "server_devices")  # the kernel's side
     },
+    "protocols/openai/tools": {"kernel/extensions"},  # parsers of packages
     "backends/python/testing": {"kernel/config", "kernel/embedding", "kernel/options", "kernel/repository"},
 }
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.model_parameters import TOOL_PARSERS
 from kernel.errors import InvalidArgument
+from kernel.extensions import extension, import_extensions
 from protocols.openai.tools import LIST_PARSER, MAX_CALL, FoundCall, MoreArguments, NamedCall, ToolText, new_parser
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Found = list[str | tuple[str, object]]
 
@@ -139,3 +146,28 @@ def test_the_text_of_a_named_tool_is_its_arguments() -> None:
 def test_an_unknown_parser_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="there is no tool parser 'nope'"):
         new_parser("nope")
+
+
+def test_a_package_may_have_a_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shouted_calls.py").write_text(
+        "from protocols.openai.tools import FoundCall\n\n\n"
+        "class Shouted:\n"
+        "    def add(self, text):\n"
+        "        return [FoundCall(text[1:], '{}')] if text.startswith('!') else [text]\n\n"
+        "    def end(self):\n"
+        "        return []\n"
+    )
+    described = tmp_path / "shouted_calls-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: shouted-calls\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[naiad.tool_parsers]\nshouted = shouted_calls:Shouted\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    extension.cache_clear()
+    assert found_in("shouted", ["so ", "!run"]) == ["so", ("run", {})]
+    config = ModelConfig(name="m")
+    config.parameters["naiad.tool_parser"].string_value = "shouted"
+    asyncio.run(import_extensions(config))
+    config.parameters["naiad.tool_parser"].string_value = "nope"
+    with pytest.raises(InvalidArgument, match="there is no tool parser 'nope'.*; the server has hermes, llama3"):
+        asyncio.run(import_extensions(config))
+    extension.cache_clear()
