@@ -202,12 +202,12 @@ class RequestTask:
         except ServingError:
             self._release_sources()
             raise
-        self._helpers.add(self)
+        self._kernel.helpers.add(self)
 
     def cancel(self) -> None:
         """The request is not wanted any more: call neither method of the caller."""
         self._caller = None
-        self._helpers.cancel(self)
+        self._kernel.helpers.cancel(self)
 
     # ---- kernel.serving.helper_tasks.HelperTask --------------------------------------------------
 

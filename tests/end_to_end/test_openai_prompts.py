@@ -284,7 +284,8 @@ def test_calls_of_tools_are_found_in_the_text(server: ServerProcess) -> None:
 
 def test_calls_of_tools_come_in_a_stream(server: ServerProcess) -> None:
     with client_of(server) as client:
-        names, arguments, content, reasons = [], ["", ""], "", []
+        names: list[Any] = []
+        arguments, content, reasons = ["", ""], "", []
         for chunk in asking(client, f"Hm. {CALL}{CALL}", stream=True):
             [choice] = chunk.choices
             content += choice.delta.content or ""
@@ -313,6 +314,7 @@ def test_a_client_may_insist_on_a_call(server: ServerProcess, choice: Any, reaso
         else:
             [found] = asking(client, "x", model="no_parser", tool_choice=choice).choices
     assert found.finish_reason == reason
+    assert found.message.tool_calls is not None
     assert [call.function.name for call in found.message.tool_calls] == ["weather"]
     assert json.loads(found.message.tool_calls[0].function.arguments) == {"city": "Rome"}
 
