@@ -392,3 +392,23 @@ class CustomBackend:
 
     def finalize(self) -> None:
         """Step 7: free it, after the last model of this process."""
+
+
+class ModelBackend(Backend):
+    """A backend of which `load` makes an object that executes batches: its `_model`."""
+
+    #: None before `load` and after `finalize`.
+    _model: Any = None
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        assert self._model is not None, "execute before load"
+        self._model.execute(requests, timings)
+
+    def finalize(self) -> None:
+        """Free the model's memory."""
+        self._model = None
+
+
+def is_complete(config: Config) -> bool:
+    """Return whether a configuration has inputs and outputs. Then nothing is filled in, not even max_batch_size."""
+    return bool(config.get("input")) and bool(config.get("output"))

@@ -19,7 +19,7 @@ import anyio
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.helper.pool import HelperPool
 from backends.helper.server_devices import ServerDevices
-from backends.launch.launcher import LauncherSet
+from backends.launch.launcher import LOCAL, LauncherSet, packaged_launcher
 from backends.launch.output import OutputLimits
 from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
@@ -37,6 +37,7 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.memory.reclaiming import GarbageCollection, give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent import make_recent
+from kernel.options import AGENT
 from kernel.records.tracer import Tracer, Tracing
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
@@ -62,7 +63,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
-    from backends.launch.launcher import Launcher
+    from backends.doors.pool import DoorPool
+    from backends.launch.launcher import HostLauncher, Launcher
     from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.config.spec import ModelSpec
@@ -146,6 +148,8 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
+        #: None for most servers.
+        self._door_processes: DoorPool | None = None
         #: In the order in which they start. The kernel reads their figures from this list.
         self._parts: list[ServerPart] = []
         #: How many of them `_start_parts` has started.
@@ -229,6 +233,8 @@ class Server:
             lost_log_lines=self._owner.lost_log_lines,
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        if options.front_door_processes:
+            self._make_door_processes(catalog, processes)
         # The helper starts with its first comparison.
         comparer = self._part(pool(1 << 20, count=1, title="shadow comparer"))
         traffic.shadow_parts = ShadowParts(self._kernel.submit_copy, comparer, budget)
@@ -328,6 +334,19 @@ class Server:
         cache = make_cache(choice, clock, budget)
         return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
 
+    def _make_door_processes(self, catalog: Catalog, processes: WorkerProcesses) -> None:
+        from backends.doors.pool import DoorPool, DoorSettings  # takes memory, which other servers need not spend
+
+        options = self._options
+        settings = DoorSettings(
+            options.arena_byte_size,
+            options.shared_memory_owner == "peer",
+            options.max_decompression_ratio,
+            options.event_loop,
+        )
+        launcher, count = processes.door_launcher, options.front_door_processes
+        self._door_processes = self._part(DoorPool(self._kernel, catalog, launcher, count, settings))
+
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
         if (options := self._options.rate_limit).mode == "off":
@@ -358,12 +377,27 @@ class Server:
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
 
+    def _make_launchers(self) -> dict[str, HostLauncher]:
+        """Make the launchers for other hosts, by name, as parts of the server. Raises `ServingError`."""
+        options, limits = self._options.launchers, _output_limits(self._options)
+        found: dict[str, HostLauncher] = {}
+        for name in options.names:
+            if name == AGENT:
+                from backends.hosts.launcher import AgentLauncher  # most servers do without it
+                from backends.hosts.messages import read_token
+
+                token = b"" if options.token_file is None else read_token(options.token_file)
+                found[name] = self._part(AgentLauncher(options.agents, token, limits))
+            elif name != LOCAL:
+                found[name] = self._part(packaged_launcher(name, limits))
+        return found
+
     def _supervisor_maker(
         self, local: Launcher, helpers: HelperPool, devices: ServerDevices, polling: BusyPolling, budget: ByteBudget
     ) -> Callable[[], InstanceSupervisor]:
         """Make what all workers of models share. Returns a function that makes supervisors."""
         options = self._options
-        launcher = LauncherSet(local)  # launchers for other hosts come after that of this machine
+        launcher = LauncherSet(local, self._make_launchers(), options.launchers.names[0])
         shared = SharedWorkers(launcher, _output_limits(options))
         poller, watchdog = LoopPoller(polling), Watchdog()
         return lambda: InstanceSupervisor(
@@ -463,7 +497,11 @@ class Server:
 
         keys = KeyReader()
         return [
-            importlib.import_module(door.module).make_door(DoorParts(self._kernel, sock, self._options, keys))
+            importlib.import_module(door.module).make_door(
+                DoorParts(
+                    self._kernel, sock, self._options, keys, self._door_processes if door.name == "http" else None
+                )
+            )
             for door, sock in sockets.items()
         ]
 

@@ -38,6 +38,15 @@ def processor_count() -> int:
     return max(1, int(min([allowed, *map(_quota, _files("cpu.max"))])))
 
 
+def limited_processor_count() -> int:
+    """Return the number of processors that a host policy or a container allows; 0 if this process may use all.
+
+    By default, frameworks start a thread for each core of the machine.
+    """
+    allowed = processor_count()
+    return allowed if allowed < (os.cpu_count() or 1) else 0
+
+
 def give_memory_back() -> None:
     """Give freed memory back to the system (malloc_trim(3)), if the C library can do that.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from pathlib import Path
@@ -203,6 +204,21 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     host_policy: tuple[str, ...] = ()
 
 
+#: The launcher that uses agents of other hosts.
+AGENT = "agent"
+
+
+class LauncherOptions(msgspec.Struct, frozen=True):
+    """What starts the workers of models."""
+
+    #: Names of launchers; the first is that of models which name none.
+    names: tuple[str, ...] = ("local",)
+    #: Addresses of agents of other hosts.
+    agents: tuple[tuple[str, int], ...] = ()
+    #: The file with the token of the agents; None for none.
+    token_file: Path | None = None
+
+
 class ServerOptions(msgspec.Struct, frozen=True):
     """All options of the command line. Names and defaults are tritonserver's."""
 
@@ -260,13 +276,38 @@ class ServerOptions(msgspec.Struct, frozen=True):
     worker_shared_memory: bool = True
     #: How worker processes start: auto, fork or spawn.
     worker_start: str = "auto"
+    #: How many processes serve inference over HTTP beside the kernel's process.
+    front_door_processes: int = 0
     #: The Python environments that models have of their own.
     environments: EnvironmentSettings = EnvironmentSettings()
+    launchers: LauncherOptions = LauncherOptions()
 
     @property
     def demo(self) -> bool:
         """Whether the server serves the demo models."""
         return self.repository.paths == (DEMO_REPOSITORY,)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is that of this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_launchers(launchers: LauncherOptions) -> None:
+    """Raise `BadOption` for agents without the launcher that uses them, and for what would need a token."""
+    if launchers.agents and AGENT not in launchers.names:
+        raise BadOption(f"--agents needs --launcher={AGENT}, or a list of launchers with that name")
+    if not launchers.agents and AGENT in launchers.names:
+        raise BadOption(f"--launcher={AGENT} needs the addresses of agents (--agents=HOST:PORT,...)")
+    if launchers.token_file is None:
+        for host, port in launchers.agents:
+            if not is_loopback(host):
+                raise BadOption(f"the agent at {host}:{port} is not on this machine: it needs --agent-token-file")
 
 
 def check_options(options: ServerOptions) -> None:
@@ -288,11 +329,14 @@ def check_options(options: ServerOptions) -> None:
         parse_cache_config(options.cache.config, options.cache.local_byte_size)
     except ServingError as error:
         raise BadOption(f"creating server: {error.code.title} - {error.message}") from None
+    _check_launchers(options.launchers)
     if options.repository.load_models and options.repository.control_mode != "explicit":
         raise BadOption("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
         raise BadOption("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_admin(options.admin)
+    if options.front_door_processes:
+        _check_front_door_processes(options)
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),
@@ -309,6 +353,16 @@ def check_options(options: ServerOptions) -> None:
                 f"and port {listener.address}:{listener.port}"
             )
         taken[address] = title
+
+
+def _check_front_door_processes(options: ServerOptions) -> None:
+    flag = "--front-door-processes"
+    if not options.http_listener.allow:
+        raise BadOption(f"{flag} serve inference over HTTP, and --allow-http=false closes that port")
+    if options.http.tls is not None:
+        raise BadOption(f"{flag} cannot serve a port with TLS: leave it out, or --http-use-ssl")
+    if not options.worker_shared_memory:
+        raise BadOption(f"{flag} share memory with workers, and --worker-shared-memory=false leaves them none")
 
 
 def _hint_for(folder: Path) -> str:

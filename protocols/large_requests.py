@@ -131,6 +131,11 @@ class TensorBytes:
         return cls(len(data), write)
 
 
+def given_bytes(tensor: Tensor) -> TensorBytes | None:
+    """Return the bytes of an input that is in the message as it is; None for one in a client's region."""
+    return None if tensor.data is None else TensorBytes.of(tensor.data)
+
+
 def decode_steps(request: Request, contents: list[TensorBytes | None], response_options: bytes = b"") -> TaskSteps:
     """Describe `request`, and write the bytes of its inputs into the memory: the end of every task that decodes.
 

@@ -38,6 +38,19 @@ class Marker(msgspec.Struct, frozen=True):
     byte_size: int
 
 
+class CacheTexts(msgspec.Struct, frozen=True):
+    """What errors and lines of the log call the entries of a cache, and the flags that set its folder and its size."""
+
+    one: str = "environment"
+    many: str = "environments"
+    made: str = "made into an environment"
+    folder_flag: str = "--environment-cache-directory"
+    size_flag: str = "--environment-cache-byte-size"
+
+
+_ENVIRONMENTS = CacheTexts()
+
+
 class CachedEnvironment(msgspec.Struct, frozen=True):
     """The place of one environment."""
 
@@ -60,10 +73,13 @@ class CachedEnvironment(msgspec.Struct, frozen=True):
 
 
 class EnvironmentCache:
-    """The environments in one folder. All methods block on the file system."""
+    """The environments in one folder, or with other `texts` other folders. All methods block on the file system."""
 
-    def __init__(self, folder: Path, byte_size: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, byte_size: int, say: Callable[[str], None], texts: CacheTexts = _ENVIRONMENTS
+    ) -> None:
         """Make the folder if it is not there. `say` gets lines for the log. Raises `EnvironmentFailed`."""
+        self._texts = texts
         self._folder = folder
         self._byte_size = byte_size
         self._say = say
@@ -72,14 +88,13 @@ class EnvironmentCache:
             status = folder.stat()
         except OSError as error:
             raise EnvironmentFailed(
-                f"the folder of environments cannot be created: {error}. Choose another one with "
-                "--environment-cache-directory"
+                f"the folder of {texts.many} cannot be created: {error}. Choose another one with {texts.folder_flag}"
             ) from None
         # Its programs are run, so no other user may write there.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise EnvironmentFailed(
-                f"the folder of environments, '{folder}', belongs to another user, or others may write to it. Choose "
-                "another one with --environment-cache-directory"
+                f"the folder of {texts.many}, '{folder}', belongs to another user, or others may write to it. Choose "
+                f"another one with {texts.folder_flag}"
             )
 
     def prepare(self, key: str, source: str, make: Callable[[Path], None]) -> CachedEnvironment:
@@ -105,7 +120,7 @@ class EnvironmentCache:
                 except BaseException as error:
                     shutil.rmtree(found.folder, ignore_errors=True)
                     if isinstance(error, OSError):
-                        raise EnvironmentFailed(f"'{source}' could not be made into an environment: {error}") from None
+                        raise EnvironmentFailed(f"'{source}' could not be {self._texts.made}: {error}") from None
                     raise
         return found
 
@@ -117,7 +132,7 @@ class EnvironmentCache:
     def _complete(self, made: CachedEnvironment, source: str) -> None:
         byte_size = folder_byte_size(made.folder)
         if byte_size > self._byte_size:
-            raise EnvironmentFailed(too_large(source, self._byte_size))
+            raise EnvironmentFailed(too_large(source, self._byte_size, self._texts))
         self._make_room(byte_size, made)
         written = made.folder / (MARKER + ".new")
         written.write_bytes(msgspec.json.encode(Marker(source, byte_size)))
@@ -132,7 +147,9 @@ class EnvironmentCache:
                 return
             with self._free(each) as free:
                 if free:
-                    self._say(f"removing the environment of '{marker.source}', which was not used for the longest time")
+                    self._say(
+                        f"removing the {self._texts.one} of '{marker.source}', which was not used for the longest time"
+                    )
                     each.marker.unlink(missing_ok=True)
                     shutil.rmtree(each.folder, ignore_errors=True)
                     total -= marker.byte_size
@@ -161,7 +178,7 @@ class EnvironmentCache:
                     break
                 except BlockingIOError:
                     if not waits:
-                        self._say("another process makes the environment; waiting for it")
+                        self._say(f"another process makes the {self._texts.one}; waiting for it")
                     waits = True
                     time.sleep(_WAIT_S)
             yield
@@ -178,11 +195,11 @@ class EnvironmentCache:
                 yield True
 
 
-def too_large(source: str, byte_size: int) -> str:
+def too_large(source: str, byte_size: int, texts: CacheTexts = _ENVIRONMENTS) -> str:
     """Return the text for an environment that has more bytes than all of them may have."""
     return (
-        f"the environment of '{source}' has more than {byte_size} bytes, the limit of all environments "
-        "(--environment-cache-byte-size)"
+        f"the {texts.one} of '{source}' has more than {byte_size} bytes, the limit of all {texts.many} "
+        f"({texts.size_flag})"
     )
 
 

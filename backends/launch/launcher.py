@@ -1,7 +1,7 @@
 """What starts workers. Supervision uses only these interfaces, and does not know where and how workers are started.
 
-`backends/launch/` has the launchers of this machine. A launcher for other hosts returns a `Launched`
-over its own connection; workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
+`backends/launch/` has the launchers of this machine, `backends/hosts/` one for other hosts: it returns a `Launched`
+over its own connection, and workers there share no memory with the kernel (`backends/supervision/remote_memory.py`).
 
 The delay before a worker is restarted. Pure.
 """
@@ -12,13 +12,16 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
+from kernel.errors import InvalidArgument
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
-    from backends.launch.output import WorkerOutput
+    from backends.launch.output import OutputLimits, WorkerOutput
 
     Socket = socket.socket
 
@@ -54,6 +57,12 @@ class Launched(Protocol):
 
     #: Logs what the worker prints, and what its messages log.
     output: WorkerOutput
+
+    #: The name of the host that it runs on; "" for this machine.
+    host: str
+
+    #: Whether it was lost with its host, or with the connection to that: nobody knows whether it still runs.
+    unreachable: bool
 
     def folder(self, path: str) -> str:
         """Return where the worker finds the folder of its model, which this machine has at `path`."""
@@ -110,28 +119,101 @@ class Launcher(Protocol):
         """
 
 
-class ChosenLauncher(Launcher, Protocol):
-    """Starts some of the workers, for example on other hosts."""
+class OwnedWorker(msgspec.Struct, frozen=True):
+    """A worker that a launcher has started, or is starting, for this server."""
 
-    def takes(self, needs: WorkerNeeds) -> bool:
-        """Whether it starts the workers of models with these needs."""
+    title: str
+    host: str
+
+
+class HostCapacity(msgspec.Struct, frozen=True):
+    """What a host can take."""
+
+    host: str
+    #: Why no worker can be started there now, whatever room it has; "" if one can.
+    trouble: str
+    workers: int
+    #: None for no limit.
+    max_workers: int | None
+
+
+class HostLauncher(Launcher, Protocol):
+    """Starts workers on other hosts. `--launcher` names those that a server has."""
+
+    def check(self, needs: WorkerNeeds) -> None:
+        """Raise `Unsupported` for a model whose workers it never starts."""
+
+    def owned(self) -> list[OwnedWorker]:
+        """Return the workers that it has started for this server and that have not ended, also pending ones."""
+
+    def capacity(self) -> list[HostCapacity]:
+        """Return what each host can take now."""
+
+    async def start(self) -> object:
+        """Begin, before the first launch. Raises `ServingError` if the server cannot start."""
+
+    async def close(self) -> object:
+        """End all that it has started, after the last worker was stopped."""
+
+    def figures(self) -> object | None:
+        """As `kernel.server_parts.ServerPart.figures`."""
+
+
+#: The launcher of this machine, which every server has.
+LOCAL = "local"
 
 
 class LauncherSet:
-    """Starts each worker by the first launcher that takes it, else on this machine. Implements `Launcher`.
+    """Starts each worker by the launcher that its model names (`naiad.launcher`), else by the default one.
 
-    Helpers are always on this machine: they share memory with the kernel.
+    Implements `Launcher`. Helpers are always on this machine: they share memory with the kernel.
     """
 
-    def __init__(self, local: Launcher, *others: ChosenLauncher) -> None:
+    def __init__(self, local: Launcher, others: Mapping[str, HostLauncher] | None = None, default: str = LOCAL) -> None:
+        """`default` is the name of one of the launchers."""
         self.local = local
-        self._others = others
+        self.others = dict(others or {})
+        self._default = default
 
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
     ) -> Launched:
-        launcher = next((each for each in self._others if not helper and each.takes(needs)), self.local)
-        return await launcher.launch(title, helper=helper, needs=needs, pending=pending)
+        """Raises `InvalidArgument` for a launcher that the server does not have."""
+        name = LOCAL if helper else needs.launcher or self._default
+        if name == LOCAL:
+            if needs.host:
+                raise InvalidArgument(
+                    f"'{title}' is to be on host '{needs.host}' (parameter naiad.host), but launcher 'local' starts "
+                    "its workers on the machine of the server"
+                )
+            return await self.local.launch(title, helper=helper, needs=needs, pending=pending)
+        if name not in self.others:
+            names = ", ".join(f"'{each}'" for each in (LOCAL, *self.others))
+            raise InvalidArgument(
+                f"there is no launcher '{name}' (parameter naiad.launcher); the server has {names} (--launcher)"
+            )
+        return await self.others[name].launch(title, needs=needs, pending=pending)
+
+
+#: Packages add launchers with entry points of this group, see `packaged_launcher`.
+ENTRY_POINT_GROUP = "naiad.launchers"
+
+
+def packaged_launcher(name: str, limits: OutputLimits) -> HostLauncher:
+    """Return the launcher of an installed package: its entry point names a function that takes `limits`, those of what
+    each worker may print. Raises `InvalidArgument`."""
+    from importlib.metadata import entry_points  # imported late: most servers do without it
+
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    for point in points:
+        if point.name == name:
+            make: Callable[[OutputLimits], HostLauncher] = point.load()
+            return make(limits)
+    known = ", ".join(sorted({LOCAL, "agent", *points.names}))
+    raise InvalidArgument(
+        f"--launcher: there is no launcher '{name}'; launchers are {known}. Packages add others with entry points of "
+        f"the group '{ENTRY_POINT_GROUP}'"
+    )
 
 
 def ended_by_bus_error(cause: str) -> bool:

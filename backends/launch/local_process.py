@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from backends.launch.launcher import KILL_WAIT_S, describe_exit
 from backends.launch.memory_limit import MemoryKills, limit_memory
@@ -29,14 +29,33 @@ if TYPE_CHECKING:
     from backends.launch.watcher_process import SessionWatcher
 
 
+class GivenEnds(NamedTuple):
+    """What connects a worker with a kernel on another host, in place of a pair of sockets and this process's log."""
+
+    #: The worker's end of the connection; it is closed here when the worker has it.
+    worker_socket: socket.socket
+    #: Takes what the worker prints.
+    output: WorkerOutput
+
+
 class WorkerEnds:
     """Both ends of what connects a worker with the kernel."""
 
-    def __init__(self, title: str, limits: OutputLimits) -> None:
-        """Raises `OSError`; then nothing is open."""
-        self.kernel_socket, self.worker_socket = socket.socketpair()
+    def __init__(self, title: str, limits: OutputLimits, given: GivenEnds | None = None) -> None:
+        """With `given` ends the kernel's is elsewhere, and `kernel_socket` is closed.
+
+        Raises `OSError`; then nothing is open.
+        """
+        if given is None:
+            self.kernel_socket, self.worker_socket = socket.socketpair()
+            output = WorkerOutput(title, limits, LoopClock())
+        else:
+            (self.kernel_socket, other), self.worker_socket = socket.socketpair(), given.worker_socket
+            self.kernel_socket.close()
+            other.close()
+            output = given.output
         try:
-            self.capture = OutputCapture(WorkerOutput(title, limits, LoopClock()))
+            self.capture = OutputCapture(output)
         except BaseException:
             self.kernel_socket.close()
             self.worker_socket.close()
@@ -49,13 +68,13 @@ class WorkerEnds:
 
 
 @contextlib.contextmanager
-def worker_ends(title: str, limits: OutputLimits) -> Iterator[WorkerEnds]:
-    """Open the ends of a worker, whose output is logged under `title`. Raises `OSError`.
+def worker_ends(title: str, limits: OutputLimits, given: GivenEnds | None = None) -> Iterator[WorkerEnds]:
+    """Open the ends of a worker, whose output is logged under `title`, if they are not `given`. Raises `OSError`.
 
     After the block the worker's ends are closed here. The kernel's ends are too if the block raises; else they are the
     caller's.
     """
-    ends = WorkerEnds(title, limits)
+    ends = WorkerEnds(title, limits, given)
     try:
         yield ends
     except BaseException:
@@ -98,6 +117,8 @@ class LocalProcess:
     ) -> None:
         """The process leads a session of its own, which `watcher` ends after it."""
         self.socket = sock
+        self.host = ""
+        self.unreachable = False
         self._watcher = watcher
         self._on_ended: list[Callable[[], None]] = []
         self.output = capture.output

@@ -160,11 +160,11 @@ class WorkerOutput:
             for rate, unit in ((self._limits.lines_per_s, "lines"), (self._limits.bytes_per_s, "bytes"))
             if rate
         ]
-        logger.warning(
-            "%s: %d lines (%d bytes) of output were dropped: more than %s per second "
-            "(--log-model-lines, --log-model-bytes)",
-            self._title, self._dropped_lines, self._dropped_bytes, " or ".join(limits),
-        )  # fmt: skip
+        self.log_always(
+            logging.WARNING,
+            f"{self._dropped_lines} lines ({self._dropped_bytes} bytes) of output were dropped: more than "
+            f"{' or '.join(limits)} per second (--log-model-lines, --log-model-bytes)",
+        )
         self._dropped_lines = self._dropped_bytes = 0
 
     def close(self) -> None:

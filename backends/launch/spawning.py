@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from backends.launch.launcher import Pending
-    from backends.launch.local_process import ChildProcess, WorkerEnds
+    from backends.launch.local_process import ChildProcess, GivenEnds, WorkerEnds
     from backends.launch.watcher_process import SessionWatcher
     from kernel.repository.execution_environment import ExecutionEnvironment
 
@@ -228,15 +228,26 @@ class SpawningLauncher:
         self.environments = environments or ModelEnvironments()
 
     async def launch(
-        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+        self,
+        title: str,
+        *,
+        helper: bool = False,
+        needs: WorkerNeeds = NO_NEEDS,
+        pending: Pending = not_shown,
+        ends: GivenEnds | None = None,
     ) -> LocalProcess:
-        """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes."""
-        launched = await self._launch(title, helper=helper, needs=needs, pending=pending)
+        """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes.
+
+        `ends` are those of a worker of another host's kernel.
+        """
+        launched = await self._launch(title, helper=helper, needs=needs, pending=pending, ends=ends)
         if needs.memory_limit_byte_size:
             launched.limit_memory(needs.memory_limit_byte_size)
         return launched
 
-    async def _launch(self, title: str, *, helper: bool, needs: WorkerNeeds, pending: Pending) -> LocalProcess:
+    async def _launch(
+        self, title: str, *, helper: bool, needs: WorkerNeeds, pending: Pending, ends: GivenEnds | None
+    ) -> LocalProcess:
         options = [] if self.shared_memory or helper else ["--remote"]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": needs.visible_gpus} if needs.visible_gpus else os.environ
         if needs.environment is not None:
@@ -246,13 +257,13 @@ class SpawningLauncher:
                     if needs.visible_gpus
                     else used.variables
                 )
-                return self.start(title, used.command, options, own, used.fds)
+                return self.start(title, used.command, options, own, used.fds, ends)
         if helper:
             options.append(f"--helper={self.task_module}")
         options += [f"--preload={module}" for module in needs.preload.modules]
         if needs.preload.file:
             options.append(f"--preload-file={needs.preload.file}")
-        return self.start(title, own_command("backends.worker"), options, variables)
+        return self.start(title, own_command("backends.worker"), options, variables, given=ends)
 
     def start(
         self,
@@ -261,13 +272,14 @@ class SpawningLauncher:
         options: Sequence[str] = (),
         variables: Mapping[str, str] = os.environ,
         fds: Sequence[int] = (),
+        given: GivenEnds | None = None,
     ) -> LocalProcess:
         """Start a process of ours: a program that takes the options of `backends.worker`. Raises `OSError`.
 
-        The process has the descriptors `fds` too.
+        The process has the descriptors `fds` too. See `worker_ends` for `given`.
         """
         mark = self.children.new_mark()
-        with worker_ends(title, self.output_limits) as ends:
+        with worker_ends(title, self.output_limits, given) as ends:
             fd, stdout, stderr = ends.worker_fds
             # A session of its own: only the kernel gets signals of the terminal, and the worker can be killed
             # together with the processes that its model started.

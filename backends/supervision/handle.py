@@ -529,7 +529,10 @@ class WorkerHandle:
             for number in batch.request_numbers():
                 stages[number] = stage
                 request = self._requests.get(number)
-                if request is not None and stage is Stage.UNTOUCHED and self._may_return(request, position):
+                if request is None:
+                    continue
+                untouched = stage is Stage.UNTOUCHED
+                if self._may_return(request, position) if untouched else self._may_retry(request, batch):
                     del self._requests[number]
                     request.in_use = False
                     returned.append(request)
@@ -554,6 +557,18 @@ class WorkerHandle:
         if not position:
             request.lost_before_start += 1
         return request.lost_before_start <= _MOST_RETURNS
+
+    def _may_retry(self, request: Request, batch: Batch) -> bool:
+        """Whether another worker may execute a request that perhaps was executed, once: its host was lost, or the
+        connection to it, and to execute it twice does no harm."""
+        spec = self._model.spec
+        if not (self._session.unreachable and spec.retries_on_worker_loss) or spec.decoupled or batch.slots is not None:
+            return False
+        if request.lost_before_start or request.sequence or request.response_count or request.finished:
+            return False
+        if self._worker_calls is not None and self._worker_calls.has_called(request):
+            return False
+        return self._may_return(request, 0)
 
     def stopped(self) -> None:
         """The worker has ended as it was asked to."""

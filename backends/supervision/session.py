@@ -181,6 +181,8 @@ class WorkerSession:
     async def load(self, message: wire.Load) -> int:
         """Load the model; returns the duration in nanoseconds. Raises the worker's `ServingError`."""
         self.arena_byte_size = message.arena_byte_size
+        if self.host:  # a host policy is for the processors of this machine
+            message = msgspec.structs.replace(message, cpus=())
         response = await self._request(self._with_its_folder(message), wire.Loaded)
         if response.concurrency < 1:
             raise self._broken(f"a concurrency of {response.concurrency}")
@@ -192,6 +194,16 @@ class WorkerSession:
     def folder(self, path: str) -> str:
         assert self._launched is not None, "the worker was never started"
         return self._launched.folder(path)
+
+    @property
+    def host(self) -> str:
+        """The name of the worker's host; "" for this machine."""
+        return "" if self._launched is None else self._launched.host
+
+    @property
+    def unreachable(self) -> bool:
+        """See `Launched`."""
+        return self._launched is not None and self._launched.unreachable
 
     def _with_its_folder(self, message: _AboutModel) -> _AboutModel:
         """Return a message with the folder of the model as the worker finds it."""

@@ -41,6 +41,8 @@ class SharedWorker:
         """The channel that uses `sock` owns it."""
         self.title = title
         self.socket = sock
+        self.host = ""
+        self.unreachable = False
         self.output = output
         self._process = process
         self._callback: Callable[[str], None] | None = None

@@ -430,6 +430,7 @@ class InstanceSupervisor:
             None if self._kernel is None else self._kernel.calls,
         )  # fmt: skip
         handle.record.device_id = self._plan.device_id
+        handle.record.host = self._session.host
         handle.keep_pages(pinned_window(self._pinned_byte_size))
         self._session.on_lost = self._lost
         self._forget_loss()

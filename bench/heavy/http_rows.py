@@ -395,6 +395,7 @@ ROUTES = {
     "logging": ("/v2/logging", "log_format"),
     "traffic": ("/v2/models/text/traffic", "salt"),
     "traffic reset": ("/v2/models/text/traffic/reset", "salt"),
+    "feedback": ("/v2/models/text/feedback", "id"),
     "rollout": ("/v2/models/text/rollout", "guard"),
     "rollout pause": ("/v2/models/text/rollout/pause", "to"),
     "rollout resume": ("/v2/models/text/rollout/resume", "to"),

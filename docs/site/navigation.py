@@ -63,6 +63,7 @@ NAVIGATION: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/performance",
                 "docs/troubleshooting",
                 "docs/poison-requests",
+                "docs/scaling",
                 "docs/reliability",
                 "SECURITY",
             ],

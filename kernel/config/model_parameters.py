@@ -189,6 +189,14 @@ ISOLATE_POISON = _PREFIX + "isolate_poison"
 #: How much memory a worker of the model may use: `512MiB`, `2GiB`, or a number of bytes (docs/memory-limits.md).
 MEMORY_LIMIT = _PREFIX + "memory_limit"
 
+#: What starts the workers of the model, and the name of the host that they run on (docs/remote-workers.md).
+LAUNCHER = _PREFIX + "launcher"
+
+HOST = _PREFIX + "host"
+
+#: `false` if a request must not be sent to another worker after its host was lost.
+RETRY_ON_WORKER_LOSS = _PREFIX + "retry_on_worker_loss"
+
 #: The most batches that an instance may execute at the same time.
 MAX_CONCURRENCY = 1024
 
@@ -203,7 +211,8 @@ TOOL_PARSERS = ("hermes", "llama3", "mistral", "pythonic", "qwen3")
 
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, TOKENIZER, TOOL_PARSER,
+    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, LAUNCHER, HOST, RETRY_ON_WORKER_LOSS, TOKENIZER,
+    TOOL_PARSER,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -242,6 +251,10 @@ class ModelParameters(msgspec.Struct, frozen=True):
     isolates_poison: bool = False
     #: 0 for no limit.
     memory_limit_byte_size: int = 0
+    #: "" for the launcher of the server, and for any host.
+    launcher: str = ""
+    host: str = ""
+    retries_on_worker_loss: bool = True
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -274,7 +287,22 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         _queue_delay(config),
         _isolates_poison(config),
         _memory_limit(config),
+        _name(config, LAUNCHER),
+        _name(config, HOST),
+        _retries_on_worker_loss(config),
     )
+
+
+def _retries_on_worker_loss(config: ModelConfig) -> bool:
+    """Return whether requests are executed again after a host was lost. Raises `BadConfig`."""
+    if RETRY_ON_WORKER_LOSS not in config.parameters:
+        return True
+    text = config.parameters[RETRY_ON_WORKER_LOSS].string_value
+    if text not in ("true", "false"):
+        raise BadConfig(
+            f"parameter '{RETRY_ON_WORKER_LOSS}' of model '{config.name}' must be 'true' or 'false'; found '{text}'"
+        )
+    return text == "true"
 
 
 def _name(config: ModelConfig, name: str) -> str:

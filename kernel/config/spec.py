@@ -247,6 +247,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fair: FairQueuing | None = None
     #: Whether a request that ends a worker is found and refused, and others of its batch are executed again.
     isolates_poison: bool = False
+    #: Whether a request may be executed again after the host of its worker was lost.
+    retries_on_worker_loss: bool = True
     #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
     parameters: dict[str, str] = {}
     #: The folder with the model's tokenizer and chat template; empty if the model has none.
@@ -281,6 +283,7 @@ def model_spec(config: ModelConfig, namespace: str = "") -> ModelSpec:
         batching_rule=ours.batching,
         fair=ours.fair,
         isolates_poison=ours.isolates_poison,
+        retries_on_worker_loss=ours.retries_on_worker_loss,
         parameters={name: value.string_value for name, value in sorted(config.parameters.items())},
     )
 

@@ -238,6 +238,33 @@ def _parse_recording(text: str) -> RecordSettings:
 
 SWITCH = Kind("true|false", parse_switch)
 
+
+def parse_host_port(text: str, lowest: int = 1) -> tuple[str, int]:
+    """Parse `HOST:PORT`, with an IPv6 address as `[::1]:7000`, and a port from `lowest` on."""
+    host, _, port = text.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or not lowest <= int(port) < 1 << 16:
+        raise BadValue(f"'{text}' is no address of the form HOST:PORT, with a port from {lowest} to 65535")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
+    found = tuple(parse_host_port(each.strip()) for each in text.split(","))
+    if len(set(found)) < len(found):
+        raise BadValue(f"'{text}' has the same address twice")
+    return found
+
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    found = tuple(each.strip() for each in text.split(","))
+    if not all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", each, re.ASCII) for each in found) or len(set(found)) < len(found):
+        raise BadValue(f"'{text}' must be different names with commas between")
+    return found
+
+
+ADDRESSES = Kind("HOST:PORT[,...]", _parse_addresses)
+
+LAUNCHERS = Kind("NAME[,NAME...]", _parse_names)
+
 #: A switch that sets its option to the opposite.
 INVERTED_SWITCH = Kind("true|false", lambda text: not parse_switch(text))
 

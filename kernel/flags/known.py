@@ -6,6 +6,7 @@ tritonserver's flags that have no effect in this server, each with its reason. T
 from __future__ import annotations
 
 from kernel.flags.flag import (
+    ADDRESSES,
     BACKEND_SETTING,
     BUDGET,
     BYTES,
@@ -16,6 +17,7 @@ from kernel.flags.flag import (
     FOLDER,
     HOST_POLICY,
     INVERTED_SWITCH,
+    LAUNCHERS,
     METRICS_SETTING,
     NAME,
     NUMBER,
@@ -416,9 +418,21 @@ _SERVER = FlagGroup(
         Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),
+        Flag(name="front-door-processes", kind=integer(0, 64), option="front_door_processes", ours=True,
+             help="How many processes receive, decode and answer inference requests over HTTP beside the kernel's "
+             "process, which serves everything else (docs/scaling.md). For machines with four cores or more; not with "
+             "TLS."),
         Flag(name="worker-start", kind=one_of("auto", "fork", "spawn"), option="worker_start", ours=True,
              help="How worker processes start. fork: as copies of a process that has imported what they need, which "
              "takes milliseconds. spawn: each as a new Python interpreter. auto: fork, except for instances on GPUs."),
+        Flag(name="launcher", kind=LAUNCHERS, option="launchers.names", ours=True, default="local",
+             help="What starts the workers of models: local (on this machine), agent (on other hosts, see --agents), "
+             "or a launcher of an installed package. The first name is the default; a model chooses another one by its "
+             "parameter naiad.launcher (docs/remote-workers.md)."),
+        Flag(name="agents", kind=ADDRESSES, option="launchers.agents", ours=True, default="none",
+             help="Where the agents of other hosts listen (naiad agent); for --launcher=agent."),
+        Flag(name="agent-token-file", kind=FILE, option="launchers.token_file", ours=True, default="none",
+             help="A file with the token of these agents. Agents on other hosts need one."),
     ),
 )  # fmt: skip
 

@@ -63,6 +63,10 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     #: from there (`kernel.repository.described_files`).
     folder: str = ""
     version: int = 0
+    #: What starts the worker (`naiad.launcher`), and the name of its host (`naiad.host`); "" for what the server says,
+    #: and for any host.
+    launcher: str = ""
+    host: str = ""
 
 
 #: The needs of a helper.
@@ -113,4 +117,6 @@ def worker_needs(
         ours.memory_limit_byte_size,
         model_dir,
         version,
+        ours.launcher,
+        ours.host,
     )

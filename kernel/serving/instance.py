@@ -47,7 +47,7 @@ class BatchRecord:
     instance with a higher concurrency reports the start of each batch.
     """
 
-    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id", "overlaps")
+    __slots__ = ("_last_number", "_started", "batches", "concurrency", "device_id", "host", "overlaps")
 
     def __init__(self, concurrency: int = 1, *, overlaps: bool = False) -> None:
         #: How many batches the instance executes at the same time.
@@ -56,6 +56,8 @@ class BatchRecord:
         self.overlaps = overlaps
         #: The number of the GPU that executes them; 0 for an instance without one.
         self.device_id = 0
+        #: The host that executes them; "" for the machine of the server.
+        self.host = ""
         #: By `Batch.number`, in the order of dispatch.
         self.batches: dict[int, Batch] = {}
         self._started: set[int] = set()

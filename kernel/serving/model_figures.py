@@ -33,6 +33,8 @@ class InstanceFigures(msgspec.Struct, frozen=True):
     trouble: str
     #: How many batches it has.
     batches: int
+    #: The host that its worker runs on; "" for the machine of the server.
+    host: str = ""
 
 
 class ModelCounters(Protocol):
@@ -77,6 +79,8 @@ class ModelFigures(msgspec.Struct, frozen=True):
     reload_failed: bool
     #: Bytes in use for large inputs.
     arena_used_byte_size: int
+    #: Instance → the other host that it runs on, of those that are not on this machine.
+    hosts: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -108,6 +112,7 @@ def figures_of(model: Model) -> ModelFigures:
         0 if poison is None else poison.refused_count,
         bool(model.reload_error),
         0 if arena is None else arena.allocator.used_bytes,
+        {each.name: each.record.host for each in instances.everywhere if each.record.host},
     )
 
 
@@ -125,7 +130,8 @@ def instance_figures(model: Model) -> list[InstanceFigures]:
             state = "apart"
         else:
             state = "busy" if batches else "idle"
-        found.append(InstanceFigures(instance.name, state, "" if condition is None else condition.text, batches))
+        trouble = "" if condition is None else condition.text
+        found.append(InstanceFigures(instance.name, state, trouble, batches, instance.record.host))
     return found
 
 
@@ -168,6 +174,8 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_usage: list[MemoryUsage]
     #: Name of the instance → the memory that it uses; left out if no backend has reported any. Triton lacks it.
     instance_memory: dict[str, tuple[MemoryUsage, ...]] = {}
+    #: Name of the instance → the other host that it runs on; left out if all are on this machine. Triton lacks it.
+    instance_hosts: dict[str, str] = {}
 
 
 def model_report(model: ModelFigures) -> ModelReport:
@@ -203,6 +211,7 @@ def model_report(model: ModelFigures) -> ModelReport:
         ],
         memory_usage=counted.memory.total(),
         instance_memory=dict(sorted(counted.memory.by_instance.items())),
+        instance_hosts=model.hosts,
     )
 
 

@@ -287,7 +287,7 @@ class RouteRules:
             self.by_name.pop(name, None)
         else:
             self.by_name[name] = rule
-        self.catalog.generation += 1  # routes that front doors know have the former rule
+        self.catalog.change()  # routes that front doors know have the former rule
 
 
 def second_copy(request: Request, sink: Sink) -> Request:

@@ -26,7 +26,7 @@ _TIMEOUT_S = 600
 
 _HELP = """\
 /reset          begin a new conversation
-/system TEXT    what the model is told first, from now on; without TEXT nothing
+/system TEXT    the system message, from now on; without TEXT none
 /exit, Ctrl-D   end
 Ctrl-C          end the response that is being written
 A line that ends with \\ goes on in the next line."""
@@ -235,7 +235,7 @@ def _command(conversation: Conversation, text: str) -> str:
         return "a new conversation"
     if name == "/system":
         conversation.system = rest.strip()
-        return "the model is told this first" if conversation.system else "the model is told nothing first"
+        return "the system message is changed" if conversation.system else "there is no system message any more"
     if name == "/help":
         return _HELP
     return f"there is no {name}. Begin with a space what is to be sent.\n{_HELP}"

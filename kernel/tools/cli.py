@@ -2,7 +2,8 @@
 
 `kernel/tools/main.py` runs `run` without this module.
 
-`naiad build-engine`: starts the process that builds the engine. This process does not import TensorRT.
+`naiad build-engine`: starts the process that builds the engine. This process does not import TensorRT. `naiad agent`
+becomes the agent of a host.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import typer
 from typer.exceptions import TyperException
 
 from kernel.errors import BadOption
+from kernel.machine import own_command
 from kernel.options import DEMO_REPOSITORY
 from kernel.tools.bench.options import bench, tune
 from kernel.tools.run import run_server
@@ -114,7 +116,12 @@ def init(
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
     template: Annotated[
-        str, typer.Option("--template", metavar="chat", help="A Python model that chats over OpenAI's API.")
+        str,
+        typer.Option(
+            "--template",
+            metavar="chat|function",
+            help="A Python model that chats over OpenAI's API, or one that is a plain function.",
+        ),
     ] = "",
 ) -> None:
     """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
@@ -122,8 +129,8 @@ def init(
 
     if sum((python, onnx is not None, bool(ensemble), bool(template))) > 1:
         raise BadOption("give one of --python, --onnx, --ensemble and --template")
-    if template not in ("", "chat"):
-        raise BadOption(f"there is no template '{template}': expected chat")
+    if template not in ("", "chat", "function"):
+        raise BadOption(f"there is no template '{template}': expected chat or function")
     names = [name.strip() for name in ensemble.split(",")] if ensemble else []
     raise typer.Exit(init_model(path, onnx=onnx, ensemble=names, template=template))
 
@@ -231,7 +238,7 @@ def chat(
         typer.Option("--url", "-u", envvar="OPENAI_BASE_URL",
                      help="Address of OpenAI's API: HOST:PORT, or a URL with or without /v1."),
     ] = "http://127.0.0.1:9000",
-    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="What the model is told first.")] = "",
+    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="The system message.")] = "",
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=0, help="The most tokens of a response; 0: the model's own end.")
     ] = 0,
@@ -378,6 +385,18 @@ def build_engine(context: typer.Context) -> None:
     """Build a TensorRT engine from an ONNX file, with its config.pbtxt. [dim]Options: build-engine --help[/dim]"""
 
     raise typer.Exit(start_build_engine(context.args))
+
+
+# The agent parses the options.
+@cli.command(
+    name="agent",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def agent(context: typer.Context) -> None:
+    """Start workers on this host for servers on other hosts. [dim]Options: agent --help[/dim]"""
+    command = [*own_command("backends.hosts"), *context.args]
+    os.execv(command[0], command)  # its signals and its exit code are those of this command
 
 
 @cli.command()

@@ -66,6 +66,8 @@ KINDS = {
     ".pickle": ModelFileKind("model.pickle"),
     ".pkl": ModelFileKind("model.pkl"),
     ".plan": ModelFileKind("model.plan"),
+    ".pt": ModelFileKind("model.pt"),
+    ".pt2": ModelFileKind("model.pt2"),
     ".py": ModelFileKind("model.py", _is_importable_or_data),
     ".skops": ModelFileKind("model.skops"),
     ".tl": ModelFileKind("", by_content=True),

@@ -8,7 +8,6 @@ response. What was compared is counted as a shadow in one server is (`kernel.tra
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import json
 import math
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import typer
 
-from kernel.errors import BadOption
+from kernel.errors import BadOption, InvalidArgument
 from kernel.tools.client import ClientError, base_url
 from kernel.tools.traffic import shadow_text
 from kernel.traffic.comparing import ComparedSide, OutputDifference, compare_outputs
@@ -206,7 +205,7 @@ class Comparison:
         found = {"to": url, "percent": percent, "active": True, "trouble": "", **self.report.as_dict(), "worst": []}
         lines = [shadow_text(found), *(f"differs: {line}\n" for line in self.differing)]
         if self.unread_connections:
-            lines.append(f"passed on without a comparison: {self.unread_connections} connections (gRPC, or no HTTP)\n")
+            lines.append(f"connections passed on without a comparison: {self.unread_connections} (gRPC, or no HTTP)\n")
         return "".join(lines)
 
     @property
@@ -245,8 +244,8 @@ def rules_of(texts: Sequence[str]) -> dict[str, OutputRule]:
         rules[name] = rule
     try:
         return read_settings({"outputs": rules}).outputs
-    except Exception as error:
-        raise BadOption(f"--output: {error}") from None
+    except InvalidArgument as error:
+        raise BadOption(f"--output: {error.message}") from None
 
 
 def _place(text: str) -> tuple[str, int]:
@@ -282,11 +281,14 @@ def shadow_server(
     places = _listen_address(listen), _place(old)
     ours = "http://{}:{}".format(*_place(server))
     compared = Comparison(rules_of(outputs))
-    module: ShadowClient = importlib.import_module("protocols.clients.http_shadow")  # type: ignore[assignment]
+    module: ShadowClient = importlib.import_module("protocols.clients.http_shadow")
+    refusal = ""
     try:
         asyncio.run(_run(module, places, ours, settings, compared, every_s))
-    except OSError as error:
-        typer.echo(f"error: {listen} cannot be used: {error.strerror or error}", err=True)
+    except* OSError as errors:
+        refusal = str(errors.exceptions[0])
+    if refusal:
+        typer.echo(f"error: {listen} cannot be used: {refusal}", err=True)
         return 2
     if as_json:
         document: Mapping[str, Any] = {**compared.report.as_dict(), "differing": compared.differing}
@@ -318,10 +320,7 @@ async def _run(
             found = compared.report
             typer.echo(f"{found.pairs} pairs, {found.differing} different, {found.dropped.total()} dropped", err=True)
 
-    reporting = loop.create_task(report())
-    try:
+    async with asyncio.TaskGroup() as tasks:
+        reporting = tasks.create_task(report())
         await module.run_proxy(*places, ours, settings, compared, listening, stop)
-    finally:
         reporting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reporting

@@ -224,6 +224,20 @@ Url = Annotated[str, typer.Option("--url", "-u", help="Address of the server's H
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_Guards = Annotated[
+    str | None,
+    typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs, metric:NAME; default: errors,latency."),
+]
+
+_ShadowPercent = Annotated[
+    float | None,
+    typer.Option("--shadow-percent", help="For outputs: the share of requests that both execute; default 100."),
+]
+
+_Differences = Annotated[
+    float | None, typer.Option("--differences", help="For outputs: percent of pairs that may differ; default 0.1.")
+]
+
 _URL = "127.0.0.1:8000"
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -254,17 +268,9 @@ def start(
         str | None,
         typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped: 30s."),
     ] = None,
-    guard: Annotated[
-        str | None,
-        typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs; default: errors,latency."),
-    ] = None,
-    shadow_percent: Annotated[
-        float | None,
-        typer.Option("--shadow-percent", help="For outputs: the share of requests that both execute; default 100."),
-    ] = None,
-    differences: Annotated[
-        float | None, typer.Option("--differences", help="For outputs: percent of pairs that may differ; default 0.1.")
-    ] = None,
+    guard: _Guards = None,
+    shadow_percent: _ShadowPercent = None,
+    differences: _Differences = None,
     slow_ms: Annotated[
         float | None,
         typer.Option(

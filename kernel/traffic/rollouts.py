@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ServingError, Unavailable
+from kernel.observe.metric_rules import MetricKind
 from kernel.serving.catalog import UNLOADED, ModelState
 from kernel.traffic.rollout_states import (
     ACTIONS,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import Catalog
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from kernel.traffic.rollout_trial import Side
     from kernel.traffic.settings import TrafficSettings
 
 logger = logging.getLogger(__name__)
@@ -106,11 +108,17 @@ class Rollouts:
         stable = settings.stable if settings.stable is not None else self._stable_of(name, rule, settings.to)
         if stable == settings.to:
             raise InvalidArgument(f"version {stable} has the traffic of model '{name}' already")
+        sticky = bool(rule.key if settings.key is None else settings.key)
+        if sticky and any(guard.startswith("metric:") for guard in settings.guards):
+            raise InvalidArgument(
+                "a guard 'metric:NAME' is not possible with a key: requests with equal keys are alike, and a counter "
+                "does not say whose they are"
+            )
         spec = self._catalog.resolve(name, str(stable)).spec
         if "outputs" in settings.guards and (why := untold(spec, rule.outputs)):
             raise InvalidArgument(f"the guard 'outputs' is not possible: {why}")
         state = begun(msgspec.structs.replace(settings, stable=stable), stable, self._clock.now_ns(), by)
-        self._rollouts[name] = _Rollout(state, sticky=bool(rule.key if settings.key is None else settings.key))
+        self._rollouts[name] = _Rollout(state, sticky=sticky)
         self._enter(name, by)
         if self._candidate(name, state) is None and self._loads is not None:
             rollout = self._rollouts[name]
@@ -227,6 +235,7 @@ class Rollouts:
         state = rollout.state
         candidate, now_ns = self._candidate(name, state), self._clock.now_ns()
         self._observe(name, rollout, candidate)
+        self._read_metrics(rollout)
         hangs = candidate is not None and self._hangs(rollout, candidate, now_ns)
         trouble = ""
         if candidate is not None:
@@ -286,12 +295,21 @@ class Rollouts:
             return
         self._unobserve(rollout)
         rollout.models = stable, candidate
+        rollout.trial.forget_metrics()
         if stable is not None:
             stable.statistics.observer = SideObserver(rollout.trial, "stable")
         if candidate is not None:
             candidate.statistics.observer = SideObserver(rollout.trial, "candidate")
             rollout.deaths = candidate.statistics.workers_lost
             rollout.timeouts = candidate.statistics.execution_timeouts
+
+    def _read_metrics(self, rollout: _Rollout) -> None:
+        """Count what the versions have added to the counters that guards look at."""
+        sides: tuple[Side, Side] = ("stable", "candidate")
+        for side, model in zip(sides, rollout.models, strict=True):
+            if model is not None:
+                for name in rollout.trial.metrics:
+                    rollout.trial.metric(name, side, counter_value(model, name))
 
     def _unobserve(self, rollout: _Rollout) -> None:
         for model in rollout.models:
@@ -334,6 +352,12 @@ class Rollouts:
                 f"model '{name}' has no version below {candidate} that is READY: name the stable version"
             )
         return below[-1]
+
+
+def counter_value(model: Model, name: str) -> float:
+    """Return the sum of a counter that a model defines, over all labels; 0 before it is defined."""
+    family = model.statistics.custom.families.get((name, MetricKind.COUNTER))
+    return 0.0 if family is None else sum(series.value for series in family.series.values())
 
 
 def _give_up(request: Request) -> None:

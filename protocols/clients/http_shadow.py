@@ -223,7 +223,7 @@ class Copies:
         )
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *errors: object) -> None:
         """Wait for what runs, at most for a moment, and drop the rest."""
         for _ in range(len(self._waiting)):
             self._drop(self._waiting.popleft(), "the comparison was ended")
@@ -267,6 +267,8 @@ class Copies:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._begin()
+        if not task.cancelled():
+            task.result()  # a bug is raised here, and the loop logs it
 
     async def _copy(self, exchange: Exchange) -> None:
         try:

@@ -81,7 +81,7 @@ async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
     async with submitted(call, api) as found:
         plan, dialect = found.plan, required_dialect(found.route.spec)
         identity = Identity(_PREFIXES[api] + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
-        with call.door.meter(found.route, plan, begin_ns, ready=dialect.ready) as meter:
+        with call.door.meter(found.route, plan, begin_ns, call.key_use, ready=dialect.ready) as meter:
             requests = _ModelRequests(found.generation, dialect, plan.model, meter)
             if plan.stream:
                 events = (ReadyEvents if dialect.ready else TextEvents)(plan, identity)
@@ -231,6 +231,8 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
                 budget.add(vectors.byte_size - counted)
                 counted = vectors.byte_size
                 await asyncio.sleep(0)
+            if call.key_use is not None:
+                call.key_use.spend(vectors.token_count)
             return json_text_response(vectors.body(found.plan.model))
     finally:
         budget.remove(counted)
@@ -272,6 +274,11 @@ class _Vectors:
             finally:
                 response.release()
             call.consumed(1)
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens the inputs have, as far as the model says it."""
+        return sum(each for each in self._tokens if each is not None)
 
     def _encode(self, vector: bytes) -> bytes:
         if self._as_base64:

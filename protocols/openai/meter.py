@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from types import TracebackType
 
+    from protocols.openai.api_keys import KeyUse
     from protocols.openai.dialects import Piece
 
 
@@ -49,10 +50,21 @@ class GenerationMeter:
     """Counts what comes of one client's request. A block of it ends with the response, or with the client."""
 
     def __init__(
-        self, statistics: GenerationStatistics, choices: int, begin_ns: int, *, stream: bool, ready: bool
+        self,
+        statistics: GenerationStatistics,
+        choices: int,
+        begin_ns: int,
+        use: KeyUse | None = None,
+        *,
+        stream: bool,
+        ready: bool,
     ) -> None:
-        """`begin_ns` is when the client's request came. `ready`: whether the model makes its responses itself."""
+        """`begin_ns` is when the client's request came. `ready`: whether the model makes its responses itself.
+
+        `use` is that of the client's API key, if it has limits.
+        """
         self._statistics = statistics
+        self._use = use
         self._begin_ns = begin_ns
         self._stream = stream
         self._ready = ready
@@ -87,8 +99,13 @@ class GenerationMeter:
             self._new_tokens += tokens
             self._new_responses += 1
         if piece.prompt_tokens is not None and not self._prompt_counted[number]:
-            self._prompt_counted[number] = True
-            self._statistics.prompt_tokens += piece.prompt_tokens
+            self._count_prompt(number, piece.prompt_tokens)
+
+    def _count_prompt(self, number: int, tokens: int) -> None:
+        self._prompt_counted[number] = True
+        self._statistics.prompt_tokens += tokens
+        if self._use is not None:
+            self._use.spend(tokens)
 
     def _ready_tokens(self, number: int, text: bytes) -> int:
         """Return how many tokens a chunk or a body has that has a usage: those that were not counted before."""
@@ -99,8 +116,7 @@ class GenerationMeter:
         if usage is None:
             return 1
         if not self._prompt_counted[number]:
-            self._prompt_counted[number] = True
-            self._statistics.prompt_tokens += usage.prompt_tokens
+            self._count_prompt(number, usage.prompt_tokens)
         return max(usage.completion_tokens - self._tokens[number] - self._new_tokens, 0)
 
     def came(self, number: int, now_ns: int) -> None:
@@ -111,6 +127,8 @@ class GenerationMeter:
         self._new_tokens = self._new_responses = 0
         statistics = self._statistics
         statistics.generation_tokens += tokens
+        if self._use is not None:
+            self._use.spend(tokens)
         self._tokens[number] += tokens
         if not self._first_ns[number]:
             self._first_ns[number] = now_ns

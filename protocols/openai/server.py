@@ -139,10 +139,13 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         )
         if refusal is not None:
             raise ApiError(refusal, 401, code="invalid_auth")
-        key = None
+        key, use = None, None
         if self._keys is not None and route.category is not Category.HEALTH:
             key = self._keys.find(http.headers.get("Authorization"))
-        return handler, OpenAiCall(http, names, self.door, headers, key)
+            if route.category is Category.INFERENCE and key.is_limited:
+                use = self._keys.use_of(key)
+                use.begin(key, time.monotonic_ns())
+        return handler, OpenAiCall(http, names, self.door, headers, key, use)
 
     def _methods(self, http: web.BaseRequest) -> Iterable[str] | None:
         found = find_route(request_path(http.raw_path))
@@ -156,6 +159,8 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         elif isinstance(error, TooManyChunks):
             error = ApiError(str(error))
         headers = {**SERVER_HEADER, **retry_headers(error), REQUEST_ID_HEADER: request_id_of(http)}
+        if isinstance(error, ApiError) and error.retry_after_s:
+            headers["Retry-After"] = str(error.retry_after_s)
         if isinstance(error, _NotAllowed):
             headers["Allow"] = error.allowed
         return web.Response(status=status_of(error), body=error_body(error), content_type=JSON, headers=headers)

@@ -8,6 +8,12 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
+    "protocols/clients/http_shadow.py Copies._begin": "one for each copy in flight; `__aexit__` awaits it",
+    "backends/doors/__main__.py OwnHelpers.add": "its end, also by a failure, ends the task of the front door",
+    "backends/doors/__main__.py _Process._adopt": "in the group of `wait`",
+    "backends/doors/__main__.py _Process._drain": "in the group of `wait`",
+    "backends/doors/pool.py DoorPool._start_soon": "starts a door again until it runs; `close` cancels it",
+    "protocols/http/server.py HttpServer._take_back": "takes over a connection, which a failure closes",
     "kernel/observe/gpu_figures.py GpuFigureReader.refresh": "a driver may take longer than a page waits; "
     "`close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory._send_soon": "runs while batches wait; `close` cancels it",
@@ -28,6 +34,8 @@ FREE_TASKS = {
 
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
+    "backends/doors/__main__.py OwnHelpers._run": "a task that fails must not end its door",
+    "backends/doors/door_end.py DoorKernel.submit": "a refusal is a response, whatever it comes from",
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
     "backends/supervision/watchdog.py Watchdog.look": "one look that fails must not keep the others from it",
     "backends/custom_backend.py SteppedBackend.finalize": "a backend may raise anything: its other steps follow",
@@ -76,6 +84,7 @@ CATCH_ALL = {
     "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",
     "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
     "kernel/serving/model.py Model.start": "a scheduler of a package may raise anything: the load fails with its text",
+    "kernel/serving/kernel.py Kernel.submit_copy": "as Kernel.submit",
     "kernel/serving/kernel.py Kernel.submit": "a refusal is a response, whatever it comes from",
     "protocols/grpc/handlers.py CompressedCall._compress": "the top of a task: a failure ends the call",
     "protocols/grpc/rpc.py translated_errors": "the connection handler of gRPC: a bug is logged, the call fails",

@@ -1,4 +1,4 @@
-"""Two servers over `tests/models` for all conformance tests, in explicit mode."""
+"""Three servers over `tests/models` for all conformance tests, in explicit mode."""
 
 from __future__ import annotations
 
@@ -15,20 +15,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+WITH_DOORS = "front door processes"
+
+DOORS = 2
+
+#: The servers, and their flags.
+FLAGS = {
+    "shared memory": (),
+    "no shared memory": ("--worker-shared-memory=false",),
+    WITH_DOORS: (f"--front-door-processes={DOORS}",),
+}
+
+
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Callable[[str], ServerProcess]]:
-    """Return a function that returns the server with a value of `--worker-shared-memory`, until the end of all tests.
+    """Return a function that returns the server of a kind, until the end of all tests.
 
     A fixture with parameters would be made anew at each change of the value, of which there are two in each file.
     """
     with contextlib.ExitStack() as stack:
 
         @functools.cache
-        def of(shared_memory: str) -> ServerProcess:
+        def of(kind: str) -> ServerProcess:
             models = Path(__file__).parents[1] / "models"
-            flags = ("--model-control-mode=explicit", "--load-model=*", f"--worker-shared-memory={shared_memory}")
-            running = stack.enter_context(ServerProcess(models, *flags))
+            running = stack.enter_context(
+                ServerProcess(models, "--model-control-mode=explicit", "--load-model=*", *FLAGS[kind])
+            )
             stack.callback(check_log, running)
+            for number in range(1, DOORS + 1) if kind == WITH_DOORS else ():
+                running.wait_for_log(f"front door {number} takes connections")
             return running
 
         yield of
@@ -38,7 +53,8 @@ def check_log(running: ServerProcess) -> None:
     assert "Traceback" not in running.log, running.log
 
 
-@pytest.fixture(scope="session", params=["true", "false"], ids=["shared memory", "no shared memory"])
+@pytest.fixture(scope="session", params=FLAGS)
 def server(request: pytest.FixtureRequest, serve: Callable[[str], ServerProcess]) -> ServerProcess:
-    """A server whose workers share memory with it, and one whose workers are reached as on other hosts."""
+    """A server whose workers share memory with it, one whose workers are reached as on other hosts, and one with front
+    doors in processes of their own."""
     return serve(request.param)

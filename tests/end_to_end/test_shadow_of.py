@@ -38,7 +38,7 @@ class TritonPythonModel:
         for request in requests:
             value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() * 2
             if NEW and value[0] % 20 == 0:
-                value = value + 1
+                value = value + value
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
         return responses
 """
@@ -120,7 +120,7 @@ def test_grpc_is_passed_on_without_a_comparison(servers: tuple[ServerProcess, Se
     asyncio.run(load(tritonclient.grpc.aio, proxy.url, 4, 5))
     code, out = proxy.end()
     assert code == 2
-    assert "passed on without a comparison: 4 connections" in out
+    assert re.search("connections passed on without a comparison: [1-4] ", out), out
 
 
 def test_a_naiad_server_that_is_gone_costs_no_client_a_response(servers: tuple[ServerProcess, ServerProcess]) -> None:

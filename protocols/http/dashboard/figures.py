@@ -5,10 +5,11 @@ All of it comes from counters, and from what they have counted in the last secon
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.errors import ServingError
 from kernel.server_parts import DoorFigures, RepositoryFigures
 from kernel.serving.catalog import ModelState
 from kernel.texts import SERVER_PATHS, shown_text
@@ -62,6 +63,29 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ensemble: bool = False
     #: Seconds since the epoch of the last execution; None for never.
     last_s: int | None = None
+
+
+#: What the page shows of the report of `TrafficControl`: no ids, and no texts of outputs.
+_TRAFFIC = ("source", "targets", "rollout", "shadow", "feedback")
+
+
+def traffic_of(kernel: KernelInterface, name: str) -> dict[str, Any] | None:
+    """Return what the page shows of the traffic of a model; None if it has no rule and never had one."""
+    if kernel.traffic is None:
+        return None
+    try:
+        report = kernel.traffic.report(name)
+    except ServingError:
+        return None
+    if not any(report.get(part) for part in _TRAFFIC[1:]):
+        return None
+    found = {part: report[part] for part in _TRAFFIC}
+    if found["rollout"] is not None:
+        reason = shown_text(SERVER_PATHS.hidden_in(found["rollout"]["reason"]), MAX_REASON)
+        found["rollout"] = {**found["rollout"], "reason": reason}
+    if found["shadow"] is not None:
+        found["shadow"] = {key: value for key, value in found["shadow"].items() if key != "worst"}
+    return found
 
 
 def take_reading(model: ModelFigures, now_ns: int) -> Reading:
@@ -158,6 +182,8 @@ class InstanceRow(msgspec.Struct, frozen=True, omit_defaults=True):
     byte_size: int = 0
     restarts: int = 0
     device_byte_size: int = 0
+    #: "" for the machine of the server.
+    host: str = ""
 
 
 class ShownRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -296,6 +322,7 @@ def _instance(
         byte_size,
         max(memory.starts.get(name, 1) - 1, 0),
         sum(use.byte_size for use in memory.by_instance.get(name, ()) if use.type != "CPU"),
+        shown_text(instance.host, _MAX_TEXT),
     )
 
 

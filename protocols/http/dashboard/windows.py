@@ -144,7 +144,8 @@ class LanguageWindow:
         """Return tokens per second of the counter called `counter`."""
         first, last = self._readings[0], self._readings[-1]
         seconds = max(last.at_ns - first.at_ns, 1_000_000) / 1e9
-        return round((getattr(last, counter) - getattr(first, counter)) / seconds, 2)
+        tokens: int = getattr(last, counter) - getattr(first, counter)
+        return round(tokens / seconds, 2)
 
     def quantile_ms(self, counts: str, bounds: Sequence[float], share: float) -> float | None:
         """Return milliseconds that `share` of the durations in `counts` did not exceed; None without any."""

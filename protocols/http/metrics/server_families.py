@@ -17,7 +17,7 @@ import msgspec
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
-from kernel.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
+from kernel.server_parts import DoorFigures, DoorProcessList, RecordFigures, RepositoryFigures, TraceFigures
 from protocols.http.metrics.formats import head, label_text, number
 from protocols.http.metrics.model_families import Summary, Value, labelled, labels_of, render_summary, render_values
 from protocols.http.metrics.proc import HostLoad
@@ -45,7 +45,7 @@ _OF_SERVER: tuple[tuple[type[Counter | Gauge], str, str, Callable[[KernelInterfa
         Counter,
         "naiad_server_memory_refusals_total",
         "Number of requests that were refused because there was no memory for them",
-        lambda kernel: kernel.memory_refusals.count,
+        lambda kernel: kernel.memory_refusals.count + _figures(kernel, DoorProcessList).memory_refusals,
     ),
     (
         Counter,
@@ -110,6 +110,7 @@ class ServerMetrics:
         )
         self._whole = [(kind(name, help, registry=self.registry), value) for kind, name, help, value in _OF_SERVER]
         self._add_traffic()
+        self._doors = DoorProcessMetrics(self.registry) if kernel.part_figures(DoorProcessList) else None
 
     def _add_traffic(self) -> None:
         """Add the families of traffic rules and rollouts."""
@@ -172,6 +173,8 @@ class ServerMetrics:
         for family, value in self._whole:
             if (found := value(self._kernel)) is not None:
                 family.set({}, found)
+        if self._doors is not None:
+            self._doors.set(_figures(self._kernel, DoorProcessList))
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
         text: bytes
@@ -225,6 +228,36 @@ class ServerMetrics:
 
     def _gauge(self, name: str, help_text: str) -> Any:
         return Gauge(name, help_text, registry=self.registry)
+
+
+class DoorProcessMetrics:
+    """The families of front doors in processes of their own: only for servers with such."""
+
+    def __init__(self, registry: Any) -> None:
+        def family(kind: type[Counter | Gauge], name: str, help_text: str) -> Any:
+            return kind(f"naiad_front_door_{name}", help_text, registry=registry)
+
+        self._restarts = family(
+            Counter, "restarts_total", "Number of times that the process of a front door was lost and started again"
+        )
+        self._ready = family(Gauge, "ready", "Whether the process of a front door takes connections")
+        self._connections = family(Gauge, "connections", "Number of open connections of the process of a front door")
+        self._requests = family(
+            Counter, "requests_total", "Number of inference requests from the process of a front door"
+        )
+        self._memory = family(
+            Gauge, "memory_granted_bytes", "Memory of the server that the process of a front door may use for tensors"
+        )
+
+    def set(self, figures: DoorProcessList) -> None:
+        """Take the present values."""
+        self._restarts.set({}, figures.restarts)
+        for door in figures.doors:
+            labels = {"door": str(door.number)}
+            self._ready.set(labels, int(door.ready))
+            self._connections.set(labels, door.connections)
+            self._requests.set(labels, door.requests)
+            self._memory.set(labels, door.granted_byte_size)
 
 
 # ---- GPUs ------------------------------------------------------------------------------------

@@ -272,6 +272,69 @@ def test_a_phone_shows_name_version_state_and_rate_also_beside_a_model_that_is_n
         look(server, test)
 
 
+#: The numbers of version 4 are others for the input 4.
+_VERSIONS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.version = args["model_version"]
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().copy()
+            if self.version == "4":
+                values += 0.002 if values[0] == 4 else 1e-6
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
+        return found
+"""
+
+
+def test_traffic_between_versions_is_shown_with_a_rollout_a_shadow_and_rewards(
+    repository: Path, write_model: WriteModel
+) -> None:
+    vector = 'name: "{}" data_type: TYPE_FP32 dims: [ 2 ]'
+    io = f"input [ {{ {vector.format('IN')} }} ] output [ {{ {vector.format('OUT')} }} ] version_policy {{ all {{ }} }}"
+    write_model("versions", io, _VERSIONS)
+    folder = repository / "versions"
+    (folder / "1").rename(folder / "3")
+    shutil.copytree(folder / "3", folder / "4")
+    (folder / "traffic.toml").write_text("labels = { stable = 3 }\nweights = { stable = 1 }\nfeedback = { }")
+
+    def post(server: ServerProcess, path: str, body: Any) -> None:
+        request = urllib.request.Request(f"http://{server.url}/v2/models/versions/{path}", json.dumps(body).encode())
+        urllib.request.urlopen(request).close()
+
+    def send(server: ServerProcess) -> None:
+        post(server, "rollout", {"to": 4, "steps": [20, 50, 100], "guards": ["errors", "outputs"], "differences": 50})
+        for number in range(120):
+            tensor = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [number % 20, 1]}
+            infer(server, "versions", {"id": str(number), "inputs": [tensor]})
+            post(server, "feedback", {"id": str(number), "reward": number % 3})
+
+    async def test(browser: Browser) -> None:
+        await asyncio.to_thread(send, serving)
+        text = await browser.until(
+            f"{_TEXT.format('#traffic')}.match(/[1-9]\\d* different/) && {_TEXT.format('#traffic')}"
+        )
+        for part in (
+            "Rollout of version 4 in place of 3", "at step 1 of 3 (20 %)", "canary version 4", "20 %", "Shadow: canary",
+            "values", "Rewards", "inconclusive",
+        ):  # fmt: skip
+            assert part in text, text
+        width = "document.querySelector('.track-fill.second').getBoundingClientRect().width"
+        assert await browser.value(width) > 0
+        for pixels in (1280, 390):
+            await browser.call(
+                "Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=False
+            )
+            assert await browser.value("document.documentElement.scrollWidth") <= pixels
+        await browser.value(f"{model_button('digits')}.click()")
+        await browser.until("document.getElementById('traffic-card').hidden")
+
+    with ServerProcess(repository) as serving:
+        look(serving, test, "/#model=versions&version=4")
+
+
 @pytest.mark.skipif(not _AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core)")
 @pytest.mark.parametrize(("dark", "width"), [(False, 1400), (True, 1400), (False, 400), (True, 400)])
 def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: bool, width: int) -> None:

@@ -24,7 +24,7 @@ def test_weights_labels_and_keys_are_members_of_the_rule() -> None:
 def test_a_file_replaces_every_member(tmp_path: Path) -> None:
     file = tmp_path / "traffic.toml"
     file.write_text("weights = { '3' = 1 }")
-    empty = {
+    empty: dict[str, Any] = {
         "labels": {},
         "rules": [],
         "key": "",

@@ -10,6 +10,7 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled
 from kernel.observe.execution_reports import ExecutionTimes
+from kernel.observe.metric_rules import MetricKind
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import ModelState
 from kernel.serving.response import Response
@@ -88,6 +89,38 @@ def test_the_guard_of_outputs_looks_at_pairs_of_both_versions(value: float, phas
         assert "different outputs in" in status["reason"]
         assert "shadow" not in lab.traffic.report("m")["rule"]
         assert lab.traffic.report("m")["shadow"]["different"] == count, "the report stays to be looked at"
+
+
+def test_a_counter_of_the_model_can_be_a_guard(lab: RolloutLab) -> None:
+    series = {}
+    for version, model in lab.models.items():
+        family = model.statistics.custom.define("empty_total", "", MetricKind.COUNTER)
+        series[version] = model.statistics.custom.hold(family, (), ())
+        series[version].value = 1000  # what was counted before the rollout
+    lab.start(guards=["metric:empty_total"])
+    lab.look()
+    lab.execute(1000)
+    series[3].value += 5
+    series[4].value += 5
+    assert lab.look()["guards"]["metric:empty_total"]["candidate_bad"] == 5
+    assert lab.look()["phase"] == "step"
+    series[4].value += 30
+    status = lab.look()
+    assert status["phase"] == "aborted"
+    assert "events of empty_total: candidate 35 of " in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("guards", "key", "text"),
+    [
+        (["metric:a", "outputs"], "", "a guard 'metric:NAME' is not possible with 'outputs'"),
+        (["metric:a"], "request-id", "a guard 'metric:NAME' is not possible with a key"),
+        (["metric:a b"], "", "'metric:a b' is no guard"),
+    ],
+)
+def test_counters_that_cannot_be_guards(lab: RolloutLab, guards: list[str], key: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        lab.start(guards=guards, key=key)
 
 
 def test_a_rule_has_the_defaults_of_rollouts(lab: RolloutLab) -> None:

@@ -30,7 +30,7 @@ class Chat {
     this.path = `${modelPath(detail.name, detail.version)}/generate_stream`;
     this.model = detail.name;
     this.said = [];
-    this.system = make("input", { autocomplete: "off", placeholder: "nothing", class: "system" });
+    this.system = make("input", { autocomplete: "off", placeholder: "none", class: "system" });
     this.text = make("textarea", { rows: 2, "aria-label": "Message", placeholder: "Message; Enter sends it, Shift+Enter begins a line" });
     this.limit = make("input", { type: "number", min: 1, class: "classes", placeholder: "none" });
     this.button = make("button", { type: "submit", class: "main" }, "Send");
@@ -51,7 +51,7 @@ class Chat {
     byId("chat-said").replaceChildren();
     form.replaceChildren(
       this.text,
-      make("div", { class: "bar" }, make("label", {}, "Told first", this.system), make("label", {}, "Most tokens", this.limit)),
+      make("div", { class: "bar" }, make("label", {}, "System message", this.system), make("label", {}, "Most tokens", this.limit)),
       make("div", { class: "bar" }, this.button, this.stopButton, this.anew, this.note),
     );
   }

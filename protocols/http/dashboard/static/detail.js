@@ -42,7 +42,7 @@ export class Detail {
     put(byId("slow-limit"), "");
     byId("example").replaceChildren();
     byId("response").replaceChildren();
-    byId("example-card").hidden = true;
+    byId("example-card").hidden = byId("traffic-card").hidden = true;
     endChat();
     byId("detail-language").hidden = true; // until text was generated
     byId("detail-loaded").hidden = byId("instances-card").hidden = true; // until a version is loaded
@@ -175,7 +175,8 @@ export class Detail {
       make(
         "tr",
         {},
-        make("td", { class: "wrap" }, each.name),
+        make("td", { class: "wrap" }, each.name,
+          each.host ? make("div", { class: "quiet" }, `on host ${each.host}`) : null),
         make("td", { class: "wrap" },
           make("span", { class: "state", "data-kind": STATE_KINDS[each.state] }, STATE_TEXTS[each.state] ?? each.state),
           each.condition ? make("div", { class: "quiet" }, each.condition) : null),

@@ -1,0 +1,113 @@
+"""The command `naiad agent`: its options, and its process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from typer.exceptions import TyperException
+
+from backends.environments.messages import EnvironmentFailed
+from backends.hosts.agent import AgentSettings, HostAgent
+from backends.hosts.files import ModelCopies
+from backends.hosts.messages import read_token
+from kernel.errors import BadOption, ServingError
+from kernel.flags.flag import BadValue, parse_host_port
+from kernel.options import is_loopback
+from kernel.repository.execution_environment import EnvironmentSettings
+
+logger = logging.getLogger(__name__)
+
+cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+
+@cli.command(context_settings={"help_option_names": ["-h", "--help"]})
+def agent(
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where servers reach the agent; port 0 for any.")],
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token that servers must have; needed unless HOST is a loopback address."),
+    ] = None,
+    host_name: Annotated[str, typer.Option(help="The name of this host for servers.")] = socket.gethostname(),
+    max_workers: Annotated[int, typer.Option(min=0, help="The most workers at the same time; 0 for no limit.")] = 0,
+    worker_lease_secs: Annotated[
+        float, typer.Option(min=0, max=86400, help="Seconds that workers may live without their server.")
+    ] = 60,
+    cache_directory: Annotated[
+        Path | None, typer.Option(help="Copies of models; by default a folder in the user's cache folder.")
+    ] = None,
+    cache_byte_size: Annotated[int, typer.Option(min=1 << 20, help="The most bytes of all copies.")] = 20 << 30,
+    environment_cache_directory: Annotated[
+        Path | None, typer.Option(help="Environments of models; by default a folder in the user's cache folder.")
+    ] = None,
+    environment_cache_byte_size: Annotated[
+        int, typer.Option(min=1 << 20, help="The most bytes of all environments.")
+    ] = 20 << 30,
+    environment_timeout_secs: Annotated[
+        float, typer.Option(min=0, help="Seconds that an environment may take to be made; 0 for no limit.")
+    ] = 900,
+) -> None:
+    """Start workers on this host for servers on other hosts (naiad run --launcher=agent --agents=HOST:PORT).
+
+    Who has the token may run programs here. The connections are not encrypted: use a private network.
+    """
+    try:
+        address = parse_host_port(listen, 0)
+    except BadValue as error:
+        raise BadOption(f"--listen: {error}") from None
+    if token_file is None and not is_loopback(address[0]):
+        raise BadOption(f"--listen={listen} is an address for other hosts: it needs --token-file")
+    token = b"" if token_file is None else read_token(token_file)
+    folder = cache_directory or default_cache_folder()
+    environments = EnvironmentSettings(
+        "" if environment_cache_directory is None else str(environment_cache_directory.absolute()),
+        environment_cache_byte_size,
+        environment_timeout_secs,
+    )
+    copies = ModelCopies(folder.absolute(), cache_byte_size)
+    settings = AgentSettings(host_name, token, max_workers, worker_lease_secs)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.create_server(address, family=family, backlog=128) as listener:
+        uvloop.run(_serve(HostAgent(settings, copies, environments), listener))
+
+
+def default_cache_folder() -> Path:
+    """Return the folder of copies in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "naiad", "models")
+
+
+async def _serve(host_agent: HostAgent, listener: socket.socket) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    logger.info("the agent of host '%s' listens at %s:%d", host_agent.settings.host, *listener.getsockname()[:2])
+    await host_agent.serve(listener, stop)
+
+
+def run_command(arguments: list[str] | None = None) -> int:
+    """Run the command, by default that of `sys.argv`; returns the exit code. An error is one line on standard error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        return cli(arguments, standalone_mode=False, prog_name="naiad agent") or 0
+    except (BadOption, EnvironmentFailed) as error:
+        typer.echo(f"error: {error}", err=True)
+    except ServingError as error:
+        typer.echo(f"error: {error.message}", err=True)
+    except OSError as error:
+        typer.echo(f"error: the agent cannot listen: {error}", err=True)
+    except TyperException as error:
+        typer.echo(f"error: {error.format_message().rstrip('.')}. See 'naiad agent --help'", err=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_command())

@@ -1,0 +1,391 @@
+"""The agent of a host: starts workers there for servers on other hosts, watches them, and tells their servers.
+
+A worker is a child process that the agent starts as a server would, with a TCP connection of its own to the server: no
+tensor passes the agent. So a model that holds the interpreter stops no heartbeat.
+
+The workers of a server whose control connection has ended are ended when it connects again, or after the lease: the
+server has given them up, and has started others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backends.hosts.link import Link, prepare_socket
+from backends.hosts.messages import (
+    PROOF_S,
+    Beat,
+    Claim,
+    Expected,
+    LaunchWorker,
+    NotAdmitted,
+    NotStarted,
+    Printed,
+    Purpose,
+    Refused,
+    SignalWorker,
+    Waits,
+    Welcome,
+    WorkerEnded,
+    WorkerStarted,
+    admit,
+    to_agent_decoder,
+)
+from backends.launch.children import KernelChildren
+from backends.launch.launcher import KILL_WAIT_S
+from backends.launch.local_process import GivenEnds
+from backends.launch.output import OutputLimits, WorkerOutput
+from backends.launch.spawning import ModelEnvironments, SpawningLauncher
+from backends.launch.watcher_process import SessionWatcher
+from backends.transport.wire import PROTOCOL
+from kernel.errors import ErrorCode, ServingError
+from kernel.loop.clock import LoopClock
+from kernel.repository.execution_environment import ExecutionEnvironment
+from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from backends.hosts.files import BroughtFiles, ModelCopies
+    from backends.hosts.messages import ToAgent
+    from backends.launch.local_process import LocalProcess
+    from kernel.repository.described_files import LaunchDescription
+    from kernel.repository.execution_environment import EnvironmentSettings
+
+logger = logging.getLogger(__name__)
+
+#: How many peers may be about to prove that they have the token.
+MAX_UNPROVEN = 64
+
+
+class AgentSettings(msgspec.Struct, frozen=True):
+    """What the operator of a host says."""
+
+    #: The name of the host, as servers show it.
+    host: str
+    token: bytes = b""
+    #: The most workers at the same time; 0 for no limit.
+    max_workers: int = 0
+    #: How long workers may live without their server, in seconds.
+    lease_s: float = 60.0
+
+
+class SentOutput(WorkerOutput):
+    """What a worker prints, sent to its server and not logged here."""
+
+    def __init__(self, title: str, limits: OutputLimits, session: ServerSession, number: int) -> None:
+        super().__init__(title, limits, LoopClock())
+        self._session = session
+        self._number = number
+
+    def log_always(self, level: int, text: str) -> None:
+        """Send a line; see `WorkerOutput`."""
+        if not self._session.link.crowded:
+            self._session.link.send(Printed(self._number, level, text))
+
+
+class HostedWorker:
+    """A worker of a server, from its `LaunchWorker` to its end."""
+
+    def __init__(self, message: LaunchWorker) -> None:
+        self.title = message.title
+        #: Set by its data connection.
+        self.connection: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self.start: asyncio.Task[None] | None = None
+        self.process: LocalProcess | None = None
+
+    def signal(self, name: str) -> None:
+        """Send a signal to the worker. One that is not started yet is not started."""
+        if self.process is None:
+            if name != "STACKS" and self.start is not None:
+                self.start.cancel()
+        elif name == "STACKS":
+            self.process.write_stacks()
+        elif name == "TERM":
+            self.process.terminate()
+        else:
+            self.process.kill()
+
+
+class ServerSession:
+    """A control connection of a server, and its workers."""
+
+    def __init__(self, agent: HostAgent, identity: bytes, peer: str) -> None:
+        self._agent = agent
+        self.identity = identity
+        self.peer = peer
+        self.server, self.epoch, self.limits = "", 0, OutputLimits()
+        self.workers: dict[int, HostedWorker] = {}
+        self.link = Link(to_agent_decoder, self._beat, self._take, self._lost)
+        self._lease: asyncio.TimerHandle | None = None
+
+    def _beat(self) -> Beat:
+        return Beat(
+            tuple(
+                (number, worker.process.stopped, hash(worker.process.work_mark) & (1 << 62) - 1)
+                for number, worker in self.workers.items()
+                if worker.process is not None
+            )
+        )
+
+    def _take(self, message: ToAgent) -> None:
+        match message:
+            case Beat():
+                pass
+            case Claim():
+                self._claim(message)
+            case _ if not self.server:
+                raise ValueError(f"{type(message).__name__} before Claim")
+            case LaunchWorker():
+                self._launch(message)
+            case SignalWorker():
+                if (worker := self.workers.get(message.worker)) is not None:
+                    worker.signal(message.name)
+
+    def _claim(self, message: Claim) -> None:
+        if message.protocol != PROTOCOL:
+            self.link.send(
+                Refused(
+                    f"the agent on host '{self._agent.settings.host}' is of another version ({PROTOCOL}); the server's "
+                    f"is {message.protocol}. Server and agents need the same version"
+                )
+            )
+            self.link.close()
+            self._agent.forget(self)
+            return
+        self.server, self.epoch = message.server, message.epoch
+        self.limits = OutputLimits(message.lines_per_s, message.bytes_per_s)
+        self._agent.end_earlier(self)
+        others = sum(len(session.workers) for session in self._agent.sessions if session is not self)
+        self.link.send(Welcome(self._agent.settings.host, self._agent.settings.max_workers, others))
+        logger.info("server %s uses this host", self.peer)
+
+    def _launch(self, message: LaunchWorker) -> None:
+        number, most = message.worker, self._agent.settings.max_workers
+        if number in self.workers or number < 1:
+            raise ValueError(f"worker {number} was launched before")
+        if most and self._agent.worker_count >= most:
+            text = f"host '{self._agent.settings.host}' has {most} workers already (--max-workers of naiad agent)"
+            self.link.send(NotStarted(number, ErrorCode.UNAVAILABLE.value, text))
+            return
+        worker = self.workers[number] = HostedWorker(message)
+        worker.start = self._agent.run(self._start(message, worker))
+        self.link.send(Expected(number))
+
+    async def _start(self, message: LaunchWorker, worker: HostedWorker) -> None:
+        """Start a worker, and tell the server how that ended."""
+        number = message.worker
+        try:
+            async with asyncio.timeout(PROOF_S):
+                sock = await worker.connection
+            try:
+                folder = await self._start_with(sock, message, worker)
+            finally:
+                sock.close()  # the worker has it
+        except (OSError, ServingError, TimeoutError) as error:
+            self.workers.pop(number, None)
+            code = error.code if isinstance(error, ServingError) else ErrorCode.UNAVAILABLE
+            text = error.message if isinstance(error, ServingError) else f"its connection failed: {error}"
+            self.link.send(NotStarted(number, code.value, text))
+        except BaseException:
+            self.workers.pop(number, None)
+            self.link.send(NotStarted(number, ErrorCode.UNAVAILABLE.value, "the launch was ended"))
+            raise
+        else:
+            assert worker.process is not None
+            self.link.send(WorkerStarted(number, folder))
+            worker.process.on_lost(lambda cause: self._ended(number, cause))
+
+    async def _start_with(self, sock: socket.socket, message: LaunchWorker, worker: HostedWorker) -> str:
+        """Take the files and start the worker; returns the folder of its model. Raises `OSError`, `ServingError`."""
+        loop = asyncio.get_running_loop()
+        number, description = message.worker, message.description
+
+        def say(text: str) -> None:
+            loop.call_soon_threadsafe(self.link.send, Waits(number, text))
+
+        taking = asyncio.ensure_future(
+            asyncio.to_thread(self._agent.copies.take, sock, message.title, message.version, description, say)
+        )
+        try:
+            files = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):  # ends what the thread waits for
+                sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError, ServingError):
+                (await taking).release()
+            raise
+        try:
+            needs = _needs(message, files, description)
+            ends = GivenEnds(sock, SentOutput(message.title, self.limits, self, number))
+            worker.process = await self._agent.spawning.launch(
+                message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text)), ends=ends
+            )
+        except BaseException:
+            files.release()
+            raise
+        worker.process.on_ended(files.release)
+        return files.folder
+
+    def _ended(self, number: int, cause: str) -> None:
+        self.workers.pop(number, None)
+        self.link.send(WorkerEnded(number, cause))
+        self._agent.forget_if_over(self)
+
+    def _lost(self, cause: str) -> None:
+        """The control connection has ended."""
+        for worker in self.workers.values():
+            if worker.process is None:
+                worker.signal("KILL")
+        lease_s = self._agent.settings.lease_s
+        if self.workers:
+            logger.warning(
+                "server %s is lost: %s. Its %d workers are ended in %g s, or when it connects again",
+                self.peer, cause, len(self.workers), lease_s,
+            )  # fmt: skip
+            self._lease = asyncio.get_running_loop().call_later(lease_s, self.end_workers)
+        self._agent.forget_if_over(self)
+
+    def end_workers(self) -> None:
+        """Kill all workers; nobody uses them any more."""
+        if self._lease is not None:
+            self._lease.cancel()
+        for worker in list(self.workers.values()):
+            worker.signal("KILL")
+
+
+def _needs(message: LaunchWorker, files: BroughtFiles, description: LaunchDescription) -> WorkerNeeds:
+    """Return the needs of the worker on this host."""
+    folder, environment = files.folder, None
+    if (described := description.environment) is not None:
+        if described.requirements:
+            environment = ExecutionEnvironment(requirements=os.path.join(folder, described.requirements))
+        else:
+            environment = ExecutionEnvironment(path=files.archive or os.path.join(folder, described.archive))
+    file = os.path.join(folder, description.preload_file) if description.preload_file else ""
+    return WorkerNeeds(
+        message.backend,
+        PreloadSet(description.preload_modules, file),
+        environment=environment,
+        memory_limit_byte_size=message.memory_limit_byte_size,
+        folder=folder,
+        version=message.version,
+    )
+
+
+class HostAgent:
+    """The agent. `serve` is its whole life."""
+
+    def __init__(self, settings: AgentSettings, copies: ModelCopies, environments: EnvironmentSettings) -> None:
+        self.settings = settings
+        self.copies = copies
+        self.sessions: list[ServerSession] = []
+        self._children = KernelChildren()
+        self._watcher = SessionWatcher(self._children)
+        self.spawning = SpawningLauncher(
+            shared_memory=False,
+            watcher=self._watcher,
+            children=self._children,
+            environments=ModelEnvironments(environments),
+        )
+        self._unproven = 0
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers live, or are being started, for all servers."""
+        return sum(len(session.workers) for session in self.sessions)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task of the agent."""
+        assert self._tasks is not None
+        return self._tasks.create_task(work)
+
+    async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        """Take connections until `stop`; then end all workers."""
+        listener.setblocking(False)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                accepting = self._tasks.create_task(self._accept(listener))
+                await stop.wait()
+                accepting.cancel()
+                await self._end_all()
+        finally:
+            await self._watcher.close()
+            await self._children.close()
+
+    async def _end_all(self) -> None:
+        ended = [worker.process for session in self.sessions for worker in session.workers.values()]
+        for session in list(self.sessions):
+            session.end_workers()
+        await asyncio.gather(*(process.stop(KILL_WAIT_S) for process in ended if process is not None))
+        for session in list(self.sessions):
+            session.link.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, address = await loop.sock_accept(listener)
+            if self._unproven >= MAX_UNPROVEN:
+                sock.close()
+                continue
+            self._unproven += 1
+            self.run(self._admit(sock, f"{address[0]}:{address[1]}"))
+
+    async def _admit(self, sock: socket.socket, peer: str) -> None:
+        """Find out what a connection is for, and give it to that."""
+        given = False
+        try:
+            sock.setblocking(False)
+            prepare_socket(sock)
+            async with asyncio.timeout(PROOF_S):
+                purpose = await admit(sock, self.settings.token)
+            given = await self._give(sock, purpose, peer)
+        except NotAdmitted as error:
+            logger.warning("a connection from %s is refused: %s", peer, error)
+        except (OSError, TimeoutError) as error:
+            logger.debug("a connection from %s has failed: %s", peer, error)
+        finally:
+            self._unproven -= 1
+            if not given:
+                sock.close()
+
+    async def _give(self, sock: socket.socket, purpose: Purpose, peer: str) -> bool:
+        """Give a connection to its session; returns whether there was one. Raises `OSError`."""
+        if not purpose.worker:
+            session = ServerSession(self, purpose.session, peer)
+            self.sessions.append(session)
+            await session.link.begin(sock)
+            return True
+        for session in self.sessions:
+            if session.identity == purpose.session:
+                worker = session.workers.get(purpose.worker)
+                if worker is not None and not worker.connection.done():
+                    sock.setblocking(True)
+                    worker.connection.set_result(sock)
+                    return True
+        return False
+
+    def end_earlier(self, new: ServerSession) -> None:
+        """End the workers of earlier sessions of the same server."""
+        for session in self.sessions:
+            if session is not new and session.server == new.server and session.epoch < new.epoch:
+                session.link.end("its server has connected again")
+                session.end_workers()
+
+    def forget_if_over(self, session: ServerSession) -> None:
+        """Forget a session whose connection and workers have all ended."""
+        if not session.link.open and not session.workers:
+            self.forget(session)
+
+    def forget(self, session: ServerSession) -> None:
+        """Forget a session."""
+        if session in self.sessions:
+            self.sessions.remove(session)

@@ -1,0 +1,411 @@
+"""Starts workers on other hosts by the agents there (`naiad agent`), over TCP.
+
+The server connects to each agent, and again when the connection is lost. A launch takes the agent with the fewest
+workers that has room, and waits if there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from backends.hosts.files import send_files
+from backends.hosts.link import Link, prepare_socket
+from backends.hosts.messages import (
+    PROOF_S,
+    Beat,
+    Claim,
+    Expected,
+    LaunchWorker,
+    NotAdmitted,
+    NotStarted,
+    Printed,
+    Purpose,
+    Refused,
+    SignalWorker,
+    Waits,
+    Welcome,
+    WorkerEnded,
+    WorkerStarted,
+    prove,
+    to_server_decoder,
+)
+from backends.launch.launcher import KILL_WAIT_S, HostCapacity, OwnedWorker, not_shown
+from backends.launch.output import OutputLimits, WorkerOutput
+from backends.transport.wire import PROTOCOL
+from kernel.errors import ErrorCode, ServingError, Unavailable, Unsupported, worker_error
+from kernel.loop.clock import LoopClock
+from kernel.repository.described_files import describe_launch
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
+from kernel.server_parts import ServerPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from backends.hosts.messages import ToServer
+    from backends.launch.launcher import Announce, Pending
+    from kernel.repository.described_files import LaunchDescription
+
+logger = logging.getLogger(__name__)
+
+#: How long to wait before an agent is connected to again, in seconds: first, and at most.
+_RETRY_S, _MOST_RETRY_S = 0.2, 5.0
+
+#: How long the reason of a failed launch may come after its data connection has ended, in seconds.
+_REASON_S = 2.0
+
+_NOT_TRIED = "not tried yet"
+
+
+class RemoteProcess:
+    """A worker of another host. Implements `backends.launch.launcher.Launched`."""
+
+    def __init__(self, agent: HostConnection, number: int, title: str, limits: OutputLimits) -> None:
+        self._agent = agent
+        self.number = number
+        self.title = title
+        self.host = agent.host
+        self.unreachable = False
+        self.socket = socket.socket()
+        self.output = WorkerOutput(title, limits, LoopClock())
+        #: Done when the agent expects the connection, and when the worker runs, with its folder.
+        self.expected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.pending: Pending = not_shown
+        self.folders: dict[str, str] = {}
+        self.stopped = False
+        self._mark = 0
+        self._callback: Callable[[str], None] | None = None
+        self._ended = asyncio.Event()
+        self._cause = ""
+
+    def folder(self, path: str) -> str:
+        """See `Launched`."""
+        return self.folders.get(path, path)
+
+    async def connect(self, announce: Announce) -> socket.socket:
+        """Refuse, see `AgentLauncher.check`."""
+        raise Unsupported("models that share a worker are on the machine of the server")
+
+    def on_lost(self, callback: Callable[[str], None]) -> None:
+        """See `Launched`."""
+        if self._ended.is_set():
+            asyncio.get_running_loop().call_soon(callback, self._cause)
+        else:
+            self._callback = callback
+
+    @property
+    def work_mark(self) -> Hashable:
+        """See `Launched`."""
+        return self._mark
+
+    def seen(self, *, stopped: bool, mark: int) -> None:
+        """Note what the agent says of the process."""
+        self.stopped, self._mark = stopped, mark
+
+    def write_stacks(self) -> None:
+        """See `Launched`."""
+        self._agent.send(SignalWorker(self.number, "STACKS"))
+
+    def terminate(self) -> None:
+        """See `Launched`."""
+        self._agent.send(SignalWorker(self.number, "TERM"))
+
+    def kill(self) -> None:
+        """See `Launched`."""
+        self._agent.send(SignalWorker(self.number, "KILL"))
+
+    async def stop(self, grace_s: float) -> None:
+        """See `Launched`."""
+        for wait_s in (grace_s, KILL_WAIT_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._ended.wait()
+                return
+            self.output.log_always(logging.WARNING, f"the worker did not end within {wait_s:.1f} s and is killed")
+            self.kill()
+
+    def fail(self, error: ServingError) -> None:
+        """The launch has failed."""
+        for future in (self.expected, self.started):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # read here: the launch may have been cancelled, or not be there yet
+
+    def ended(self, cause: str, *, unreachable: bool = False) -> None:
+        """The worker has ended, or nothing is known of it any more. Called once."""
+        self.unreachable = unreachable
+        self._cause = f"{cause}, on host '{self.host}'"
+        self.fail(Unavailable(f"the worker was lost: {self._cause}"))
+        if self._callback is None:  # it is being launched: ends what the thread of the launch waits for
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+        self.output.close()
+        self._ended.set()
+        if self._callback is not None:
+            self._callback(self._cause)
+
+
+class HostConnection:
+    """The connection to one agent, which is made again and again."""
+
+    def __init__(self, address: tuple[str, int], launcher: AgentLauncher) -> None:
+        self.address = address
+        self.host = ""
+        self.max_workers = self.others = 0
+        self.workers: dict[int, RemoteProcess] = {}
+        #: Why it is not connected; "" while it is.
+        self.trouble = _NOT_TRIED
+        self._launcher = launcher
+        self._link: Link[ToServer] | None = None
+        self._session = b""
+        self._epoch = 0
+        self._next_number = 1
+        self._down = asyncio.Event()
+        #: Whether the agent has said that it takes workers, since it was connected to last.
+        self._welcome = False
+
+    @property
+    def title(self) -> str:
+        """The address, for texts."""
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is connected and may start a worker."""
+        return not self.trouble and (not self.max_workers or len(self.workers) + self.others < self.max_workers)
+
+    def send(self, message: LaunchWorker | SignalWorker) -> None:
+        """Send a message; nothing while it is not connected."""
+        if self._link is not None:
+            self._link.send(message)
+
+    async def keep(self) -> None:
+        """Connect whenever it is not connected, without end."""
+        delay_s = _RETRY_S
+        while True:
+            self._down.clear()
+            self._welcome = False
+            try:
+                await self._connect()
+                await self._down.wait()
+                if self._welcome:
+                    delay_s = _RETRY_S
+            except (OSError, NotAdmitted) as error:
+                self._note(str(error) or type(error).__name__)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _MOST_RETRY_S)
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            logger.warning("the agent at %s cannot be used: %s", self.title, trouble)
+        self.trouble = trouble
+        self._launcher.changed()
+
+    async def _connect(self) -> None:
+        self._session, self._epoch = secrets.token_bytes(16), self._epoch + 1
+        sock = await asyncio.to_thread(self._proven, Purpose(self._session))
+        self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
+        try:
+            await link.begin(sock)
+        except BaseException:
+            sock.close()
+            raise
+        limits = self._launcher.limits
+        link.send(Claim(self._launcher.identity, self._epoch, PROTOCOL, limits.lines_per_s, limits.bytes_per_s))
+
+    def _proven(self, purpose: Purpose, sock: socket.socket | None = None) -> socket.socket:
+        """Return a connected socket whose peer is the agent. Blocks. Raises `OSError`, `NotAdmitted`."""
+        made = socket.create_connection(self.address, PROOF_S) if sock is None else sock
+        try:
+            prepare_socket(made)
+            prove(made, self._launcher.token, purpose)
+            made.settimeout(None)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _take(self, message: ToServer) -> None:
+        match message:
+            case Welcome():
+                self.host, self.max_workers, self.others = message.host, message.max_workers, message.others
+                self._welcome = True
+                logger.info("workers may run on host '%s' (%s)", self.host, self.title)
+                self._note("")
+            case Refused():
+                self._note(message.text)
+            case Beat():
+                for number, stopped, mark in message.workers:
+                    if (worker := self.workers.get(number)) is not None:
+                        worker.seen(stopped=stopped, mark=mark)
+            case _ if (worker := self.workers.get(message.worker)) is not None:
+                self._take_of(worker, message)
+
+    def _take_of(self, worker: RemoteProcess, message: ToServer) -> None:
+        match message:
+            case Expected() if not worker.expected.done():
+                worker.expected.set_result(None)
+            case Waits():
+                worker.pending(message.text)
+            case WorkerStarted() if not worker.started.done():
+                worker.started.set_result(message.folder)
+            case NotStarted():
+                del self.workers[worker.number]
+                worker.fail(worker_error(ErrorCode(message.code), message.text))
+                self._launcher.changed()
+            case Printed():
+                worker.output.log(message.level, message.text)
+            case WorkerEnded():
+                del self.workers[worker.number]
+                worker.ended(message.cause)
+                self._launcher.changed()
+
+    def _lost(self, cause: str) -> None:
+        if not self.trouble or self.trouble == _NOT_TRIED:
+            self._note(f"its connection was lost: {cause}")
+        workers, self.workers = self.workers, {}
+        self._down.set()
+        for worker in workers.values():
+            worker.ended(f"the host was lost ({cause})", unreachable=True)
+
+    async def launch(self, title: str, needs: WorkerNeeds, pending: Pending) -> RemoteProcess:
+        """Start a worker; there is room. Raises `OSError`, `ServingError`."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        worker = self.workers[number] = RemoteProcess(self, number, title, self._launcher.limits)
+        worker.pending = pending
+        try:
+            description = await self._launcher.description(needs)
+            self.send(
+                LaunchWorker(number, title, needs.backend, needs.version, needs.memory_limit_byte_size, description)
+            )
+            await worker.expected
+            archive = "" if needs.environment is None else needs.environment.path
+
+            def bring() -> None:
+                worker.socket.settimeout(PROOF_S)
+                worker.socket.connect(self.address)
+                self._proven(Purpose(self._session, number), worker.socket)
+                send_files(worker.socket, needs.folder, description, archive)
+
+            try:
+                await asyncio.to_thread(bring)
+            except (OSError, NotAdmitted, Unavailable) as error:
+                await asyncio.wait([worker.started], timeout=_REASON_S)
+                if worker.started.done():
+                    await worker.started  # raises the agent's reason, which says more
+                raise Unavailable(f"the files could not be brought to host '{self.host}': {error}") from error
+            worker.folders[needs.folder] = await worker.started
+            pending("")
+        except BaseException:
+            worker.kill()
+            with contextlib.suppress(OSError):
+                worker.socket.shutdown(socket.SHUT_RDWR)
+            worker.socket.close()
+            raise
+        return worker
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._link is not None:
+            self._link.close()
+
+
+class AgentLauncher(ServerPart):
+    """Starts workers by agents. Implements `backends.launch.launcher.HostLauncher`."""
+
+    name = "agent"
+
+    def __init__(
+        self, addresses: Sequence[tuple[str, int]], token: bytes = b"", limits: OutputLimits | None = None
+    ) -> None:
+        self.token = token
+        self.limits = limits or OutputLimits()
+        #: Of this server; agents end workers of its earlier connections.
+        self.identity = secrets.token_hex(16)
+        self.agents = [HostConnection(address, self) for address in addresses]
+        self._keepers: list[asyncio.Task[None]] = []
+        self._change = asyncio.Event()
+        self._describing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Begin to connect."""
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(agent.keep()) for agent in self.agents]
+
+    async def close(self) -> None:
+        """End the connections; agents end what is left of this server."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers)
+        for agent in self.agents:
+            agent.close()
+
+    def changed(self) -> None:
+        """Let launches look again whether there is room."""
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def check(self, needs: WorkerNeeds) -> None:
+        """See `HostLauncher`."""
+        if needs.gpu:
+            raise Unsupported("launcher 'agent' starts workers of KIND_CPU only; this model has instances of KIND_GPU")
+        if needs.worker:
+            raise Unsupported(
+                f"launcher 'agent' starts no worker that models share (naiad.worker '{needs.worker}'): its models are "
+                "on the machine of the server"
+            )
+
+    def owned(self) -> list[OwnedWorker]:
+        """See `HostLauncher`."""
+        return [OwnedWorker(worker.title, agent.host) for agent in self.agents for worker in agent.workers.values()]
+
+    def capacity(self) -> list[HostCapacity]:
+        """See `HostLauncher`."""
+        return [
+            HostCapacity(
+                agent.host or agent.title, agent.trouble, len(agent.workers) + agent.others, agent.max_workers or None
+            )
+            for agent in self.agents
+        ]
+
+    async def description(self, needs: WorkerNeeds) -> LaunchDescription:
+        """Return the description of the model's files. Raises `ServingError`.
+
+        One at a time: instances of one model find its files in the memory of the system.
+        """
+        async with self._describing:
+            return await asyncio.to_thread(describe_launch, needs)
+
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> RemoteProcess:
+        """See `Launcher`. Waits until an agent has room."""
+        assert not helper, "helpers share memory with the kernel"
+        self.check(needs)
+        while True:
+            free = [agent for agent in self.agents if agent.has_room and needs.host in ("", agent.host)]
+            if free:
+                return await min(free, key=lambda agent: len(agent.workers)).launch(title, needs, pending)
+            pending(self._waits_for(needs))
+            await self._change.wait()
+
+    def _waits_for(self, needs: WorkerNeeds) -> str:
+        connected = [agent for agent in self.agents if not agent.trouble]
+        wanted = [agent for agent in connected if needs.host in ("", agent.host)]
+        if wanted:
+            full = ", ".join(f"'{agent.host}' has {agent.max_workers} of {agent.max_workers}" for agent in wanted)
+            return f"waiting for resources: room for 1 worker; host {full} (--max-workers of naiad agent)"
+        troubles = "; ".join(f"{agent.title}: {agent.trouble}" for agent in self.agents if agent.trouble)
+        what = f"host '{needs.host}' (naiad.host)" if needs.host else "an agent"
+        names = ", ".join(f"'{agent.host}'" for agent in connected)
+        return (
+            f"waiting for resources: {what}"
+            + (f"; connected are {names}" if names else "")
+            + (f" ({troubles})" if troubles else "")
+        )

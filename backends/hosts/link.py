@@ -1,0 +1,129 @@
+"""One end of a control connection between a server and an agent, on the event loop: messages, and whether the other end
+lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+import msgspec
+
+from backends.hosts.messages import BEAT_S, LOST_BEATS, MAX_MESSAGE, Silence, framed
+from backends.transport.framing import FrameReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.hosts.messages import AgentMessage
+
+logger = logging.getLogger(__name__)
+
+_Received = TypeVar("_Received")
+
+#: While so many bytes are unsent, lines that workers print are dropped; with ten times as many the connection is ended.
+#: A server that does not read makes no heartbeats either, so this lasts for seconds at most.
+MAX_UNSENT = 8 << 20
+
+
+class Link(asyncio.Protocol, Generic[_Received]):
+    """A control connection whose peer has proved that it has the token.
+
+    `on_message` gets each message; an exception of it ends the connection. `on_lost` is called once, with the cause.
+    """
+
+    def __init__(
+        self,
+        decoder: msgspec.msgpack.Decoder[_Received],
+        beat: Callable[[], AgentMessage],
+        on_message: Callable[[_Received], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """`beat` makes the message that is sent twice a second."""
+        self._decoder = decoder
+        self._beat = beat
+        self._on_message = on_message
+        self._on_lost: Callable[[str], None] | None = on_lost
+        self._reader = FrameReader(MAX_MESSAGE)
+        self._silence = Silence()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def begin(self, sock: socket.socket) -> None:
+        """Use this socket, and own it. Raises `OSError`."""
+        sock.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection lives, as far as is known."""
+        return self._on_lost is not None and self._transport is not None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is unsent that what is not needed is dropped."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT
+
+    def send(self, message: AgentMessage) -> None:
+        """Send a message. A connection that has ended drops it."""
+        if self._transport is None or self._on_lost is None:
+            return
+        self._transport.write(framed(message))
+        if self._transport.get_write_buffer_size() > 10 * MAX_UNSENT + MAX_MESSAGE:
+            self.end("it does not read")
+
+    def end(self, cause: str) -> None:
+        """End the connection; `on_lost` gets the cause, unless the connection has ended before."""
+        on_lost, self._on_lost = self._on_lost, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        if on_lost is not None:
+            on_lost(cause)
+
+    def close(self) -> None:
+        """End the connection after what was sent, without `on_lost`."""
+        self._on_lost = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    # ---- asyncio.Protocol --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._schedule()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._silence.heard()
+        try:
+            for raw in self._reader.feed(data):
+                if self._on_lost is None:
+                    return
+                self._on_message(self._decoder.decode(raw))
+        except (ValueError, msgspec.DecodeError) as error:
+            self.end(f"it sent an invalid message: {str(error)[:1000]}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.end("its connection ended" if exc is None else f"its connection failed: {exc}")
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(BEAT_S, self._tick)
+
+    def _tick(self) -> None:
+        if self._silence.beat():
+            self.end(f"nothing was received from it for {BEAT_S * LOST_BEATS:g} s")
+            return
+        self.send(self._beat())
+        self._schedule()
+
+
+def prepare_socket(sock: socket.socket) -> None:
+    """Let small messages leave at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,46 @@
+"""An agent and a launcher that uses it, on one event loop, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+from backends.hosts.agent import AgentSettings, HostAgent
+from backends.hosts.files import ModelCopies
+from backends.hosts.launcher import AgentLauncher
+from kernel.repository.execution_environment import EnvironmentSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@contextlib.asynccontextmanager
+async def agent_running(
+    folder: Path, settings: AgentSettings | None = None, byte_size: int = 1 << 30
+) -> AsyncIterator[tuple[HostAgent, tuple[str, int]]]:
+    """Run an agent with its cache in `folder`; yields it and its address."""
+    agent = HostAgent(
+        settings or AgentSettings("far"), ModelCopies(folder, byte_size), EnvironmentSettings(str(folder / "e"))
+    )
+    stop = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(agent.serve(listener, stop))
+            try:
+                yield agent, listener.getsockname()
+            finally:
+                stop.set()
+
+
+@contextlib.asynccontextmanager
+async def launcher_to(*addresses: tuple[str, int], token: bytes = b"") -> AsyncIterator[AgentLauncher]:
+    """A launcher that uses these agents."""
+    launcher = AgentLauncher(addresses, token)
+    await launcher.start()
+    try:
+        yield launcher
+    finally:
+        await launcher.close()
