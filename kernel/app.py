@@ -80,6 +80,9 @@ if TYPE_CHECKING:
     from protocols.frontend import FrontDoor
     from schedulers.ratelimit import RateLimiting
 
+#: How many helpers render chat templates and tokenize, and how many seconds one request may take there.
+_TEXT_HELPERS, _TEXT_TIMEOUT_S = 2, 10.0
+
 logger = logging.getLogger(__name__)
 
 #: What front doors get beyond the exit time-out, to write the errors of requests that took too long.
@@ -195,6 +198,11 @@ class Server:
         processes = self._make_processes()
         pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
         helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
+        texts = HelperPool(
+            processes.text_launcher, options.arena_byte_size, budget, count=_TEXT_HELPERS, title="text helper",
+            task_timeout_s=_TEXT_TIMEOUT_S, problem="a chat template or a tokenizer did not end",
+        )  # fmt: skip
+        self._part(texts)
         devices = self._part(ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms))
         regions.devices = devices.regions
         caching = self._make_caching(catalog, helpers, clock, budget)
@@ -216,6 +224,7 @@ class Server:
         parts = KernelParts(
             repository=self._lifecycle,
             helpers=helpers,
+            text_helpers=texts,
             rules=rules,
             traffic=traffic,
             server_parts=self._parts,

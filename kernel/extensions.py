@@ -10,7 +10,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
-from kernel.config.model_parameters import model_parameters
+from kernel.config.model_parameters import TOOL_PARSER, TOOL_PARSERS, model_parameters
 from kernel.errors import InternalError, InvalidArgument
 from kernel.naiad_module import make_importable
 
@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 SCHEDULERS = "naiad.schedulers"
 BATCHING_RULES = "naiad.batching"
 REPOSITORY_AGENTS = "naiad.repository_agents"
+TOOL_PARSER_PACKAGES = "naiad.tool_parsers"
 
 #: What a member of a group is, in errors.
-_TITLES = {SCHEDULERS: "scheduler", BATCHING_RULES: "batching rule", REPOSITORY_AGENTS: "repository agent"}
+_TITLES = {
+    SCHEDULERS: "scheduler",
+    BATCHING_RULES: "batching rule",
+    REPOSITORY_AGENTS: "repository agent",
+    TOOL_PARSER_PACKAGES: "tool parser",
+}
 
 
 async def import_extensions(config: ModelConfig) -> None:
@@ -34,6 +40,18 @@ async def import_extensions(config: ModelConfig) -> None:
     for group, name in ((SCHEDULERS, parameters.scheduler), (BATCHING_RULES, parameters.batching)):
         if name:
             await asyncio.to_thread(extension, group, name)
+    if TOOL_PARSER in config.parameters:
+        name = config.parameters[TOOL_PARSER].string_value
+        if name not in TOOL_PARSERS:
+            await asyncio.to_thread(_tool_parser, name)
+
+
+def _tool_parser(name: str) -> None:
+    """Import a tool parser of a package. Raises as `extension`, with the names of the server's own."""
+    try:
+        extension(TOOL_PARSER_PACKAGES, name)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; the server has {', '.join(TOOL_PARSERS)}") from None
 
 
 @functools.cache

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kernel.memory.input_placement import ReceiveBuffer
-    from kernel.serving.helper_tasks import TaskSteps
+    from kernel.serving.helper_tasks import Helpers, TaskSteps
     from kernel.serving.interface import KernelInterface
     from kernel.serving.request import Request
     from kernel.serving.response import ParameterValue
@@ -317,14 +317,18 @@ class AwaitedTask:
         sources: list[Tensor],
         take_memory: Callable[[bytes], Block] | None = None,
         peer: str = "",
+        helpers: Helpers | None = None,
     ) -> None:
-        """`take_memory` returns memory for the result, for what the function has found out; it is `memory` then."""
+        """`take_memory` returns memory for the result, for what the function has found out; it is `memory` then.
+
+        `helpers` run the task, if these are not the kernel's for front doors.
+        """
         self.name = name
         self.arguments = arguments
         self.sources = sources
         self.peer = peer
         self.memory: Block | None = None
-        self._kernel = kernel
+        self._helpers: Helpers = kernel.helpers if helpers is None else helpers
         self._take_memory = take_memory
         self._result: asyncio.Future[tuple[bytes, Tensor | None]] = asyncio.get_running_loop().create_future()
 
@@ -333,11 +337,11 @@ class AwaitedTask:
 
         Raises `ServingError`.
         """
-        self._kernel.helpers.add(self)
+        self._helpers.add(self)
         try:
             return await self._result
         except asyncio.CancelledError:
-            self._kernel.helpers.cancel(self)
+            self._helpers.cancel(self)
             if not self._result.cancelled():  # it has come, and the caller does not get it
                 self._forget()
             raise

@@ -27,6 +27,7 @@ from kernel.serving.model import Model
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeClock
 from protocols.helper_tasks import TASKS
+from protocols.openai.text_tasks import TASKS as TEXT_TASKS
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ class DirectHelpers:
 
     def add(self, task: HelperTask) -> None:
         self.started.append(task.name)
-        steps = TASKS[task.name](task.arguments, [memoryview(source.raw()) for source in task.sources])
+        steps = (TASKS.get(task.name) or TEXT_TASKS[task.name])(
+            task.arguments, [memoryview(source.raw()) for source in task.sources]
+        )
         try:
             message = next(steps)
             span = task.needs_memory(message)
@@ -174,6 +177,7 @@ class FrontDoorLab:
         settings = KernelSettings(trace=TraceSettings(), log=LogSettings(), allow_client_shm=allow_client_shm)
         self.repository = RecordingRepository(self.catalog)
         self.helpers = DirectHelpers()
+        self.text_helpers = DirectHelpers()
         self.kernel = Kernel(
             self.catalog,
             self.regions,
@@ -181,7 +185,7 @@ class FrontDoorLab:
             self.clock,
             settings,
             Tracer(settings.trace, self.clock),
-            KernelParts(self.repository, self.helpers),
+            KernelParts(self.repository, self.helpers, self.text_helpers),
         )
 
     def add_model(self, spec: ModelSpec, respond: Callable[[Request], None], *, version: int = 1) -> InProcessInstance:

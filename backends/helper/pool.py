@@ -12,7 +12,7 @@ import heapq
 import logging
 from typing import TYPE_CHECKING
 
-from backends.helper.process import TASK_TIMEOUT_S, Helper
+from backends.helper.process import TASK_PROBLEM, TASK_TIMEOUT_S, Helper
 from kernel.errors import RequestCancelled, ServingError
 from kernel.machine import processor_count
 from kernel.server_parts import ServerPart
@@ -161,10 +161,18 @@ class HelperPool(ServerPart):
         count: int,
         title: str = "helper",
         task_timeout_s: float = TASK_TIMEOUT_S,
+        problem: str = TASK_PROBLEM,
     ) -> None:
         """There are at most `count` helpers, named `title` and a number. The other arguments are as for `Helper`."""
         self._free = [
-            Helper(launcher, arena_byte_size, budget, title=f"{title} {number}", task_timeout_s=task_timeout_s)
+            Helper(
+                launcher,
+                arena_byte_size,
+                budget,
+                title=f"{title} {number}",
+                task_timeout_s=task_timeout_s,
+                problem=problem,
+            )
             for number in reversed(range(count))
         ]
         self._first = self._free[-1]

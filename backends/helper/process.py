@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 #: Seconds that a task of a front door may take. The largest legal message takes about ten on a processor of its own.
 TASK_TIMEOUT_S = 120.0
 
+#: What has happened if a task of a front door takes longer, as the beginning of a sentence.
+TASK_PROBLEM = "a message was not decoded or encoded"
+
 #: How often a task that runs is looked at, in seconds. A process that is stopped at two looks in a row is killed.
 LOOK_S = 1.0
 
@@ -51,13 +54,16 @@ class Helper:
         *,
         title: str = "helper",
         task_timeout_s: float = TASK_TIMEOUT_S,
+        problem: str = TASK_PROBLEM,
     ) -> None:
         """`arena_byte_size` limits the bytes that are read, and those that are written, at a time.
 
-        They count in `budget`. The helper is killed if a task of a front door takes longer than `task_timeout_s`.
+        They count in `budget`. The helper is killed if a task of a front door takes longer than `task_timeout_s`;
+        the error says `problem`.
         """
         self._title = title
         self._task_timeout_s = task_timeout_s
+        self._problem = problem
         self._launcher = launcher
         self._arena_byte_size = arena_byte_size
         self._budget = budget
@@ -99,7 +105,7 @@ class Helper:
         self._task_result = asyncio.get_running_loop().create_future()
         session.send(wire.RunTask(self._task_number, task.name, task.arguments, task.sources))
         try:
-            return await self._in_time(session, self._task_result, "a message was not decoded or encoded")
+            return await self._in_time(session, self._task_result, self._problem)
         finally:
             self._task = self._task_result = None
 

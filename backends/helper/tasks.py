@@ -72,6 +72,13 @@ _MEMORY_LIMIT = 5 << 28
 #: limit also counts what is reserved and not used (mmap(2) since Linux 4.7). NVIDIA states no upper limit.
 _UNLIMITED = "backends.helper.device_tasks"
 
+#: The module of tasks that run what models bring: chat templates and tokenizers.
+_TEXT_TASKS = "protocols.openai.text_tasks"
+
+#: How much private memory such a helper may have beside what it has when it starts. The largest tokenizers take some
+#: 300 MiB. RLIMIT_AS would also count the arenas that are mapped, which a template cannot make larger.
+_TEXT_MEMORY = 3 << 28
+
 #: From this size of sources on, freed memory is given back to the system after a task.
 _TRIMMED_BYTE_SIZE = 4 << 20
 
@@ -81,8 +88,14 @@ def limit_memory(task_module: str) -> None:
     if task_module == _UNLIMITED:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = _MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(_MEMORY_LIMIT, hard)
+    wanted = _data_byte_size() + _TEXT_MEMORY if task_module == _TEXT_TASKS else _MEMORY_LIMIT
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _data_byte_size() -> int:
+    """Return the private memory of this process as RLIMIT_DATA counts it (proc(5), `statm`)."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 class TaskRunner:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 #: The module with the functions that the device helper runs.
 _DEVICE_TASKS = "backends.helper.device_tasks"
 
+_TEXT_TASKS = "protocols.openai.text_tasks"
+
 
 class WorkerProcesses(ServerPart):
     """Makes the launchers of a server, on its loop. `close` follows after all workers have ended."""
@@ -55,6 +57,11 @@ class WorkerProcesses(ServerPart):
         #: Starts workers of models, and helpers.
         self.launcher: SpawningLauncher | ForkingLauncher = models
         self.helper_launcher: SpawningLauncher | ForkingLauncher = helpers
+        texts = SpawningLauncher(
+            task_module=_TEXT_TASKS, output_limits=output_limits, watcher=watcher, children=children
+        )
+        #: Starts helpers that render chat templates and tokenize.
+        self.text_launcher: SpawningLauncher | ForkingLauncher = texts
         #: Starts the process that uses GPUs for the kernel.
         self.device_launcher = SpawningLauncher(
             task_module=_DEVICE_TASKS, output_limits=output_limits, watcher=watcher, children=children
@@ -77,6 +84,7 @@ class WorkerProcesses(ServerPart):
         always = worker_start == "fork"
         self.launcher = ForkingLauncher(models, zygotes, always=always)
         self.helper_launcher = ForkingLauncher(helpers, zygotes, always=always)
+        self.text_launcher = ForkingLauncher(texts, zygotes, always=always)
 
     async def close(self) -> None:
         """End the zygotes, the watcher, and what models have left behind."""

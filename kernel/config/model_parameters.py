@@ -141,6 +141,22 @@ def declared_fields(text: str, model: str) -> frozenset[str]:
     return names
 
 
+def tokenizer_path(config: ModelConfig) -> str:
+    """Return the folder with the model's tokenizer, relative to the model's folder; empty if the model names none.
+
+    Raises `BadConfig` for a path that leaves the model's folder.
+    """
+    if TOKENIZER not in config.parameters:
+        return ""
+    path = config.parameters[TOKENIZER].string_value
+    if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise BadConfig(
+            f"parameter '{TOKENIZER}' of model '{config.name}' must be a folder within the model's own, such as "
+            f"'tokenizer' or '.'; found '{path}'"
+        )
+    return path
+
+
 _PREFIX = "naiad."
 
 #: Seconds that an execution may take; 0 for no limit. Takes precedence over --execution-timeout.
@@ -184,9 +200,19 @@ RETRY_ON_WORKER_LOSS = _PREFIX + "retry_on_worker_loss"
 #: The most batches that an instance may execute at the same time.
 MAX_CONCURRENCY = 1024
 
+#: The folder, within the model's own, with its tokenizer and chat template; `.` for the model's folder itself.
+TOKENIZER = _PREFIX + "tokenizer"
+
+#: The name of the parser that finds calls of tools in the model's text.
+TOOL_PARSER = _PREFIX + "tool_parser"
+
+#: The parsers that the server has; packages may have more.
+TOOL_PARSERS = ("hermes", "llama3", "mistral", "pythonic", "qwen3")
+
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, LAUNCHER, HOST, RETRY_ON_WORKER_LOSS,
+    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, LAUNCHER, HOST, RETRY_ON_WORKER_LOSS, TOKENIZER,
+    TOOL_PARSER,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -248,6 +274,7 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         raise BadConfig(f"parameter '{BATCHING}' needs dynamic_batching, which model '{config.name}' does not have")
     preloaded_modules(config)
     openai_fields(config)
+    tokenizer_path(config)
     worker = _worker(config) if WORKER in config.parameters else ""
     _check_concurrency(config, shares_worker=bool(worker))
     return ModelParameters(

@@ -251,6 +251,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     retries_on_worker_loss: bool = True
     #: Name → `string_value` of `parameters`, for schedulers and batching rules of packages.
     parameters: dict[str, str] = {}
+    #: The folder with the model's tokenizer and chat template; empty if the model has none.
+    tokenizer_folder: str = ""
 
     @property
     def required_inputs(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from kernel.config.check import check_complete, check_config, check_inputs_and_o
 from kernel.config.generated.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from kernel.config.gpus import move_to_cpu
 from kernel.config.load import from_json, from_pbtxt
+from kernel.config.model_parameters import TOKENIZER, tokenizer_path
 from kernel.config.spec import ModelSpec, model_spec
 from kernel.config.to_text import to_json
 from kernel.errors import BadConfig, InternalError, NotFound, ServingError, Unsupported
@@ -86,6 +87,10 @@ def missing_versions(config: ModelConfig, available: Iterable[int]) -> list[str]
 
 #: Fields of a configuration that can change while a version serves.
 CHANGEABLE = ("instance_group", "version_policy")
+
+
+#: Files of a tokenizer, or of a chat template. A folder with one of them is a tokenizer's.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -327,7 +332,24 @@ class ModelSource:
         check_config(config, self.name)
         check_complete(config, self.gpus)
         self.check_label_files(config)
-        return PreparedConfig(config, to_json(config), model_spec(config, self.folder.namespace))
+        spec = model_spec(config, self.folder.namespace)
+        spec = msgspec.structs.replace(spec, tokenizer_folder=self.tokenizer_folder(config))
+        return PreparedConfig(config, to_json(config), spec)
+
+    def tokenizer_folder(self, config: ModelConfig) -> str:
+        """Return the folder with the model's tokenizer and chat template: the one that the configuration names, else
+        the model's folder or its subfolder `tokenizer`, if one has such files. Blocks. Raises `BadConfig`."""
+        named = tokenizer_path(config)
+        for name in (named,) if named else (".", "tokenizer"):
+            folder = self.path / name
+            if any((folder / each).is_file() for each in TOKENIZER_FILES):
+                return str(folder)
+        if named:
+            raise BadConfig(
+                f"parameter '{TOKENIZER}' of model '{self.name}' names the folder '{named}', which has none of "
+                f"{', '.join(TOKENIZER_FILES)}"
+            )
+        return ""
 
     def ensemble_spec(self, prepared: PreparedConfig, version: int) -> ModelSpec:
         """Return the spec of an ensemble with its version and its class labels. Blocks. Raises `InternalError`."""

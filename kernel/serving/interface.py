@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kernel.observe.gpu_figures import GpuFigureReader
     from kernel.observe.recent import Recent
     from kernel.serving.catalog import IndexItem
-    from kernel.serving.helper_tasks import FrontDoorHelpers
+    from kernel.serving.helper_tasks import FrontDoorHelpers, Helpers
     from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
     from kernel.serving.prepared import PreparedRequest
     from kernel.serving.request import Request
@@ -83,6 +83,10 @@ class KernelInterface(Protocol):
 
     @property
     def helpers(self) -> FrontDoorHelpers: ...
+
+    @property
+    def text_helpers(self) -> Helpers:
+        """Helpers that render chat templates and tokenize: what models bring may hang or end them."""
 
     @property
     def takes_times(self) -> bool:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kernel.records.tracer import Tracer
     from kernel.server_parts import ServerPart
     from kernel.serving.catalog import Catalog, IndexItem
-    from kernel.serving.helper_tasks import FrontDoorHelpers
+    from kernel.serving.helper_tasks import FrontDoorHelpers, Helpers
     from kernel.serving.interface import KernelSettings, RepositoryControl, TrafficControl
     from kernel.serving.model import Model
     from kernel.serving.model_figures import InstanceFigures, ModelCounters, ModelFigures
@@ -89,6 +89,7 @@ class Kernel:
         self.recorder: RequestRecorder | None = None
         self.repository = parts.repository
         self.helpers = parts.helpers
+        self.text_helpers = parts.text_helpers
         self.traffic = parts.traffic
         self.stopping = False
         #: The models of the start load: the server is live and not ready.
@@ -458,6 +459,8 @@ class KernelParts(msgspec.Struct, frozen=True):
 
     repository: RepositoryControl = NoRepository()
     helpers: FrontDoorHelpers = NoHelpers()
+    #: They render chat templates and tokenize.
+    text_helpers: Helpers = NoHelpers()
     #: The rules of models, which other parts set; None for rules that only the kernel has.
     rules: RouteRules | None = None
     #: None where clients cannot set traffic rules.

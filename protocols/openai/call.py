@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from protocols.openai.generation import GenerationIntake, SilenceWatch
     from protocols.openai.meter import GenerationCounts
     from protocols.openai.plans import GenerationPlan
+    from protocols.openai.preparing import TextTasks
 
 #: The header with the id of a request, which clients log.
 REQUEST_ID_HEADER = "x-request-id"
@@ -46,6 +47,7 @@ class DoorSettings(msgspec.Struct, frozen=True):
     now_s: Callable[[], float]
     #: When a model was first seen, in seconds since the epoch.
     created_s: Callable[[str], int]
+    texts: TextTasks
     counts: GenerationCounts
 
     def meter(

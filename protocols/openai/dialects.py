@@ -14,7 +14,8 @@ backend. All dialects read the same outputs (`read_piece`). They are
   the backend changes its way of sampling where `top_p` is there.
 
 A model that makes vectors of texts has an `EmbeddingDialect`. Ours has the input `openai_request` with one input of the
-client, and the output `embedding`; vLLM's has one JSON object, and the vector as JSON in the text.
+client, and the output `embedding`; vLLM's has one JSON object, and the vector as JSON in the text; an encoder gets
+token ids (`EncoderEmbeddings`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from kernel.config.model_parameters import OPENAI_FIELDS, declared_fields
+from kernel.config.model_parameters import OPENAI_FIELDS, TOOL_PARSER, declared_fields
 from kernel.config.spec import TensorSpec  # noqa: TC001 - msgspec reads it
 from kernel.errors import InternalError
 from protocols.openai.errors import ApiError
@@ -59,6 +60,14 @@ class Dialect(Protocol):
     @property
     def chats(self) -> bool:
         """Whether the model takes messages of a chat."""
+
+    @property
+    def renders(self) -> bool:
+        """Whether messages become a prompt here, by the model's chat template."""
+
+    @property
+    def tool_parser(self) -> str:
+        """The name of the parser that finds calls of tools in the model's text; empty for none."""
 
     @property
     def honoured(self) -> frozenset[str]:
@@ -174,6 +183,9 @@ REQUEST_INPUT = "openai_request"
 #: Fields about how text is sampled: every model of this dialect gets them.
 SAMPLING_FIELDS = frozenset(("frequency_penalty", "presence_penalty", "seed", "temperature", "top_p"))
 
+#: Fields of tools, of models whose calls the server finds in their text.
+_TOOL_FIELDS = frozenset(("parallel_tool_calls", "tool_choice", "tools"))
+
 #: What can be in a response only if the model makes it itself.
 _ONLY_READY = frozenset(
     ("audio", "function_call", "functions", "logprobs", "modalities", "parallel_tool_calls", "tool_choice", "tools",
@@ -191,6 +203,8 @@ class WholeRequest(msgspec.Struct, frozen=True):
     honoured: frozenset[str]
     request: TensorSpec
     chats: bool = True
+    renders: bool = False
+    tool_parser: str = ""
     reason: str = "does not say that it honours it (naiad.openai_fields)"
 
     @property
@@ -211,13 +225,25 @@ def whole_request(spec: ModelSpec) -> WholeRequest | None:
         return None
     declared = declared_fields(spec.parameters.get(OPENAI_FIELDS, ""), spec.name)
     honoured = SAMPLING_FIELDS | (declared if ready is not None else declared - _ONLY_READY)
-    return WholeRequest(spec.name, ready is not None, honoured, spec.inputs[REQUEST_INPUT])
+    parser = "" if ready is not None else spec.parameters.get(TOOL_PARSER, "")
+    if parser:
+        honoured |= _TOOL_FIELDS
+    return WholeRequest(spec.name, ready is not None, honoured, spec.inputs[REQUEST_INPUT], tool_parser=parser)
+
+
+#: Fields of a chat that reach any model with a chat template.
+_RENDERED = _TOOL_FIELDS | frozenset(
+    ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "documents", "reasoning_effort")
+)
 
 
 # ---- vLLM's backend --------------------------------------------------------------------------
 
 
 PARAMETERS_INPUT = "sampling_parameters"
+
+#: The input with images in base64.
+_IMAGES = "image"
 
 #: Fields that vLLM has by the same name.
 _SAMPLING = (
@@ -238,23 +264,39 @@ class VllmDialect(msgspec.Struct, frozen=True):
 
     model: str
     specs: dict[str, TensorSpec]
+    renders: bool = False
+    honoured: frozenset[str] = frozenset((*_SAMPLING, _STRUCTURED, "response_format"))
+    tool_parser: str = ""
     output: str = TEXT_OUTPUT
     ready: bool = False
-    chats: bool = False
-    honoured: frozenset[str] = frozenset((*_SAMPLING, _STRUCTURED))
     reason: str = "is one of vLLM's backend, which does not take it"
+
+    @property
+    def chats(self) -> bool:
+        return self.renders
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         specs = self.specs
         parameters = {name: fields[name] for name in _SAMPLING if name in fields}
-        if _STRUCTURED in fields:  # the backend decodes it by itself
-            parameters[_STRUCTURED] = _encoder.encode(fields[_STRUCTURED]).decode()
+        structured = fields.get(_STRUCTURED) or _structured_outputs(fields.get("response_format"))
+        if structured:  # the backend decodes it by itself
+            parameters[_STRUCTURED] = _encoder.encode(structured).decode()
         return [
             texts_tensor(specs[TEXT_INPUT], [fields["prompt"]]),
             texts_tensor(specs[PARAMETERS_INPUT], [_encoder.encode(parameters)]),
+            *([texts_tensor(specs[_IMAGES], fields["images"])] if "images" in fields else ()),
             *switch_tensors(specs, ["stream"], on=fields.get("stream", False)),
             *switch_tensors(specs, ["exclude_input_in_output", *_SWITCHES]),  # the server repeats the prompt for `echo`
         ]
+
+
+def _structured_outputs(form: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what vLLM calls the form of a text that a client asks for."""
+    if form is None:
+        return None
+    if form["type"] == "json_object":
+        return {"json_object": True}
+    return {"json": form["json_schema"].get("schema", {})}
 
 
 def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
@@ -263,7 +305,12 @@ def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
         return None
     if set(spec.required_inputs) - {TEXT_INPUT, PARAMETERS_INPUT}:
         return None
-    return VllmDialect(spec.name, spec.inputs)
+    honoured = frozenset((*_SAMPLING, _STRUCTURED, "response_format", *(_RENDERED if spec.tokenizer_folder else ())))
+    if _IMAGES in spec.inputs and spec.tokenizer_folder:
+        honoured |= {"image_url"}
+    return VllmDialect(
+        spec.name, spec.inputs, bool(spec.tokenizer_folder), honoured, spec.parameters.get(TOOL_PARSER, "")
+    )
 
 
 # ---- TensorRT-LLM's backend ------------------------------------------------------------------
@@ -287,6 +334,9 @@ _EXCLUDE = ("exclude_input_in_output", "exclude_input_from_output")
 
 _STOP = "stop_words"
 
+#: How a text is made to fit: the kind of the form, and a schema.
+_GUIDE_TYPE, _GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+
 _FORMATS = {
     "FP32": "<f", "FP64": "<d", "INT8": "<b", "INT16": "<h", "INT32": "<i", "INT64": "<q", "UINT8": "<B",
     "UINT16": "<H", "UINT32": "<I", "UINT64": "<Q",
@@ -300,10 +350,15 @@ class InputEach(msgspec.Struct, frozen=True):
     #: Names without the prefix.
     specs: dict[str, TensorSpec]
     honoured: frozenset[str]
+    renders: bool = False
     output: str = TEXT_OUTPUT
     ready: bool = False
-    chats: bool = False
+    tool_parser: str = ""
     reason: str = "has no input for it"
+
+    @property
+    def chats(self) -> bool:
+        return self.renders
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         specs = self.specs
@@ -315,6 +370,12 @@ class InputEach(msgspec.Struct, frozen=True):
         ]
         if _STOP in specs and "stop" in fields:
             tensors.append(texts_tensor(specs[_STOP], fields["stop"]))
+        if form := fields.get("response_format"):
+            with_schema = form["type"] == "json_schema"
+            tensors.append(texts_tensor(specs[_GUIDE_TYPE], ["json_schema" if with_schema else "json"]))
+            if with_schema:
+                schema = _encoder.encode(form["json_schema"].get("schema", {}))
+                tensors.append(texts_tensor(specs[_GUIDE], [schema]))
         tensors += switch_tensors(specs, _STREAM, on=fields.get("stream", False))
         return tensors + switch_tensors(specs, (*_EXCLUDE, *_SWITCHES))  # the server repeats the prompt for `echo`
 
@@ -341,7 +402,12 @@ def input_each(spec: ModelSpec) -> InputEach | None:
     known = {TEXT_INPUT, *_NUMBERS.values(), _STOP, *_STREAM, *_EXCLUDE, *_SWITCHES}
     if any(name.removeprefix(PREFIX) not in known for name in spec.required_inputs):
         return None
-    return InputEach(spec.name, specs, frozenset(field for field, name in _NUMBERS.items() if name in specs))
+    honoured = frozenset(field for field, name in _NUMBERS.items() if name in specs)
+    honoured |= _RENDERED if spec.tokenizer_folder else frozenset()
+    if _GUIDE_TYPE in specs and _GUIDE in specs:
+        honoured |= {"response_format"}
+    parser = spec.parameters.get(TOOL_PARSER, "")
+    return InputEach(spec.name, specs, honoured, bool(spec.tokenizer_folder), tool_parser=parser)
 
 
 def _without_prefix(inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -373,8 +439,15 @@ class EmbeddingDialect(Protocol):
     def reason(self) -> str:
         """Why it does not honour others, as the end of a sentence."""
 
+    @property
+    def tokenizes(self) -> bool:
+        """Whether texts become token ids here."""
+
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
-        """Return the inputs of a request for the vector of `fields["input"]`, one text or one list of token ids."""
+        """Return the inputs of a request for the vector of `fields["input"]`, one text or one list of token ids.
+
+        Of a model whose dialect tokenizes they are token ids, and `fields["width"]` is how many the model gets.
+        """
 
     def vector(self, response: Response) -> bytes:
         """Return the vector in a response, as FP32. Raises `InternalError` if there is none."""
@@ -387,6 +460,7 @@ class OurEmbeddings(msgspec.Struct, frozen=True):
     honoured: frozenset[str]
     request: TensorSpec
     reason: str = "does not say that it honours it (naiad.openai_fields)"
+    tokenizes: bool = False
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         return [texts_tensor(self.request, [_encoder.encode(fields)])]
@@ -405,6 +479,7 @@ class VllmEmbeddings(msgspec.Struct, frozen=True):
     specs: dict[str, TensorSpec]
     honoured: frozenset[str] = frozenset(("dimensions", "prompt_token_ids"))
     reason: str = "is one of vLLM's backend, which does not take it"
+    tokenizes: bool = False
 
     def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
         asked = {"input": fields["input"]}
@@ -424,6 +499,69 @@ class VllmEmbeddings(msgspec.Struct, frozen=True):
         raise InternalError(f"the model has sent no output '{TEXT_OUTPUT}' with a vector")
 
 
+#: Inputs of encoders: token ids, which of them are text and no padding, and which of two texts they are of.
+_IDS, _MASK, _KINDS = "input_ids", "attention_mask", "token_type_ids"
+
+#: Outputs of encoders with one vector for each text, the first that a model has.
+_VECTORS = ("sentence_embedding", EMBEDDING_OUTPUT, "embeddings", "text_embeds", "pooler_output")
+
+
+class EncoderEmbeddings(msgspec.Struct, frozen=True):
+    """An `EmbeddingDialect`: an encoder such as those that sentence-transformers exports to ONNX."""
+
+    model: str
+    honoured: frozenset[str]
+    specs: dict[str, TensorSpec]
+    output: str
+    reason: str = "does not say that it honours it (naiad.openai_fields)"
+    tokenizes: bool = True
+
+    def inputs(self, fields: dict[str, Any]) -> list[Tensor]:
+        ids, width = fields["input"], fields["width"]
+        padding = width - len(ids)
+        values = {_IDS: [*ids, *[0] * padding], _MASK: [1] * len(ids) + [0] * padding, _KINDS: [0] * width}
+        return [_integers(spec, values[name]) for name, spec in self.specs.items()]
+
+    def width(self, lengths: Sequence[int]) -> int:
+        """Return how many token ids each text of a request gets, with padding. Raises `ApiError`."""
+        longest, fixed = max(lengths), self.specs[_IDS].shape[-1]
+        if 0 < fixed < longest:
+            raise ApiError(f"an input has {longest} tokens, and model '{self.model}' takes at most {fixed}",
+                           param="input")  # fmt: skip
+        return fixed if fixed > 0 else longest
+
+    def vector(self, response: Response) -> bytes:
+        for output in response.outputs or ():
+            if output.name == self.output and output.byte_size:
+                return bytes(output.raw())
+        raise InternalError(f"the model has sent no output '{self.output}'")
+
+
+def _integers(spec: TensorSpec, values: list[int]) -> Tensor:
+    """Return an input of integers. Raises `ApiError` for one that does not fit."""
+    try:
+        data = struct.pack(f"<{len(values)}{_FORMATS[spec.datatype][1]}", *values)
+    except (struct.error, OverflowError):
+        raise ApiError(f"a token id is not in the range of {spec.datatype}", 422, param="input",
+                       kind="out_of_range") from None  # fmt: skip
+    return Tensor(spec.name, spec.datatype, input_shape(spec, len(values)), data)
+
+
+def encoder_embeddings(spec: ModelSpec) -> EncoderEmbeddings | None:
+    """Return the dialect of an encoder with a tokenizer beside it; None for another model."""
+    if not spec.tokenizer_folder or _IDS not in spec.inputs or _MASK not in spec.inputs:
+        return None
+    if set(spec.inputs) - {_IDS, _MASK, _KINDS} or any(
+        tensor.datatype not in ("INT32", "INT64") or not tensor.shape for tensor in spec.inputs.values()
+    ):
+        return None
+    for name in _VECTORS:
+        if name in spec.outputs and spec.outputs[name].datatype == "FP32" and len(spec.outputs[name].shape) <= 2:
+            honoured = declared_fields(spec.parameters.get(OPENAI_FIELDS, ""), spec.name) & {"prompt_token_ids"}
+            return EncoderEmbeddings(spec.name, honoured, spec.inputs, name)
+    return None
+
+
 def embedding_dialect(spec: ModelSpec) -> EmbeddingDialect | None:
     """Return how a model is asked for vectors; None for a model that makes none."""
     if (
@@ -432,6 +570,8 @@ def embedding_dialect(spec: ModelSpec) -> EmbeddingDialect | None:
         and not set(spec.required_inputs) - {EMBEDDING_INPUT}
     ):
         return VllmEmbeddings(spec.name, spec.inputs)
+    if (encoder := encoder_embeddings(spec)) is not None:
+        return encoder
     request, output = spec.inputs.get(REQUEST_INPUT), spec.outputs.get(EMBEDDING_OUTPUT)
     if request is None or output is None or spec.required_inputs not in ((), (REQUEST_INPUT,)):
         return None

@@ -118,6 +118,17 @@ def stop_words(value: Any) -> list[str]:
     return found
 
 
+def response_format(value: Any) -> dict[str, Any]:
+    """Accept a form that a text may have: text, a JSON object, or what a schema says."""
+    form: dict[str, Any] = json_object(value)
+    kind = one_of("text", "json_object", "json_schema")(form.get("type"))
+    if kind == "json_schema":
+        described = form.get("json_schema")
+        if not isinstance(described, dict) or not isinstance(described.get("schema", {}), dict):
+            raise Mismatch("dict_type", "Input should have a valid dictionary as 'json_schema', with a 'schema'")
+    return form
+
+
 class Treatment(enum.Enum):
     """What becomes of a field. The values are the words of docs/openai.md."""
 
@@ -186,11 +197,11 @@ CHAT_FIELDS: dict[str, Field] = {
     "logprobs": Field(_DECLARED, boolean, absent=(False,)),
     "top_logprobs": Field(_DECLARED, integer(0, 20)),
     "tools": Field(_DECLARED, json_list, absent=([],)),
-    "tool_choice": Field(_DECLARED, absent=("none", "auto")),
+    "tool_choice": Field(_DECLARED, absent=("auto",)),
     "parallel_tool_calls": Field(_DECLARED, boolean, absent=(True,)),
     "functions": Field(_DECLARED, json_list, absent=([],)),
     "function_call": Field(_DECLARED, absent=("none", "auto")),
-    "response_format": Field(_DECLARED, json_object, absent=({"type": "text"},)),
+    "response_format": Field(_DECLARED, response_format, absent=({"type": "text"},)),
     "modalities": Field(_DECLARED, json_list, absent=(["text"],)),
     "audio": Field(_DECLARED, json_object),
     "reasoning_effort": Field(_DECLARED, text),
@@ -231,6 +242,26 @@ EMBEDDING_FIELDS: dict[str, Field] = {
     "user": Field(_WITHOUT, text),
 }
 
+#: POST /tokenize, as vLLM has it.
+TOKENIZE_FIELDS: dict[str, Field] = {
+    "model": Field(_SERVER, text, required=True),
+    "prompt": Field(_SERVER, text),
+    "messages": Field(_SERVER, filled_list),
+    "tools": Field(_SERVER, json_list, absent=([],)),
+    "add_special_tokens": Field(_SERVER, boolean),
+    "return_token_strs": Field(_SERVER, boolean),
+    "add_generation_prompt": Field(_SERVER, boolean),
+    "continue_final_message": Field(_SERVER, boolean),
+    "chat_template_kwargs": Field(_SERVER, json_object),
+    "chat_template": CHAT_FIELDS["chat_template"],
+}
+
+#: POST /detokenize, as vLLM has it.
+DETOKENIZE_FIELDS: dict[str, Field] = {
+    "model": Field(_SERVER, text, required=True),
+    "tokens": Field(_SERVER, json_list, required=True),
+}
+
 _OBFUSCATION = Field(_REFUSED, boolean, absent=(False,), reason="chunks have the size of their text")
 
 #: Members of `stream_options`.
@@ -253,7 +284,7 @@ RESPONSE_FIELDS: dict[str, Field] = {
     "temperature": Field(_MODEL, number(0, 2)),
     "top_p": Field(_MODEL, number(0, 1)),
     "tools": Field(_DECLARED, json_list, absent=([],)),
-    "tool_choice": Field(_DECLARED, absent=("none", "auto")),
+    "tool_choice": Field(_DECLARED, absent=("auto",)),
     "parallel_tool_calls": Field(_DECLARED, boolean, absent=(True,)),
     "previous_response_id": Field(_REFUSED, reason=_KEEPS_NOTHING),
     "conversation": Field(_REFUSED, reason=_KEEPS_NOTHING),

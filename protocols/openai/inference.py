@@ -224,7 +224,7 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
     try:
         async with submitted(call, Api.EMBEDDINGS) as found:
             dialect = required_embedding_dialect(found.route.spec)
-            vectors = _Vectors(found.generation, dialect, as_base64=found.plan.as_base64)
+            vectors = _Vectors(found.generation, dialect, found.plan)
             while vectors.open:
                 await found.generation.wait()
                 vectors.take()
@@ -241,12 +241,12 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
 class _Vectors:
     """The vectors that have come, encoded."""
 
-    def __init__(self, generation: Generation, dialect: EmbeddingDialect, *, as_base64: bool) -> None:
+    def __init__(self, generation: Generation, dialect: EmbeddingDialect, plan: GenerationPlan) -> None:
         self._generation = generation
         self._dialect = dialect
-        self._as_base64 = as_base64
+        self._as_base64 = plan.as_base64
         self._encoded: list[bytes] = [b""] * len(generation.calls)
-        self._tokens: list[int | None] = [None] * len(generation.calls)
+        self._tokens: list[int | None] = [*plan.input_tokens] or [None] * len(generation.calls)
         #: How many inputs have no vector yet.
         self.open = len(generation.calls)
         #: How many bytes the vectors take.
@@ -266,7 +266,8 @@ class _Vectors:
                     vector = self._dialect.vector(response)
                     numbers += len(vector) // 4
                     self._encoded[call.number] = encoded = self._encode(vector)
-                    self._tokens[call.number] = prompt_tokens(response)
+                    if (tokens := prompt_tokens(response)) is not None:
+                        self._tokens[call.number] = tokens
                     self.byte_size += len(encoded)
                 if response.final:
                     self.open -= 1
@@ -326,7 +327,7 @@ async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoic
     with BodyCollector(door.kernel.memory_for_helper, call.http.content_length) as body:
         await call.read_body(body.add)
         peer = identity_of(call.http)
-        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, peer)
+        prepared = await prepare(door.kernel, api, body, door.default_max_tokens, call.check_model, peer, door.texts)
     plan, route = prepared.plan, prepared.route
     find_peer = functools.partial(identity_of, call.http)
     head = GenerationHead(route, plan.model, call.request_id, call.http.raw_headers, find_peer, call.key)

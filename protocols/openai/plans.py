@@ -7,25 +7,33 @@ part, so that models need not know both forms.
 
 from __future__ import annotations
 
+import binascii
 import enum
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from protocols.openai.dialects import EncoderEmbeddings
 from protocols.openai.errors import ApiError, invalid_field, refused_field
 from protocols.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
     EMBEDDING_FIELDS,
     RESPONSE_FIELDS,
     STREAM_OPTIONS,
+    TOKENIZE_FIELDS,
     checked,
     checked_members,
     refuse_others,
 )
 from protocols.openai.response_requests import SENT_AS, as_chat
+from protocols.openai.tools import LIST_PARSER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from protocols.openai.dialects import Dialect, EmbeddingDialect
     from protocols.openai.fields import Field
     from shm.tensor import Buffer, Tensor
@@ -38,11 +46,23 @@ MAX_FAN_OUT = 1024
 #: more than twice its body. So that a small body cannot take much memory or time.
 MAX_COPIED_BYTE_SIZE = 4 << 20
 
+#: The most tokens of the inputs of one request for embeddings, padding included, where the server makes them.
+MAX_TOKENS = 1 << 20
+
+#: The most images of one conversation, where the server takes them out of its messages.
+MAX_IMAGES = 64
+
 #: The most characters of prompts that are repeated in a response.
 MAX_ECHOED = 256 << 10
 
 #: What OpenAI's completions and Triton generate at most if neither client nor operator says more.
 COMPLETION_TOKENS = 16
+
+#: Fields that are in the prompt of a chat when it was rendered.
+_IN_PROMPT = frozenset(
+    ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "documents", "messages",
+     "parallel_tool_calls", "reasoning_effort", "tool_choice", "tools")
+)  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
 
@@ -54,6 +74,9 @@ class Api(enum.Enum):
     COMPLETIONS = "completions"
     #: Makes vectors, and no text.
     EMBEDDINGS = "embeddings"
+    #: Token ids of a text or of a conversation, and the text of token ids. No model is asked.
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
     #: The Responses API, whose requests become those of a chat.
     RESPONSES = "responses"
 
@@ -71,6 +94,8 @@ _FIELDS = {
     Api.CHAT: CHAT_FIELDS,
     Api.COMPLETIONS: COMPLETION_FIELDS,
     Api.EMBEDDINGS: EMBEDDING_FIELDS,
+    Api.TOKENIZE: TOKENIZE_FIELDS,
+    Api.DETOKENIZE: DETOKENIZE_FIELDS,
     Api.RESPONSES: RESPONSE_FIELDS,
 }
 
@@ -97,6 +122,14 @@ class GenerationPlan(msgspec.Struct, array_like=True):
     echoed: list[str] = []
     #: Of embeddings: whether vectors are base64 of FP32, and not lists of numbers.
     as_base64: bool = False
+    #: Of embeddings: how many tokens each input has, where the server has made them; else empty.
+    input_tokens: list[int] = []
+    #: The parser of calls of tools in the text (`protocols.openai.tools`); empty for none.
+    tool_parser: str = ""
+    #: The tool whose arguments the whole text is (`tool_choice`); empty for none.
+    named_tool: str = ""
+    #: Whether only the first call counts (`parallel_tool_calls`).
+    only_first_call: bool = False
     #: Of the Responses API: the members of a response that repeat the request, as JSON.
     repeated: bytes = b""
 
@@ -138,15 +171,21 @@ def read_document(body: Buffer, api: Api) -> Document:
 
 
 def make_plan(
-    document: Document, dialect: Dialect, default_max_tokens: int | None
+    document: Document,
+    dialect: Dialect,
+    default_max_tokens: int | None,
+    render: Callable[[dict[str, Any]], str] | None = None,
 ) -> tuple[GenerationPlan, list[list[Tensor]]]:
     """Return the plan, and the inputs of each request to the model, in the order of choices. Raises `ApiError`.
 
     `default_max_tokens` are the operator's (`--openai-default-max-tokens`), None if the operator has not said it.
+    `render` returns the prompt for the fields of a chat, of a model whose dialect renders.
     """
     fields, api, ready = document.fields, document.api, dialect.ready
     if api.is_chat and not dialect.chats:
         raise ApiError(f"model '{dialect.model}' has no chat template: use /v1/completions", param="model")
+    if fields.get("tool_choice") == "none":
+        fields = _without_tools(fields, dialect)
     if api is Api.RESPONSES:
         refuse_others(fields, CHAT_FIELDS, dialect, SENT_AS)
     else:
@@ -164,9 +203,18 @@ def make_plan(
     common = {name: value for name, value in fields.items() if name != "max_completion_tokens"}
     if plan.max_tokens is not None:
         common["max_tokens"] = plan.max_tokens
+    if api.is_chat and (dialect.renders or dialect.tool_parser):
+        _add_tools(plan, fields, common, dialect)
     if api.is_chat:
         check_messages(fields["messages"], dialect, document.places)
-        common["messages"] = msgspec.Raw(_encoder.encode(fields["messages"]))  # once for all choices
+        if dialect.renders:
+            assert render is not None, "a helper renders"
+            common = {name: value for name, value in common.items() if name not in _IN_PROMPT}
+            if images := _images_of(fields["messages"]):
+                common["images"] = images
+            common["prompt"] = [render(fields)]
+        else:
+            common["messages"] = msgspec.Raw(_encoder.encode(fields["messages"]))  # once for all choices
     else:
         _add_prompts(plan, common, dialect)
     if plan.choices > MAX_FAN_OUT:
@@ -174,6 +222,99 @@ def make_plan(
     if ready:
         return plan, [dialect.inputs(common)]
     return plan, _inputs(plan, common, dialect, document.byte_size)
+
+
+_TOOL_FIELDS = ("parallel_tool_calls", "tool_choice", "tools")
+
+
+def _without_tools(fields: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
+    """Return the fields for a client that wants no call: models that make their responses themselves are told so."""
+    if dialect.ready and "tool_choice" in dialect.honoured:
+        return fields
+    return {name: value for name, value in fields.items() if name not in _TOOL_FIELDS}
+
+
+def _add_tools(plan: GenerationPlan, fields: dict[str, Any], common: dict[str, Any], dialect: Dialect) -> None:
+    """Put into `plan` how calls are found in the text. Raises `ApiError`.
+
+    A call that the client insists on is the whole text, by its schema, of models that take a prompt.
+    """
+    schemas, choice = _schemas_of(fields.get("tools", [])), fields.get("tool_choice", "auto")
+    named = _named_tool(choice, schemas)
+    if not schemas:
+        return
+    plan.only_first_call = fields.get("parallel_tool_calls") is False
+    plan.tool_parser = dialect.tool_parser
+    if choice != "auto" and dialect.renders:
+        _insist(plan, common, schemas, named, dialect)
+    elif not plan.tool_parser:
+        raise ApiError(
+            f"\"auto\" tool choice requires a tool parser, which model '{dialect.model}' does not name "
+            "(parameter naiad.tool_parser)",
+            param="tools",
+        )
+
+
+def _schemas_of(tools: list[Any]) -> dict[str, Any]:
+    """Return the schemas of the arguments of tools, by name. Raises `ApiError`."""
+    found = {}
+    for number, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise invalid_field(f"tools.{number}", "model_attributes_type", "Input should be a function with a name")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise invalid_field(
+                f"tools.{number}.function.parameters", "dict_type", "Input should be a valid dictionary"
+            )
+        found[function["name"]] = parameters or {"type": "object"}
+    return found
+
+
+def _named_tool(choice: Any, schemas: dict[str, Any]) -> str:
+    """Return the tool that the client insists on; empty if it names none. Raises `ApiError`."""
+    if choice in ("auto", "required"):
+        if choice == "required" and not schemas:
+            raise ApiError('"required" tool choice requires CreateChatCompletionRequest.tools to be provided',
+                           param="tool_choice")  # fmt: skip
+        return ""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid_field("tool_choice", "literal_error",
+                            "Input should be 'none', 'auto', 'required' or a function with a name")  # fmt: skip
+    if not schemas:
+        raise ApiError("Named tool choice requires CreateChatCompletionRequest.tools to be provided",
+                       param="tool_choice")  # fmt: skip
+    if name not in schemas:
+        raise ApiError(f"Tool '{name}' has not been passed in `tools`.", param="tool_choice")
+    return name
+
+
+def _insist(
+    plan: GenerationPlan, common: dict[str, Any], schemas: dict[str, Any], named: str, dialect: Dialect
+) -> None:
+    """Let the text be the arguments of one tool, or a list of calls. Raises `ApiError`."""
+    if "response_format" not in dialect.honoured:
+        raise refused_field("tool_choice", f"model '{dialect.model}' cannot be made to write by a schema")
+    if "response_format" in common or "structured_outputs" in common:
+        raise ApiError("'tool_choice' and 'response_format' both ask for a form of the text", param="tool_choice")
+    if named:
+        plan.named_tool, plan.tool_parser, schema = named, "", schemas[named]
+    else:
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "parameters": parameters},
+                "required": ["name", "parameters"],
+            }
+            for name, parameters in schemas.items()
+        ]
+        plan.tool_parser = LIST_PARSER
+        schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        if plan.only_first_call:
+            schema["maxItems"] = 1
+    common["response_format"] = {"type": "json_schema", "json_schema": {"name": "calls", "schema": schema}}
 
 
 def _add_stream_options(plan: GenerationPlan, fields: dict[str, Any]) -> None:
@@ -205,13 +346,13 @@ def _inputs(plan: GenerationPlan, common: dict[str, Any], dialect: Dialect, body
     """Return the inputs of one request for each choice: one prompt, n=1, and seeds that differ."""
     alone = {name: value for name, value in common.items() if name != "n"}
     if plan.choices == 1:
-        if not plan.api.is_chat:
+        if "prompt" in common:
             alone["prompt"] = common["prompt"][0]
         return [dialect.inputs(alone)]
     found, limit, byte_size = [], max(MAX_COPIED_BYTE_SIZE, 2 * body_byte_size), 0
     for choice in range(plan.choices):
         prompt, number = divmod(choice, plan.n)
-        if not plan.api.is_chat:
+        if "prompt" in common:
             alone["prompt"] = common["prompt"][prompt]
         if number and "seed" in common:
             # The highest seed is followed by the lowest: all are valid.
@@ -229,8 +370,13 @@ def _inputs(plan: GenerationPlan, common: dict[str, Any], dialect: Dialect, body
     return found
 
 
-def make_embedding_plan(document: Document, dialect: EmbeddingDialect) -> tuple[GenerationPlan, list[list[Tensor]]]:
-    """Return the plan, and the inputs of each request to the model. Raises `ApiError`."""
+def make_embedding_plan(
+    document: Document, dialect: EmbeddingDialect, tokenize: Callable[[str], list[int]] | None = None
+) -> tuple[GenerationPlan, list[list[Tensor]]]:
+    """Return the plan, and the inputs of each request to the model. Raises `ApiError`.
+
+    `tokenize` returns the token ids of a text, for a model whose dialect tokenizes.
+    """
     fields = document.fields
     refuse_others(fields, EMBEDDING_FIELDS, dialect)
     asked = inputs_of(fields["input"])
@@ -240,6 +386,18 @@ def make_embedding_plan(document: Document, dialect: EmbeddingDialect) -> tuple[
         raise refused_field("input", f"it is of token ids, and model '{dialect.model}' {dialect.reason}")
     as_base64 = fields.get("encoding_format") == "base64"
     plan = GenerationPlan(document.api, document.model, prompts=len(asked), as_base64=as_base64)
+    if isinstance(dialect, EncoderEmbeddings):
+        assert tokenize is not None, "a helper tokenizes"
+        tokens = [each if isinstance(each, list) else tokenize(each) for each in asked]
+        plan.input_tokens = [len(each) for each in tokens]
+        width = dialect.width(plan.input_tokens)
+        if width * len(tokens) > MAX_TOKENS:
+            raise ApiError(
+                f"the inputs have {width * len(tokens)} tokens together with their padding, expected at most "
+                f"{MAX_TOKENS}; send fewer of them at once",
+                param="input",
+            )
+        return plan, [dialect.inputs({"input": each, "width": width}) for each in tokens]
     common = {name: value for name, value in fields.items() if name != "encoding_format"}
     return plan, [dialect.inputs({**common, "input": each}) for each in asked]
 
@@ -313,6 +471,43 @@ def _check_content(content: Any, message: dict[str, Any], place: str, dialect: D
             raise refused_field(where, f"only text message is supported, but got {kind}; {reason}")
     if len(texts) == len(content):
         message["content"] = "\n".join(texts)
+
+
+_IMAGE = re.compile(r"data:image/[A-Za-z0-9.+-]{1,64};base64,")
+
+
+def _images_of(messages: list[dict[str, Any]]) -> list[str]:
+    """Return the images of checked messages, in base64, and leave their place to the chat template: `image` parts.
+
+    Raises `ApiError` for an image that is somewhere else: the server fetches nothing for clients.
+    """
+    found: list[str] = []
+    for number, message in enumerate(messages):
+        if not isinstance(message.get("content"), list):
+            continue
+        for place, part in enumerate(message["content"]):
+            if part["type"] != "image_url":
+                continue
+            found.append(_image_of(part.get("image_url"), f"messages.{number}.content.{place}.image_url"))
+            message["content"][place] = {"type": "image"}
+    if len(found) > MAX_IMAGES:
+        raise ApiError(f"the messages have {len(found)} images, expected at most {MAX_IMAGES}", param="messages")
+    return found
+
+
+def _image_of(image: Any, where: str) -> str:
+    url = image.get("url") if isinstance(image, dict) else None
+    if not isinstance(url, str):
+        raise invalid_field(f"{where}.url", "string_type", "Input should be a valid string")
+    begin = _IMAGE.match(url)
+    if begin is None:
+        raise refused_field(f"{where}.url", "images are sent as data:image/TYPE;base64,BYTES; the server fetches none")
+    encoded = url[begin.end() :]
+    try:
+        binascii.a2b_base64(encoded, strict_mode=True)
+    except ValueError as error:
+        raise invalid_field(f"{where}.url", "value_error", f"Input should be an image in base64: {error}") from None
+    return encoded
 
 
 def prompts_of(prompt: Any, dialect: Dialect) -> list[Any]:

@@ -134,7 +134,7 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
 
 def _tool_choice(choice: Any) -> Any:
     """Return a choice of tools as a chat has it."""
-    if choice == "required":
+    if choice in ("none", "required"):
         return choice
     if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("name"), str):
         raise refused_field("tool_choice", "it is none, auto, required, or {'type': 'function', 'name': NAME}")

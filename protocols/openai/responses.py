@@ -6,6 +6,7 @@ them is how bodies and chunks are written; what is the same in all chunks of a s
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,12 +15,14 @@ from kernel.errors import InternalError
 from protocols.http.json.document import UNDECODABLE, member_texts
 from protocols.openai.choices import Choices
 from protocols.openai.errors import error_event
+from protocols.openai.tools import FoundCall, NamedCall, ToolText, new_parser
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
     from protocols.openai.choices import Usage
     from protocols.openai.dialects import Piece
     from protocols.openai.plans import GenerationPlan
+    from protocols.openai.tools import Found
 
 _encode = msgspec.json.Encoder().encode
 
@@ -64,12 +67,29 @@ class _TextReceiver(Receiver):
     def __init__(self, plan: GenerationPlan) -> None:
         self._plan = plan
         self._choices = Choices(plan)
+        #: What finds calls in the text of each choice; None for a request without tools.
+        self._tools = _tools_of(plan)
+
+    def finish_reason(self, number: int) -> str:
+        """Return why the choice has ended: a text with calls ends for them, unless the client has named the tool."""
+        reason = self._choices.all[number].finish_reason
+        if self._tools is not None and not self._plan.named_tool and self._tools[number].count and reason == "stop":
+            return "tool_calls"
+        return reason
 
     def is_stopped(self, number: int) -> bool:
         return self._choices.all[number].stopped
 
     def is_finished(self, number: int) -> bool:
         return bool(self._choices.all[number].finish_reason)
+
+
+def _tools_of(plan: GenerationPlan) -> list[ToolText] | None:
+    if plan.named_tool:
+        return [ToolText(NamedCall(plan.named_tool)) for _ in range(plan.choices)]
+    if plan.tool_parser:
+        return [ToolText(new_parser(plan.tool_parser), only_first=plan.only_first_call) for _ in range(plan.choices)]
+    return None
 
 
 class TextEvents(_TextReceiver):
@@ -83,6 +103,8 @@ class TextEvents(_TextReceiver):
         self._writer = ChunkWriter(plan, identity)
         #: The choices whose first chunk was made; for completions there is none.
         self._begun = [not plan.api.is_chat] * plan.choices
+        #: How many calls of each choice were sent.
+        self._sent = [0] * plan.choices
         self._parts: list[bytes] = []
 
     def take(self) -> bytes:
@@ -95,7 +117,25 @@ class TextEvents(_TextReceiver):
             self._begin(number)
         text = self._choices.all[number].add(piece)
         if text:
+            self._send(number, text)
+
+    def _send(self, number: int, text: str) -> None:
+        if self._tools is None:
             self._parts.append(self._writer.text(number, text))
+        else:
+            self._send_found(number, self._tools[number].add(text))
+
+    def _send_found(self, number: int, found: list[Found]) -> None:
+        """Send text and calls, which are numbered in their order."""
+        for each in found:
+            if isinstance(each, str):
+                self._parts.append(self._writer.text(number, each))
+            elif isinstance(each, FoundCall):
+                self._parts.append(self._writer.calls(number, {"index": self._sent[number], **call_members(each)}))
+                self._sent[number] += 1
+            else:
+                more = {"index": self._sent[number] - 1, "function": {"arguments": each.text}}
+                self._parts.append(self._writer.calls(number, more))
 
     def _begin(self, number: int) -> None:
         self._begun[number] = True
@@ -106,8 +146,10 @@ class TextEvents(_TextReceiver):
             self._begin(number)
         choice = self._choices.all[number]
         if text := choice.end():
-            self._parts.append(self._writer.text(number, text))
-        self._parts.append(self._writer.finish(number, choice.finish_reason))
+            self._send(number, text)
+        if self._tools is not None:
+            self._send_found(number, self._tools[number].end())
+        self._parts.append(self._writer.finish(number, self.finish_reason(number)))
 
     def end_stream(self) -> None:
         """All choices have ended."""
@@ -146,6 +188,7 @@ class TextBody(_TextReceiver):
         super().__init__(plan)
         self._identity = identity
         self._texts: list[list[str]] = [[] for _ in range(plan.choices)]
+        self._calls: list[list[dict[str, Any]]] = [[] for _ in range(plan.choices)]
         #: How many bytes the texts take.
         self.byte_size = 0
 
@@ -153,19 +196,34 @@ class TextBody(_TextReceiver):
         self._append(number, self._choices.all[number].add(piece))
 
     def _append(self, number: int, text: str) -> None:
-        if text:
+        if not text:
+            return
+        self.byte_size += len(text)
+        if self._tools is None:
             self._texts[number].append(text)
-            self.byte_size += len(text)
+        else:
+            self._take(number, self._tools[number].add(text))
+
+    def _take(self, number: int, found: list[Found]) -> None:
+        for each in found:
+            if isinstance(each, str):
+                self._texts[number].append(each)
+            elif isinstance(each, FoundCall):
+                self._calls[number].append({**call_members(each), "parts": [each.arguments]})
+            else:
+                self._calls[number][-1]["parts"].append(each.text)
 
     def end(self, number: int) -> None:
         self._append(number, self._choices.all[number].end())
+        if self._tools is not None:
+            self._take(number, self._tools[number].end())
 
     def body(self) -> bytes:
         """Return the body: all choices have ended."""
-        texts = [
-            ("".join(parts), choice.finish_reason) for parts, choice in zip(self._texts, self._choices.all, strict=True)
-        ]
-        return whole_body(self._plan, self._identity, texts, self._choices.usage())
+        texts = [("".join(parts), self.finish_reason(number)) for number, parts in enumerate(self._texts)]
+        for call in (each for calls in self._calls for each in calls):
+            call["function"]["arguments"] = "".join(call.pop("parts"))
+        return whole_body(self._plan, self._identity, texts, self._choices.usage(), self._calls)
 
 
 class ReadyBody(Receiver):
@@ -221,6 +279,12 @@ class ChunkWriter:
         """Return the chunk with more text of a choice."""
         return self._begins[number] + _encode(text) + self._end
 
+    def calls(self, number: int, call: dict[str, Any]) -> bytes:
+        """Return the chunk with a call of a tool, or with more of its arguments."""
+        return b'%b{"index":%d,"delta":{"tool_calls":[%b]},"logprobs":null,"finish_reason":null}]%b}\n\n' % (
+            self._head, number, _encode(call), self._usage
+        )  # fmt: skip
+
     def finish(self, number: int, reason: str) -> bytes:
         """Return the last chunk of a choice."""
         last = b'"delta":{}' if self._chat else b'"text":""'
@@ -238,13 +302,31 @@ class ChunkWriter:
         return b"data: %b\n\n" % with_identity(text, self._identity, kind)
 
 
-def whole_body(plan: GenerationPlan, identity: Identity, texts: list[tuple[str, str]], usage: Usage | None) -> bytes:
-    """Return the body of a response that is not a stream. `texts` has text and finish_reason of each choice."""
+def call_members(call: FoundCall) -> dict[str, Any]:
+    """Return a call as clients read it. Mistral's templates insist on ids of nine letters and digits."""
+    return {
+        "id": uuid.uuid4().hex[:9],
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def whole_body(
+    plan: GenerationPlan,
+    identity: Identity,
+    texts: list[tuple[str, str]],
+    usage: Usage | None,
+    calls: list[list[dict[str, Any]]] | None = None,
+) -> bytes:
+    """Return the body of a response that is not a stream. `texts` has text and finish_reason of each choice, `calls`
+    its calls of tools."""
     choices: list[dict[str, Any]] = []
     for number, (text, reason) in enumerate(texts):
         content: dict[str, Any] = (
             {"message": {"role": "assistant", "content": text, "refusal": None}} if plan.api.is_chat else {"text": text}
         )
+        if calls is not None and calls[number]:
+            content["message"] |= {"content": text or None, "tool_calls": calls[number]}
         choices.append({"index": number, **content, "logprobs": None, "finish_reason": reason})
     return _encode(
         {

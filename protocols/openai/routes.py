@@ -15,7 +15,7 @@ from kernel.errors import NotFound, ServingError
 from protocols.access import Category
 from protocols.http import web
 from protocols.http.responses import json_text_response
-from protocols.openai import inference
+from protocols.openai import inference, tokenizing
 from protocols.openai.call import OpenAiCall
 from protocols.openai.dialects import dialect_of, embedding_dialect
 from protocols.openai.errors import ApiError, unknown_model
@@ -113,6 +113,8 @@ _LITERAL = {
     "/v1/completions": OpenAiRoute(Category.INFERENCE, {"POST": inference.completions}),
     "/v1/responses": OpenAiRoute(Category.INFERENCE, {"POST": inference.responses}),
     "/v1/embeddings": OpenAiRoute(Category.INFERENCE, {"POST": inference.embeddings}),
+    "/tokenize": OpenAiRoute(Category.INFERENCE, {"POST": tokenizing.tokenize}),
+    "/detokenize": OpenAiRoute(Category.INFERENCE, {"POST": tokenizing.detokenize}),
     "/v1/models": OpenAiRoute(Category.METADATA, {"GET": list_models}),
     "/health/ready": OpenAiRoute(Category.HEALTH, {"GET": ready}),
 }

@@ -21,6 +21,7 @@ from protocols.openai.call import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, r
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.generation import GenerationIntake, SilenceWatch
 from protocols.openai.meter import GenerationCounts
+from protocols.openai.preparing import TextTasks
 from protocols.openai.routes import find_route
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
             options.default_max_tokens,
             now_s,
             self._created_s,
+            TextTasks(kernel, time.monotonic),
             GenerationCounts(),
         )
 

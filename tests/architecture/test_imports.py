@@ -109,6 +109,7 @@ INNER_ROOMS = {
         }
         for name in ("pool", "process", "server_devices")  # the kernel's side
     },
+    "protocols/openai/tools": {"kernel/extensions"},  # parsers of packages
     "backends/python/testing": {"kernel/config", "kernel/embedding", "kernel/options", "kernel/repository"},
 }
 
@@ -141,6 +142,9 @@ FOREIGN = {
     "grpclib": ("protocols",),
     "orjson": ("protocols/http/json",),
     "re2": ("protocols/forwarding.py",),
+    # Only text helpers import this module, and it imports them when they are first needed.
+    "jinja2": ("protocols/openai/texts.py",),
+    "tokenizers": ("protocols/openai/texts.py",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),
     "pickle": (),

@@ -127,6 +127,7 @@ PURE = (
     "protocols/openai/plans.py",
     "protocols/openai/response_requests.py",
     "protocols/openai/responses.py",
+    "protocols/openai/tools.py",
     "protocols/openai/responses_api.py",
     "protocols/request_limits.py",
     "schedulers/batching_rules.py",

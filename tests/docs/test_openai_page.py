@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 
-from kernel.config.model_parameters import DECLARABLE_FIELDS, DECLARABLE_PARTS
+from kernel.config.model_parameters import DECLARABLE_FIELDS, DECLARABLE_PARTS, TOOL_PARSERS
 from protocols.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
     EMBEDDING_FIELDS,
     RESPONSE_FIELDS,
     RESPONSE_STREAM_OPTIONS,
     RESPONSE_TEXT,
     STREAM_OPTIONS,
+    TOKENIZE_FIELDS,
     Treatment,
 )
 from protocols.openai.routes import PATHS
@@ -53,3 +55,14 @@ def test_what_models_may_declare_is_what_is_refused_without_it() -> None:
     declared = {name for each in TABLES for name, field in each.items() if field.treatment is Treatment.DECLARED}
     assert declared == DECLARABLE_FIELDS
     assert all(f"`{name}`" in PAGE for name in DECLARABLE_PARTS)
+
+
+def test_fields_of_tokenizing_are_named() -> None:
+    described = section(PAGE, "Chat templates and tokenizers")
+    for name in (TOKENIZE_FIELDS.keys() | DETOKENIZE_FIELDS.keys()) - {"model"}:
+        assert f"`{name}`" in described
+
+
+def test_every_tool_parser_is_in_the_table() -> None:
+    found = {name for row in table(section(PAGE, "Tools")) for name in re.findall(r"`([a-z0-9]+)`", row[0])}
+    assert found == set(TOOL_PARSERS)
