@@ -417,6 +417,9 @@ _SERVER_EFFECTS = {
     ),
     "event-loop": Effect("--event-loop=asyncio", lambda r: type(r.loop).__module__, "asyncio.unix_events"),
     "busy-poll-us": Effect("--busy-poll-us=7", lambda r: r.supervisors[0].poller.polling.longest_ns, 7000),
+    "front-door-processes": Effect(
+        "--front-door-processes=2", lambda r: "naiad_front_door_restarts_total 0" in page(r).splitlines(), True
+    ),
     "worker-shared-memory": Effect(
         "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].local.shared_memory, False
     ),
