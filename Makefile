@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -57,6 +57,18 @@ test-torch: .venv-torch/installed
 	.venv-torch/bin/pip install -q --upgrade pip
 	.venv-torch/bin/pip install -q '$(TORCH)'
 	.venv-torch/bin/pip install -q -e . --group torch-tests
+	touch $@
+
+# Folders that mlflow saves, served, and compared with what mlflow.pyfunc.load_model(...).predict gives.
+# -W ignore: what mlflow warns of at its import is not ours.
+test-mlflow: .venv-mlflow/installed
+	.venv-mlflow/bin/python -m pytest -W ignore tests/backends/mlflow/with_mlflow.py \
+	  'tests/docs/test_examples.py::test_a_trained_model_is_served_as_shown[docs/mlflow.md-mlflow-cancer-]' $(ARGS)
+
+.venv-mlflow/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-mlflow
+	.venv-mlflow/bin/pip install -q --upgrade pip
+	.venv-mlflow/bin/pip install -q -e . --group mlflow-tests
 	touch $@
 
 # Spans through a real collector of OpenTelemetry, whose program a wheel brings (10 MiB).

@@ -77,23 +77,12 @@ class ModelArguments(msgspec.Struct, frozen=True):
     def integer_parameter(self, key: str, default: int = 0) -> int:
         """Return `parameter(key)` as a number. Raises `InvalidArgument` with Triton's text."""
         value = self.parameter(key)
-        if value is None:
-            return default
-        try:
-            return int(value)
-        except ValueError:
-            raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
+        return default if value is None else as_integer(value)
 
     def boolean_parameter(self, key: str, default: bool) -> bool:
         """Return `parameter(key)` as a truth value. Raises `InvalidArgument` with Triton's text."""
         value = self.parameter(key)
-        if value is None:
-            return default
-        if value.lower() in ("true", "on", "1"):
-            return True
-        if value.lower() in ("false", "off", "0"):
-            return False
-        raise InvalidArgument(f"failed to convert '{value}' to boolean")
+        return default if value is None else as_boolean(value)
 
     def model_file(self, default: str, capability: tuple[int, int] | None = None) -> Path:
         """Return the path of the model file in the version's folder: `default_model_filename`, or `default`.
@@ -108,6 +97,21 @@ class ModelArguments(msgspec.Struct, frozen=True):
             if named:
                 return self.version_dir / str(named)
         return self.version_dir / (self.config.get("default_model_filename") or default)
+
+
+def as_integer(value: str) -> int:
+    """Return the number of a setting. Raises `InvalidArgument` with Triton's text."""
+    try:
+        return int(value)
+    except ValueError:
+        raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
+
+
+def as_boolean(value: str, where: str = "") -> bool:
+    """Return the truth value of a setting. Raises `InvalidArgument` with Triton's text, and `where` behind it."""
+    if value.lower() not in ("true", "on", "1", "false", "off", "0"):
+        raise InvalidArgument(f"failed to convert '{value}' to boolean{where}")
+    return value.lower() in ("true", "on", "1")
 
 
 class Host(Protocol):
@@ -388,3 +392,23 @@ class CustomBackend:
 
     def finalize(self) -> None:
         """Step 7: free it, after the last model of this process."""
+
+
+class ModelBackend(Backend):
+    """A backend of which `load` makes an object that executes batches: its `_model`."""
+
+    #: None before `load` and after `finalize`.
+    _model: Any = None
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        assert self._model is not None, "execute before load"
+        self._model.execute(requests, timings)
+
+    def finalize(self) -> None:
+        """Free the model's memory."""
+        self._model = None
+
+
+def is_complete(config: Config) -> bool:
+    """Return whether a configuration has inputs and outputs. Then nothing is filled in, not even max_batch_size."""
+    return bool(config.get("input")) and bool(config.get("output"))

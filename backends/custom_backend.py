@@ -46,7 +46,6 @@ class SteppedBackend(Backend):
         self._finalizers: list[Callable[[], None]] = []
 
     def complete(self, arguments: ModelArguments) -> Config:
-        """See `CustomModel.complete`."""
         backend = self._initialized_backend(arguments)
         return backend.model_class(backend, arguments).complete()
 

@@ -44,6 +44,7 @@ BUILT_IN = {
     "add_sub": "backends.builtin.add_sub:AddSubBackend",
     "fil": "backends.fil.backend:FilBackend",
     "identity": "backends.builtin.identity:IdentityBackend",
+    "mlflow": "backends.mlflow.backend:MlflowBackend",
     "onnxruntime": "backends.onnxruntime.backend:OnnxRuntimeBackend",
     "python": "backends.python.backend:PythonBackend",
     "pytorch": "backends.pytorch.backend:PyTorchBackend",

@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, peers, start, restart, tracing, page, micro..."""
+"""`python -m bench COMMAND`: rows, curve, growth, heavy, density, peers, trees, start, restart, tracing, micro..."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ Rounds = Annotated[
     int | None,
     typer.Option(min=1, help="rounds per row and server; figures are medians", show_default="3, with --against 9"),
 ]
-OnlyKind = Annotated[str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch")]
+OnlyKind = Annotated[
+    str, typer.Option(help="only kinds of models whose name contains this: python, onnx, torch, sklearn")
+]
 OnlyPeers = Annotated[str, typer.Option(help="only these peers, or parts of their names: naiad,mosec,ray")]
 HeavyRounds = Annotated[int, typer.Option(min=1, help="rounds per row and server; waits are medians")]
 TritonInAll = Annotated[bool, typer.Option(help="measure Triton in all rows, and not in twelve: an hour")]
@@ -131,7 +133,7 @@ def growth_command(quick: Quick = False, without_triton: WithoutTriton = False) 
 def heavy_command(
     only: Only = "", rounds: HeavyRounds = 1, without_triton: WithoutTriton = False, triton_in_all: TritonInAll = False
 ) -> None:
-    """What one heavy request does to other clients and to the kernel's memory: 248 rows. A quarter of an hour.
+    """What one heavy request does to other clients and to the kernel's memory: 252 rows. A quarter of an hour.
 
     The exit code is 1 where a healthy client waits too long, the kernel grows too much, or a status is not the
     expected one. With --only the figures are written to build/bench/.
@@ -186,6 +188,26 @@ def peers_command(
     _publish("peers", measured, quick=quick)
 
 
+@cli.command("trees")
+def trees_command(
+    rounds: Annotated[int, typer.Option(min=1, help="rounds over all servers; figures are medians")] = 3,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 3,
+    workers: Annotated[int, typer.Option(min=1, help="workers of each server")] = 1,
+    quick: Quick = False,
+) -> None:
+    """An XGBoost model of 200 trees, a row in JSON: ours beside MLServer, KServe's SDK and Triton. 3 minutes.
+
+    The first run installs them into ~/.cache/naiad-bench (1.5 GB). Each response is compared with xgboost's own.
+    """
+    from bench.peers import command  # as below
+
+    _warn_if_busy()
+    measured = command.run_trees(1 if quick else rounds, workers, seconds=1 if quick else seconds)
+    path = store.stem("trees", quick=quick).with_suffix(".json")
+    store.write_json(path, measured)
+    print(f"wrote {path}")
+
+
 @cli.command("start")
 def start_command() -> None:
     """Time from the command until every port listens, and memory in use. 10 seconds."""
@@ -224,6 +246,34 @@ def recording_command() -> None:
     from bench import recording  # as below
 
     raise typer.Exit(recording.run())
+
+
+@cli.command("shadow")
+def shadow_command() -> None:
+    """What a shadow of all requests costs the clients: rate and p99 with it against without. 2 minutes.
+
+    The exit code is 1 where a model that waits has less than 0.97 of the rate or more than 1.25 of the p99.
+    """
+    from bench import shadow  # as below
+
+    raise typer.Exit(shadow.run())
+
+
+@cli.command("scale")
+def scale_command(
+    doors: Annotated[str, typer.Option(help="numbers of front doors: 0,1,2")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; figures are medians")] = 5,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 3,
+    only: Only = "",
+) -> None:
+    """Processor time of a request over HTTP, with and without processes for front doors (wrk, c=32). 4 minutes."""
+    from bench import scale  # as above
+
+    try:
+        counts = [int(each) for each in doors.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--doors has numbers separated by commas, not '{doors}'") from None
+    scale.run(counts, rounds, seconds, only)
 
 
 @cli.command("page")

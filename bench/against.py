@@ -1,10 +1,8 @@
 """`python -m bench --against COMMIT`: this working tree and another commit of ours under the same loads.
 
 Each round starts both servers again, because two starts of the same server may differ by some percent. Then both run
-every row, one directly after the other, in random order. The results are the ratios now/before of these pairs, see
-`bench/intervals.py`. A row whose verdict is settled has no further rounds.
-
-The figures of two commits in paired rounds: ratios with intervals, a verdict on each row, and the printed table.
+every row, one directly after the other, in random order. The results are the ratios now/before of these pairs, with
+intervals and a verdict on each row (`bench/intervals.py`). A row whose verdict is settled has no further rounds.
 """
 
 from __future__ import annotations
@@ -360,7 +358,7 @@ class Rounds:
         *,
         tls_flags: Sequence[str] = (),
     ) -> None:
-        """`tls_flags` are those of servers for rows with TLS."""
+        """`tls_flags` are for servers of rows with TLS."""
         self.rows = {row: PairedRow(row.name) for row in rows}
         self.inside = {path: PairedRow(path) for path in inside}
         self._clients = clients

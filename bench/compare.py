@@ -128,7 +128,7 @@ class Sites:
     """The two servers, started for rows with or without TLS, and their repositories in a folder."""
 
     def __init__(self, folder: Path, backend: Path | None, tls: TlsFlags | None, *, with_triton: bool) -> None:
-        """`backend` is that of `bench.triton.onnx_backend`, `tls` the flags for rows with TLS."""
+        """`backend` is from `bench.triton.onnx_backend`, `tls` the flags for rows with TLS."""
         self._ours, self._theirs = folder / "ours", folder / "theirs"
         self._backend = backend
         self._tls = tls
@@ -230,7 +230,7 @@ def _print_table(report: list[dict[str, Any]], kept: Kept, machine: Machine) -> 
 
 
 def mean_lines(report: list[dict[str, Any]]) -> list[str]:
-    """Return a line for the geometric mean of the ratios to Triton of all rows, and for that of each group."""
+    """Return a line for the geometric mean of the ratios to Triton of all rows, and for the mean of each group."""
     compared = [line for line in report if "rate_ratio" in line]
     groups = list(dict.fromkeys(line["group"] for line in compared))
     lines = []

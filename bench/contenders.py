@@ -1,8 +1,7 @@
 """The servers that are compared, which run while a `with` block lasts, and one measurement of one of them.
 
-They are our server and, if available, a real Triton; or our servers of two source trees.
-
-A certificate for the rows with TLS, made for the run by `openssl`, and the flags of servers that use it.
+They are our server and, if available, a real Triton; or our servers of two source trees. Rows with TLS have a
+certificate that `openssl` makes for the run.
 """
 
 from __future__ import annotations

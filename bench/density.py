@@ -1,12 +1,8 @@
-"""Measures servers with growing numbers of models, ours and Triton in turn, and the restarts of a worker of ours.
+"""`python -m bench density`: servers with growing numbers of models, ours and Triton in turn, and restarts of workers.
 
-How long a model is away after its worker was killed: until the next response, load of the model included.
-
-The models of `bench density`: copies of a Python model, of the demo's ONNX model, of a model that imports torch.
-
-The figures of `bench density`, as they are stored: of servers with 1 to 200 models, and of restarts.
-
-Prints the figures of `bench density`, and whether the goals are reached.
+The models are copies of a Python model, of the demo's ONNX model, and of a model that imports torch. Stored are figures
+of servers with 1 to 200 models, and how long a model is away after its worker was killed: until the next response,
+load of the model included. The table says whether the goals are reached.
 """
 
 from __future__ import annotations
@@ -150,10 +146,46 @@ def _digits(folder: Path) -> None:
     shutil.copytree(DIGITS, folder)
 
 
+_SKLEARN_CONFIG = """\
+backend: "sklearn"
+max_batch_size: 1024
+dynamic_batching {}
+input [{ name: "input" data_type: TYPE_FP32 dims: [ 16 ] }]
+"""
+
+
+def _sklearn(folder: Path, more: str = "") -> None:
+    """Write a pipeline that is fitted with the same numbers each time. Its outputs are completed from the file."""
+    import numpy as np  # with scikit-learn it takes a second to import, and only this kind needs it
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rows = np.random.default_rng(0).random((200, 16))
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, rows[:, 0] > 0.5)
+    (folder / "1").mkdir(parents=True)
+    skops.io.dump(model, folder / "1" / "model.skops")
+    (folder / "config.pbtxt").write_text(_SKLEARN_CONFIG + more)
+
+
+def _sklearn_in_one_process(folder: Path) -> None:
+    _sklearn(folder, 'parameters { key: "naiad.worker" value { string_value: "small" } }\n')
+
+
 KINDS = [
     ModelKind("python", "Python add_sub", _python, ADD_SUB, triton=True),
     ModelKind("onnx", "ONNX digits", _digits, Inputs(("image",), (1, 8, 8)), triton=False),
     ModelKind("torch", "Python with torch", _torch, ADD_SUB, triton=True, needs="torch"),
+    ModelKind("sklearn", "scikit-learn pipeline", _sklearn, Inputs(("input",), (1, 16)), triton=False, needs="skops"),
+    ModelKind(
+        "sklearn in one process",
+        "scikit-learn pipeline, all in one process (naiad.worker)",
+        _sklearn_in_one_process,
+        Inputs(("input",), (1, 16)),
+        triton=False,
+        needs="skops",
+    ),
 ]
 
 

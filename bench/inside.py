@@ -1,9 +1,8 @@
 """A whole request through the kernel process, from received bytes to written bytes, without sockets and workers.
 
 This is the Python code that runs for every request: connection, codec, checks, scheduling, messages to and from the
-worker, statistics and the response. The responses of the worker are made here, mostly outside of the timed part.
-
-The measurement of `bench/inside.py` in its own process, for any source tree.
+worker, statistics and the response. The responses of the worker are made here, mostly outside of the timed part. Each
+measurement has a process of its own, so that it can measure another source tree.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def measure_apart(tree: Path) -> dict[str, float]:
 
     The result is empty if the tree has no such file, or if it fails.
     """
-    if not (tree / "bench" / "inside.py").is_file():  # Python would take that of an installed checkout
+    if not (tree / "bench" / "inside.py").is_file():  # Python would take the file of an installed checkout
         return {}
     command = [sys.executable, "-c", _CODE]
     try:

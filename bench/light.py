@@ -52,7 +52,7 @@ class LightRequest(msgspec.Struct, frozen=True):
 class LightLoad(msgspec.Struct, frozen=True):
     """A load of `seconds` on a port of loopback, with `connections` x `streams` requests always in flight.
 
-    `streams` are those of one connection, for gRPC only. `response_byte_size` is the smallest number of bytes of a
+    `streams` are of one connection, for gRPC only. `response_byte_size` is the smallest number of bytes of a
     response's body, or of its message with the prefix: h2load takes an error of gRPC, which has none, as a success.
     """
 

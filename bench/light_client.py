@@ -1,10 +1,8 @@
 """The light client of all rows: it checks a server's response, warms the model up, and runs the load of a row.
 
-It owns the tensors in shared memory of the rows that have some, which it registers with a server before each load.
-
-One request at a time, with a look at every response: whether it is right, and the warm-up of a model.
-
-A fast wrong answer must not count, and wrk and h2load do not look.
+A fast wrong answer must not count, and wrk and h2load do not look: so one request at a time is sent before a load, with
+a look at every response. The client owns the tensors in shared memory of the rows that have some, which it registers
+with a server before each load.
 """
 
 from __future__ import annotations
@@ -191,7 +189,7 @@ class LightClient:
     def prepare(self, row: LightRow, model: str, ports: dict[str, int]) -> LightLoad | str:
         """Check one response of a server and warm the model up. Returns the load, or what is wrong with the server.
 
-        `ports` are those of the server by protocol; TLS is spoken on them if the row has it.
+        `ports` are the server's by protocol; TLS is spoken on them if the row has it.
         """
         case = build_case(row.payload, model)
         port = ports[row.protocol]

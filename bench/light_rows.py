@@ -3,10 +3,9 @@
 The rows `onnx_cpp` compare ONNX Runtime here with Triton's C++ ONNX Runtime backend, which runs in its own process. The
 other rows run Python models on both sides.
 
-The requests of light clients, with random tensors from a seed, and the outputs that a right response has.
-
-A case is built once; its request then never changes. Tensors are in JSON, in binary behind the JSON header, in a gRPC
-message, in shared memory, or members of a body of `/generate`.
+Requests have random tensors from a seed, and the outputs that a right response has are known. A case is built once; its
+request then never changes. Tensors are in JSON, in binary behind the JSON header, in a gRPC message, in shared memory,
+or members of a body of `/generate`.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ def wrong_outputs(case: LightCase, headers: dict[str, str], body: bytes) -> str:
 
 
 def compared(case: LightCase, found: dict[str, Any]) -> str:
-    """Return how outputs (lists, arrays or bytes, by name) differ from those of the case, or nothing.
+    """Return how outputs (lists, arrays or bytes, by name) differ from the case's, or nothing.
 
     Raises `ValueError` for elements of another kind.
     """

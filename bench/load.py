@@ -4,10 +4,8 @@ perf_analyzer sends requests to one model and uses a thread per connection. Wher
 grows, the client itself must not grow. It runs in its own process: `python -m bench.load SPEC` prints a `Sample` as
 JSON.
 
-The client's side of both protocols, for requests that never change: bytes in, bytes out, nothing decoded twice.
-
-A load client is the state of one connection with at most one request in flight. It checks that every response is a
-success. Sockets and time belong to `bench/load.py`.
+A load client is the state of one connection: bytes in, bytes out, nothing decoded twice. It checks that every response
+is a success.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Inputs(msgspec.Struct, frozen=True):
         return struct.pack(f"<{count}f", *range(count))
 
 
-#: Those of `add_sub` in all its copies.
+#: The inputs of `add_sub` in all its copies.
 ADD_SUB = Inputs()
 
 
@@ -233,7 +231,7 @@ class Spec(msgspec.Struct, frozen=True):
     connections: int
     models: list[str]
     seconds: float
-    #: The server's main process. Its CPU time and that of its descendants are counted separately.
+    #: The server's main process. Its CPU time and its descendants' are counted separately.
     server_pid: int
     inputs: Inputs = ADD_SUB
 

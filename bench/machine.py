@@ -1,8 +1,7 @@
-"""The settings of a measurement (machine, versions, commit), and the CPU time of processes.
+"""The settings of a measurement (machine, versions, commit), and the CPU time and memory of processes.
 
-Every result file begins with `Machine`, and every picture shows it in one line.
-
-The memory of processes, as the system counts it (`/proc/PID/smaps_rollup`).
+Every result file begins with `Machine`, and every picture shows it in one line. Memory is counted as the system counts
+it (`/proc/PID/smaps_rollup`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The Python models that are measured, which a real Triton runs too. ONNX models are in `bench/models.py`.
+"""The models that are measured, which a real Triton runs too.
 
-ONNX models that are measured: with one thread each, here and in Triton's C++ backend. Written with `onnx`.
+Python models are files; ONNX models are written with `onnx`, with one thread each, here and in Triton's C++ backend.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`python -m bench start`: how long a server takes to start, and how much memory it uses.
+"""How long a server, its models and its workers take to start, and how much memory a server uses.
 
-`python -m bench loads`: how many small Python models a server loads and unloads in a second.
-
-`python -m bench restart`: how long a model takes no requests after its only worker was killed.
+- `python -m bench start`: the start of a server, and its memory.
+- `python -m bench loads`: how many small Python models a server loads and unloads in a second.
+- `python -m bench restart`: how long a model takes no requests after its only worker was killed.
 """
 
 from __future__ import annotations

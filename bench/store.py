@@ -2,11 +2,10 @@
 
 A full run writes the files that the repository shows (`bench/results/`), a quick run writes to `build/bench/`.
 
-The figures of every row at the last landed commit, which the repository keeps: `results/kept.json`.
-
-Each landing is compared with the commit before it, in pairs. A loss of two percent is within the noise of each
-comparison, and ten of them are a fifth. The kept figures show it, on a machine of the same kind; on another machine
-their ratio is no more than a hint, because the machine differs as well.
+`results/kept.json` has the figures of every row at the last landed commit. Each landing is compared with the commit
+before it, in pairs. A loss of two percent is within the noise of each comparison, and ten of them are a fifth. The kept
+figures show it, on a machine of the same kind; on another machine their ratio is no more than a hint, because the
+machine differs as well.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class Kept(msgspec.Struct, frozen=True):
         return KeptRatio(rate / row.figures.rate, same)
 
     def with_rows(self, figures: Mapping[str, KeptFigures], machine: Machine) -> Kept:
-        """Return these figures with those of a run in their place."""
+        """Return these figures with the figures of a run in their place."""
         new = {
             name: KeptRow(each, machine.commit, machine.date, machine.processor, machine.cores)
             for name, each in figures.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -107,10 +108,15 @@ def _backends(onnx: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _numpy() -> Path:
-    target = CACHE / f"{NUMPY.replace('==', '-')}-{sys.implementation.cache_tag}"
+def packages(*requirements: str) -> Path:
+    """Return a folder with packages that models of Triton import. They are fetched if they are not there.
+
+    Raises `NotAvailable`.
+    """
+    name = "-".join(re.sub(r"[=<>]+", "-", each) for each in requirements)
+    target = CACHE / f"{name}-{sys.implementation.cache_tag}"
     if not target.exists():
-        _pip("install", "-q", "--target", str(target), NUMPY)
+        _pip("install", "-q", "--target", str(target), *requirements)
     return target
 
 
@@ -140,7 +146,7 @@ def triton(
         process = subprocess.Popen(
             command,
             env={**os.environ, "LD_LIBRARY_PATH": libraries},
-            cwd=_numpy(),  # the stub ignores PYTHONPATH and looks in its working folder first
+            cwd=packages(NUMPY),  # the stub ignores PYTHONPATH and looks in its working folder first
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

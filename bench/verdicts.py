@@ -1,6 +1,6 @@
 """How often the verdicts of rollouts are wrong, and when they come: simulated traffic, and the table of the documents.
 
-Each run is a rollout of 20,000 requests, of which the candidate gets one share. The verdicts are those of the server,
+Each run is a rollout of 20,000 requests, of which the candidate gets one share. The verdicts are the server's,
 with the settings that are the default, looked at every 100 requests.
 """
 

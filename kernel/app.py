@@ -23,7 +23,7 @@ from backends.launch.launcher import LOCAL, LauncherSet, packaged_launcher
 from backends.launch.output import OutputLimits
 from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
-from backends.supervision.instance_watch import limits_of
+from backends.supervision.instance_watch import ExecutionLimits
 from backends.supervision.shared_worker import SharedWorkers
 from backends.supervision.supervisor import InstanceSupervisor
 from backends.supervision.watchdog import Watchdog
@@ -53,6 +53,7 @@ from kernel.startup import CannotListen, bind, creating_server, listen, load_fir
 from kernel.texts import SERVER_PATHS
 from kernel.tools.terminal import Terminal
 from kernel.traffic.control import Traffic
+from kernel.traffic.shadow import ShadowParts
 from kernel.traffic.state_file import StateFile
 from schedulers.registry import choose_scheduler
 from shm.blocks import ByteBudget
@@ -62,13 +63,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
+    from backends.doors.pool import DoorPool
     from backends.launch.launcher import HostLauncher, Launcher
     from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.observe.metrics_config import MetricsConfig
-    from kernel.operator import ProcessOperator, ServerOperator
+    from kernel.operator import ServerOperator
     from kernel.options import ListenAddress, ServerOptions
     from kernel.repository.gpus import ServerGpus
     from kernel.server_parts import ServerPart
@@ -114,7 +116,7 @@ class StartFailed(Exception):
 
 
 def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygote | None = None,
-          operator: ProcessOperator | None = None) -> int:  # fmt: skip
+          operator: ServerOperator | None = None) -> int:  # fmt: skip
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
     The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken. `operator` is
@@ -143,6 +145,8 @@ class Server:
         self._zygote = zygote
         self._owner = owner
         self._log = options.log.settings()
+        #: None for most servers.
+        self._door_processes: DoorPool | None = None
         #: In the order in which they start. The kernel reads their figures from this list.
         self._parts: list[ServerPart] = []
         #: How many of them `_start_parts` has started.
@@ -220,6 +224,11 @@ class Server:
             lost_log_lines=self._owner.lost_log_lines,
         )
         self._kernel = Kernel(catalog, regions, inputs, clock, settings, tracer, parts)
+        if options.front_door_processes:
+            self._make_door_processes(catalog, processes)
+        # The helper starts with its first comparison.
+        comparer = self._part(pool(1 << 20, count=1, title="shadow comparer"))
+        traffic.shadow_parts = ShadowParts(self._kernel.submit_copy, comparer, budget)
         if options.record is not None:
             from kernel.records.recorder import Recording  # takes memory, which other servers need not spend
 
@@ -316,6 +325,19 @@ class Server:
         cache = make_cache(choice, clock, budget)
         return self._part(ResponseCaching(cache, catalog, helpers=helpers, regions=helpers, clock=clock))
 
+    def _make_door_processes(self, catalog: Catalog, processes: WorkerProcesses) -> None:
+        from backends.doors.pool import DoorPool, DoorSettings  # takes memory, which other servers need not spend
+
+        options = self._options
+        settings = DoorSettings(
+            options.arena_byte_size,
+            options.shared_memory_owner == "peer",
+            options.max_decompression_ratio,
+            options.event_loop,
+        )
+        launcher, count = processes.door_launcher, options.front_door_processes
+        self._door_processes = self._part(DoorPool(self._kernel, catalog, launcher, count, settings))
+
     def _make_limiting(self) -> RateLimiting | None:
         """Return the rate limiter, if the options ask for one."""
         if (options := self._options.rate_limit).mode == "off":
@@ -375,7 +397,7 @@ class Server:
             helpers,
             arena_byte_size=options.arena_byte_size,
             watchdog=watchdog,
-            limits=limits_of(options),
+            limits=_limits_of(options),
             verbose=1,  # always sent: the log decides what is shown, and clients may change that at any time
             load_timeout_s=options.repository.load_timeout_s,
             budget=budget,
@@ -466,7 +488,11 @@ class Server:
 
         keys = KeyReader()
         return [
-            importlib.import_module(door.module).make_door(DoorParts(self._kernel, sock, self._options, keys))
+            importlib.import_module(door.module).make_door(
+                DoorParts(
+                    self._kernel, sock, self._options, keys, self._door_processes if door.name == "http" else None
+                )
+            )
             for door, sock in sockets.items()
         ]
 
@@ -517,3 +543,14 @@ def _import_front_doors(doors: Iterable[DoorKind]) -> None:
     """Import what `_make_doors` imports. Blocks, so it runs in a thread."""
     for door in doors:
         importlib.import_module(door.module)
+
+
+def _limits_of(options: ServerOptions) -> ExecutionLimits:
+    """Return the limits of models that have none of their own."""
+    return ExecutionLimits(
+        round(options.execution_report_s * 1e9),
+        round(options.execution_timeout_s * 1e9),
+        "--execution-timeout",
+        changeable=not options.debugging,
+        response_wait_ns=round(options.response_wait_timeout_s * 1e9),
+    )

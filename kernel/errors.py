@@ -230,6 +230,16 @@ class BadConfig(InvalidArgument):
     """A model configuration breaks a rule."""
 
 
+class ServedElsewhere(Unavailable):
+    """A front door in a process of its own does not know the model: the kernel's process serves the connection.
+
+    A client sees the text only if its model was unloaded while the body of its request came.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Request for unknown model: '{name}' is not at ready state")
+
+
 # ---- requests -------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ Not the threads of `asyncio.to_thread`: there are few of those, and the end of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
@@ -35,70 +36,57 @@ IDLE_S = 1.0
 #: How many threads can be waiting. With more, further work waits until one of them has ended.
 _MAX_WAITING = 64
 
-
-class _Job:
-    """What one thread does."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self._results: list[Any] = []
-        self._error: BaseException | None = None
-        #: The file or folder that the thread uses, and since when, of the monotonic clock.
-        self.path = ""
-        self.since_s = time.monotonic()
-        #: Whether it counts as one that works.
-        self.has_place = True
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.timer: asyncio.TimerHandle | None = None
-
-    def work(self) -> None:
-        """In the thread."""
-        _local.job = self
-        try:
-            self._results.append(self._function())
-        except BaseException as error:  # raised by the coroutine that waits
-            self._error = error
-        finally:
-            _local.job = None
-
-    def result(self) -> Any:
-        """Return the result, or raise the error."""
-        error, self._error = self._error, None
-        if error is None:
-            return self._results[0]
-        try:
-            raise error
-        finally:
-            del error  # its traceback has this frame
+_local = threading.local()
+_threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = weakref.WeakKeyDictionary()
 
 
-class _FileThread:
-    """A thread that works off jobs, one after the other. It ends when it has had none for `IDLE_S`.
+async def in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which uses files, in a thread; return its result or raise its error.
 
-    A load needs several: to start a thread for each takes longer than most of them.
+    If the caller is cancelled, it does not wait; the thread goes on. It never keeps the process from its end.
     """
+    return await _of_loop().run(partial(function, *args, **kwargs))
 
-    def __init__(self, threads: _Threads) -> None:
-        """Raises RuntimeError if no thread can be started."""
-        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
-        self._threads = weakref.ref(threads)
-        threading.Thread(target=self._run, name="repository files", daemon=True).start()
 
-    def take(self, work: Callable[[], bool]) -> None:
-        """Let the thread call `work`. The thread ends if it returns False."""
-        self._jobs.put(work)
+async def in_own_thread(title: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, which may take any time, in a new thread with this title; as `in_file_thread` otherwise."""
+    loop = asyncio.get_running_loop()
+    job, context = _Job(partial(function, *args, **kwargs)), contextvars.copy_context()
 
-    def _run(self) -> None:
-        goes_on = True
-        while goes_on:
-            try:
-                work = self._jobs.get(timeout=IDLE_S)
-            except queue.Empty:
-                threads = self._threads()
-                goes_on = threads is not None and not threads.retire(self)
-                continue
-            goes_on = work()
-            del work  # with its results
+    def work() -> None:
+        context.run(job.work)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(job.end)
+
+    threading.Thread(target=work, name=title, daemon=True).start()
+    await job.ended
+    result: T = job.result()
+    return result
+
+
+def uses(path: str) -> None:
+    """Note that this thread is about to use the file or folder at `path`: `oldest_path` returns it if it hangs."""
+    job: _Job | None = getattr(_local, "job", None)
+    if job is not None:
+        job.path, job.since_s = path, time.monotonic()
+
+
+def oldest_path() -> str:
+    """Return the path that has kept a thread of this event loop for the longest time; "" if none has for `WAITING_S`.
+
+    It may be read while the file system hangs, so it takes no lock and uses no file.
+    """
+    before_s = time.monotonic() - WAITING_S
+    waiting = [job for job in _of_loop().jobs if job.path and job.since_s < before_s]
+    return min(waiting, key=lambda job: job.since_s).path if waiting else ""
+
+
+def _of_loop() -> _Threads:
+    loop = asyncio.get_running_loop()
+    found = _threads.get(loop)
+    if found is None:
+        found = _threads[loop] = _Threads()
+    return found
 
 
 class _Threads:
@@ -195,42 +183,74 @@ class _Threads:
             self._leave_place()
         else:
             self._waiting -= 1
-        if not job.ended.done():
-            job.ended.set_result(None)
+        job.end()
 
 
-_local = threading.local()
-_threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = weakref.WeakKeyDictionary()
+class _FileThread:
+    """A thread that works off jobs, one after the other. It ends when it has had none for `IDLE_S`.
 
-
-def _of_loop() -> _Threads:
-    loop = asyncio.get_running_loop()
-    found = _threads.get(loop)
-    if found is None:
-        found = _threads[loop] = _Threads()
-    return found
-
-
-async def in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function`, which uses files, in a thread; return its result or raise its error.
-
-    If the caller is cancelled, it does not wait; the thread goes on. It never keeps the process from its end.
+    A load needs several: to start a thread for each takes longer than most of them.
     """
-    return await _of_loop().run(partial(function, *args, **kwargs))
+
+    def __init__(self, threads: _Threads) -> None:
+        """Raises RuntimeError if no thread can be started."""
+        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._threads = weakref.ref(threads)
+        threading.Thread(target=self._run, name="repository files", daemon=True).start()
+
+    def take(self, work: Callable[[], bool]) -> None:
+        """Let the thread call `work`. The thread ends if it returns False."""
+        self._jobs.put(work)
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            try:
+                work = self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                threads = self._threads()
+                goes_on = threads is not None and not threads.retire(self)
+                continue
+            goes_on = work()
+            del work  # with its results
 
 
-def uses(path: str) -> None:
-    """Note that this thread is about to use the file or folder at `path`: `oldest_path` returns it if it hangs."""
-    job: _Job | None = getattr(_local, "job", None)
-    if job is not None:
-        job.path, job.since_s = path, time.monotonic()
+class _Job:
+    """What one thread does."""
 
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._results: list[Any] = []
+        self._error: BaseException | None = None
+        #: The file or folder that the thread uses, and since when, of the monotonic clock.
+        self.path = ""
+        self.since_s = time.monotonic()
+        #: Whether it counts as one that works.
+        self.has_place = True
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.timer: asyncio.TimerHandle | None = None
 
-def oldest_path() -> str:
-    """Return the path that has kept a thread of this event loop for the longest time; "" if none has for `WAITING_S`.
+    def work(self) -> None:
+        """In the thread."""
+        _local.job = self
+        try:
+            self._results.append(self._function())
+        except BaseException as error:  # raised by the coroutine that waits
+            self._error = error
+        finally:
+            _local.job = None
 
-    It may be read while the file system hangs, so it takes no lock and uses no file.
-    """
-    before_s = time.monotonic() - WAITING_S
-    waiting = [job for job in _of_loop().jobs if job.path and job.since_s < before_s]
-    return min(waiting, key=lambda job: job.since_s).path if waiting else ""
+    def end(self) -> None:
+        """On the event loop, after `work`: wake the coroutine that waits, unless it was cancelled."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def result(self) -> Any:
+        """Return the result, or raise the error."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._results[0]
+        try:
+            raise error
+        finally:
+            del error  # its traceback has this frame

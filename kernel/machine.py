@@ -1,11 +1,10 @@
-"""What this process may use of its machine: processors and memory, within the limits of its control groups.
+"""What this process may use of its machine: processors, memory, file descriptors.
 
-Also how it gives memory back that it does not use, and how it starts a process of its interpreter.
+Processors and memory are counted within the limits of its control groups. Also here: how the process gives memory back
+that it does not use, what private memory others have, and how it starts a process of its interpreter.
 
-File descriptors of this process: raises their limit, and reserves some that clients cannot use.
-
-Clients use descriptors for connections and for regions of shared memory. The reserved ones are for workers, which can
-then always be restarted, and for files and arenas.
+Clients use descriptors for connections and for regions of shared memory. So the limit is raised, and some are reserved
+for workers, which can then always be restarted, and for files and arenas.
 """
 
 from __future__ import annotations
@@ -37,6 +36,15 @@ def processor_count() -> int:
     """Return the number of whole processors, at least 1: the CPU affinity, or less if there is a quota."""
     allowed = len(os.sched_getaffinity(0))
     return max(1, int(min([allowed, *map(_quota, _files("cpu.max"))])))
+
+
+def limited_processor_count() -> int:
+    """Return the number of processors that a host policy or a container allows; 0 if this process may use all.
+
+    By default, frameworks start a thread for each core of the machine.
+    """
+    allowed = processor_count()
+    return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
 def give_memory_back() -> None:
@@ -82,6 +90,15 @@ def available_memory_byte_size() -> int:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) * 1024)
     return max(0, int(min(found)))
+
+
+def private_byte_size(statm: str) -> int:
+    """Return the memory of a process that is neither of files nor shared, by its /proc/PID/statm; 0 for an empty text.
+
+    The file counts in pages: size resident shared and so on.
+    """
+    fields = statm.split()
+    return max(int(fields[1]) - int(fields[2]), 0) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 2 else 0
 
 
 def memory_kill_count() -> int:

@@ -1,4 +1,4 @@
-"""`ServerOperator`: the interface between a server and the code that started it.
+"""`ServerOperator`: what a server tells the code that started it, and asks of it.
 
 `kernel.tools.terminal.Terminal` is for the command line, `kernel.tools.tool_server.ToolOperator` for commands
 that need workers but no front doors, `kernel.embedding.server.ServerThread` for a Python program that embeds the
@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,12 +31,14 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *(() if is_ignored else (signal.SIGHUP,)))
 
 
-class ServerOperator(Protocol):
-    """Starts and stops a server, and gets its news. The server calls the methods on its event loop, in this order."""
+class ServerOperator:
+    """Starts and stops a server, and gets its news. The server calls the methods on its event loop, in this order.
 
-    @property
-    def owns_process(self) -> bool:
-        """Whether the process is the server's alone, and the server's loop runs in its main thread."""
+    What a subclass does not need does nothing.
+    """
+
+    #: Whether the process is the server's alone, and the server's loop runs in its main thread.
+    owns_process = True
 
     def begin(self, log: LogSettings) -> None:
         """Prepare the process; no part of the server exists yet. May raise `BadOption`."""
@@ -46,6 +48,7 @@ class ServerOperator(Protocol):
 
     def lost_log_lines(self) -> int:
         """Return how many lines of the log were lost since the start; 0 if the program owns the log."""
+        return 0
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Set `stop` when the server should stop. Runs until it returns or is cancelled."""
@@ -61,13 +64,12 @@ class ServerOperator(Protocol):
 
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         """Return a hint for the error of a server that does not start because the models `failed` did not load."""
+        return ""
 
     def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
         """Every front door listens. `ports` has the ports of the open ones: `http`, `grpc`, `metrics`."""
 
-
-class ProcessOperator(ServerOperator, Protocol):
-    """An operator whose process is the server's alone."""
+    # Called where the process is the server's alone.
 
     def failed(self, reason: str) -> None:
         """Say why the server cannot start."""

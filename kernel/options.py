@@ -276,6 +276,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     worker_shared_memory: bool = True
     #: How worker processes start: auto, fork or spawn.
     worker_start: str = "auto"
+    #: How many processes serve inference over HTTP beside the kernel's process.
+    front_door_processes: int = 0
     #: The Python environments that models have of their own.
     environments: EnvironmentSettings = EnvironmentSettings()
     launchers: LauncherOptions = LauncherOptions()
@@ -333,6 +335,8 @@ def check_options(options: ServerOptions) -> None:
     if "*" in options.repository.load_models and len(options.repository.load_models) > 1:
         raise BadOption("Wildcard model name '*' must be the ONLY startup model if specified at all.")
     _check_admin(options.admin)
+    if options.front_door_processes:
+        _check_front_door_processes(options)
     taken: dict[tuple[str, int], str] = {}
     for title, listener in (
         ("HTTP", options.http_listener),
@@ -349,6 +353,16 @@ def check_options(options: ServerOptions) -> None:
                 f"and port {listener.address}:{listener.port}"
             )
         taken[address] = title
+
+
+def _check_front_door_processes(options: ServerOptions) -> None:
+    flag = "--front-door-processes"
+    if not options.http_listener.allow:
+        raise BadOption(f"{flag} serve inference over HTTP, and --allow-http=false closes that port")
+    if options.http.tls is not None:
+        raise BadOption(f"{flag} cannot serve a port with TLS: leave it out, or --http-use-ssl")
+    if not options.worker_shared_memory:
+        raise BadOption(f"{flag} share memory with workers, and --worker-shared-memory=false leaves them none")
 
 
 def _hint_for(folder: Path) -> str:

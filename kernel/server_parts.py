@@ -6,9 +6,12 @@ new part needs no attribute of the kernel.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from kernel.observe.generation_statistics import GenerationStatistics
 
 
 class ServerPart(Protocol):
@@ -39,6 +42,38 @@ class DoorFigures(msgspec.Struct, frozen=True):
     connections: int
     #: When its certificate expires, in seconds since the epoch; None without TLS, or if that is not known.
     certificate_expiry_s: float | None = None
+
+
+class DoorProcessFigures(msgspec.Struct, frozen=True):
+    """The figures of a front door in a process of its own."""
+
+    #: From 1 on. The process that replaces another one has its number.
+    number: int
+    #: How many connections it has.
+    connections: int
+    #: How many requests it has submitted, with those of its predecessors.
+    requests: int
+    #: How many bytes of tensors it may have now, of the server's memory.
+    granted_byte_size: int
+    #: Whether it takes connections.
+    ready: bool
+
+
+class DoorProcessList(msgspec.Struct, frozen=True):
+    """The figures of all front doors in processes of their own."""
+
+    #: How many have ended and were started again.
+    restarts: int = 0
+    #: How many requests they have refused because there was no memory for them.
+    memory_refusals: int = 0
+    doors: list[DoorProcessFigures] = []
+
+
+class GenerationFigures(DoorFigures, frozen=True):
+    """The figures of a front door over which models generate text."""
+
+    #: By name and version of the model. They go on counting; read-only.
+    statistics: dict[tuple[str, str], GenerationStatistics] = {}
 
 
 class TraceFigures(msgspec.Struct, frozen=True):

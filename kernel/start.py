@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.launch.zygote_start import StartedZygote
-    from kernel.operator import ProcessOperator
+    from kernel.operator import ServerOperator
     from kernel.options import ServerOptions
 
 
-def start(options: ServerOptions, notes: Sequence[str] = (), operator: ProcessOperator | None = None) -> int:
+def start(options: ServerOptions, notes: Sequence[str] = (), operator: ServerOperator | None = None) -> int:
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
-    `operator` is that of another command than `run`. Garbage is not collected until `ServerOperator.imported`.
+    `operator` is given by other commands than `run`. Garbage is not collected until `ServerOperator.imported`.
     """
     # Imports make 50,000 objects that stay, and 2,000 that do not. Looking for these takes a sixth of their time.
     gc.disable()

@@ -1,8 +1,6 @@
-"""Makes texts of clients and models safe to show: cut, and without control characters. Pure.
+"""Makes texts of clients and models safe to show: cut, without control characters, without folders of the server. Pure.
 
 Used for errors, names of models, labels of metrics, tables and lines of the log.
-
-Folders of this machine, and texts for clients without them.
 
 A text that a client gets never contains the path of a folder of the server, because it would reveal where models are,
 who runs the server and how it is installed. The log keeps whole paths. `ServingError.text` and the repository index use

@@ -1,21 +1,14 @@
-"""Which requests a front door serves only to clients with a secret header, or on the same machine. Pure.
+"""Who a client is, and which requests a front door serves only to clients with a secret header or on the same machine.
 
-Owns Triton's nine categories, that of the metrics, and the meaning of --http-restricted-api,
---grpc-restricted-protocol, --admin-access and --admin-key. `Restrictions.refusal` decides for both protocols.
-
-Keys of restrictions as the operator gives them: as text, in a file, or in an environment variable.
-
-A key on the command line can be read by every user of the machine (`ps`), one in a file or a variable cannot.
-
-Who a client is, for the limit and the ownership of shared memory regions: a user of this machine, or an address.
-
-Clients on this machine all have the same address, or can choose any (127.0.0.2 and so on). So they are identified by
-the user who has opened the connection. The system knows it for Unix sockets (unix(7), SO_PEERCRED) and for TCP over
-loopback (sock_diag(7)).
-
-The log line at start that says who may administer the server, and which flag changes that. Pure.
-
-Which models have trace settings of their own that a client may read and change: those that are ready.
+- `Peer` is the client of a connection, for the limit and the ownership of shared memory regions: a user of this
+  machine, or an address. Clients on this machine all have the same address, or can choose any (127.0.0.2 and so on). So
+  they are identified by the user who has opened the connection. The system knows it for Unix sockets (unix(7),
+  SO_PEERCRED) and for TCP over loopback (sock_diag(7)).
+- `KeyReader` reads keys as the operator gives them: as text, in a file, or in an environment variable. A key on the
+  command line can be read by every user of the machine (`ps`), one in a file or a variable cannot.
+- `Restrictions.refusal` decides for both protocols. Here are Triton's nine categories, one more for the metrics, and
+  the meaning of --http-restricted-api, --grpc-restricted-protocol, --admin-access and --admin-key.
+- `describe_exposure` makes the log line at start that says who may administer the server.
 """
 
 from __future__ import annotations
@@ -48,6 +41,9 @@ if TYPE_CHECKING:
     from kernel.options import AdminOptions, TlsOptions
     from kernel.serving.interface import KernelInterface
 
+    #: Returns the value of a request header by its name in any case of letters, None if it is absent.
+    Header = Callable[[str], str | bytes | None]
+
 #: Clients of this machine whose user the system does not say.
 LOOPBACK = "loopback"
 
@@ -73,7 +69,7 @@ def peer_identity(transport: asyncio.BaseTransport | None) -> str:
     Asks the system with up to three system calls; call it once for a connection. Raises `ServingError` if the client
     has closed the connection, so that its user is not known any more, or if no file descriptor is left to ask with.
     """
-    if transport is None:  # aiohttp forgets that of a lost connection
+    if transport is None:  # aiohttp forgets the transport of a lost connection
         raise RequestCancelled(_CLIENT_GONE)
     peer = transport.get_extra_info("peername")
     if not is_local(peer):
@@ -93,7 +89,7 @@ class Peer:
 
     @property
     def identity(self) -> str:
-        """See `peer_identity`. Raises `ServingError`."""
+        """The client, as `peer_identity` returns it. Raises `ServingError`."""
         if self._identity is None:
             self._identity = peer_identity(self._transport)
         return self._identity
@@ -201,13 +197,8 @@ def _file_content(path: str, flag: str) -> bytes:
     return content.removesuffix(b"\n").removesuffix(b"\r")
 
 
-if TYPE_CHECKING:
-    #: Returns the value of a request header by its name in any case of letters, None if it is absent.
-    Header = Callable[[str], str | bytes | None]
-
-
 class Category(enum.Enum):
-    """Requests that are restricted together. The values are those of the flags."""
+    """Requests that are restricted together. The values stand in the flags."""
 
     HEALTH = "health"
     METADATA = "metadata"
@@ -292,13 +283,14 @@ class AdminAccess(msgspec.Struct, frozen=True):
         return None
 
 
-_EVERY_CLIENT = AdminAccess()
+#: Nothing is restricted.
+EVERY_CLIENT = AdminAccess()
 
 
 class Restrictions:
     """All restrictions of one front door. False if there are none."""
 
-    def __init__(self, by_category: dict[Category, Restriction], admin: AdminAccess = _EVERY_CLIENT) -> None:
+    def __init__(self, by_category: dict[Category, Restriction], admin: AdminAccess = EVERY_CLIENT) -> None:
         self._by_category = by_category
         self.admin = admin
 
@@ -308,7 +300,7 @@ class Restrictions:
     @property
     def restricts_admin(self) -> bool:
         """Whether some clients may not administer the server."""
-        return self.admin != _EVERY_CLIENT
+        return self.admin != EVERY_CLIENT
 
     def of(self, category: Category) -> Restriction | None:
         """Return the restriction of `category`, None where all requests are admitted."""
@@ -328,7 +320,7 @@ class Restrictions:
 def parse_restrictions(
     texts: Iterable[str], protocol: RestrictedProtocol, keys: KeyReader, admin: AdminOptions | None = None
 ) -> Restrictions:
-    """Return the restrictions that the values of a flag name, each `category,category:key=value`, and those of `admin`.
+    """Return the restrictions that the values of a flag (each `category,category:key=value`) and `admin` name.
 
     Raises `BadOption` for a malformed value, for a category that is unknown or comes twice, and for a key that cannot
     be read.
@@ -346,7 +338,7 @@ def parse_restrictions(
                 feature = protocol.feature
                 raise BadOption(f"restricted {feature} '{name}' can not be specified in multiple config groups")
             found[category] = restriction
-    return Restrictions(found, _EVERY_CLIENT if admin is None else _admin_access(admin, protocol, keys))
+    return Restrictions(found, EVERY_CLIENT if admin is None else _admin_access(admin, protocol, keys))
 
 
 def _admin_access(options: AdminOptions, protocol: RestrictedProtocol, keys: KeyReader) -> AdminAccess:
@@ -356,7 +348,7 @@ def _admin_access(options: AdminOptions, protocol: RestrictedProtocol, keys: Key
         )
     if options.access == "key":
         return AdminAccess(key=_restriction(ADMIN_HEADER, keys.read(options.key, "admin-key"), protocol))
-    return _EVERY_CLIENT
+    return EVERY_CLIENT
 
 
 def _restriction(key: str, value: bytes, protocol: RestrictedProtocol) -> Restriction:

@@ -54,7 +54,7 @@ class ForwardedHeaders(msgspec.Struct, frozen=True):
     reserved: str = ""
 
     def added_to(self, parameters: dict[str, ParameterValue]) -> dict[str, ParameterValue]:
-        """Return `parameters` of a request with those of the headers over them. Raises `ReservedHeader`."""
+        """Return `parameters` of a request with the parameters of the headers over them. Raises `ReservedHeader`."""
         if self.reserved:
             raise ReservedHeader(self.reserved)
         return {**parameters, **self.parameters}

@@ -8,6 +8,7 @@ from kernel.records.record_task import WRITE_RECORDS, write_records_task
 from kernel.records.trace_export import EXPORT_TRACES, export_traces_task
 from kernel.records.trace_files import WRITE_TRACES, write_traces_task
 from kernel.serving.request_key import DIGEST, digest_task
+from kernel.traffic.comparing import COMPARE, compare_task
 from protocols.grpc.large_request import DECODE_MESSAGE, decode_message_task
 from protocols.http.inference.tasks import (
     DECODE_GENERATE,
@@ -35,6 +36,7 @@ TASKS: dict[str, TaskFunction] = {
     FIND_MODEL: find_model_task,
     PREPARE: prepare_task,
     DIGEST: digest_task,
+    COMPARE: compare_task,
     WRITE_TRACES: write_traces_task,
     EXPORT_TRACES: export_traces_task,
     WRITE_RECORDS: write_records_task,

@@ -3,9 +3,8 @@
 A message that equals an earlier one becomes a copy of a prepared request. Any other is decoded, in the event loop or by
 a helper, checked, and remembered. What is specific to a protocol are the methods of its `Intake`.
 
-How front doors get responses: exactly one, or a queue of them.
-
-A queue owns the responses in it until the front door takes them, and releases those that are not taken.
+Responses come to the call itself. `OnlyResponse` is for calls that need exactly one, `ResponseQueue` for coroutines: it
+owns the responses in it until the front door takes them, and releases those that are not taken.
 """
 
 from __future__ import annotations
@@ -125,17 +124,19 @@ class Intake(ABC):
         Raises what is wrong with the message.
         """
 
-    @abstractmethod
-    def keep(self, call: Any, message: Any, decoded: Decoded) -> None:
+    def keep(self, call: Any, message: Any, decoded: Decoded) -> None:  # noqa: B027 - some find no two requests equal
         """Remember a message whose request was checked, if `match` can recognise the next one."""
 
-    @abstractmethod
     def helper_job(self, call: Any, message: Any, received_in: ReceiveBuffer | None) -> tuple[Request, HelperJob]:
         """Return an empty request, and how a helper decodes `message` into it. Raises `ServingError`."""
+        raise AssertionError("a message that `decode` has left to a helper, and of this kind none needs one")
 
-    @abstractmethod
     def read_options(self, octets: bytes, route: ModelRoute) -> Any:
-        """Return what the response needs to know, as the helper has found it. The request is for `route`."""
+        """Return what the response needs to know, as the helper has found it; None for nothing.
+
+        The request is for `route`.
+        """
+        return None
 
     def decode_in_time(self, call: IntakeCall, message: Any, received_in: ReceiveBuffer | None) -> Decoded | None:
         """As `decode_and_check`; counts the time."""

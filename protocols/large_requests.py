@@ -1,10 +1,8 @@
-"""Has a helper decode a request that is too large for the event loop. All front doors use it.
+"""What front doors have helpers do: decode requests that are too large for the event loop, and other long work.
 
-What a helper finds out about a request that it decodes, as a message to the kernel process. Pure.
-
-Both protocols use it. The tensors' bytes follow in memory that the kernel process chooses when it knows their sizes.
-
-Tasks of helpers for coroutines, which wait for them.
+`decode_steps` runs in the helper. It describes the request in a message to the kernel process (`DecodedRequest`); the
+bytes of the tensors follow, in memory that the kernel process chooses when it knows their sizes. `RequestTask` is the
+kernel's side of it, `AwaitedTask` is for coroutines that wait for any other task.
 """
 
 from __future__ import annotations
@@ -75,9 +73,11 @@ class DecodedRequest(msgspec.Struct, array_like=True, omit_defaults=True):
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_lease)
 
-_decoder = msgspec.msgpack.Decoder(DecodedRequest, dec_hook=decode_lease)
+#: Returns what `describe` has encoded.
+read_description = msgspec.msgpack.Decoder(DecodedRequest, dec_hook=decode_lease).decode
 
-_sizes_decoder = msgspec.msgpack.Decoder(list[int])
+#: Encodes and reads how many bytes each input has, the message at the end of the task.
+encode_sizes, read_sizes = _encoder.encode, msgspec.msgpack.Decoder(list[int]).decode
 
 
 def describe(request: Request, byte_sizes: list[int], response_options: bytes = b"") -> bytes:
@@ -107,21 +107,6 @@ def describe(request: Request, byte_sizes: list[int], response_options: bytes = 
     return described
 
 
-def read_description(message: bytes) -> DecodedRequest:
-    """Return what `describe` has encoded."""
-    return _decoder.decode(message)
-
-
-def encode_sizes(byte_sizes: list[int]) -> bytes:
-    """Return how many bytes each input has, as the message at the end of the task."""
-    return _encoder.encode(byte_sizes)
-
-
-def read_sizes(message: bytes) -> list[int]:
-    """Return what `encode_sizes` has encoded."""
-    return _sizes_decoder.decode(message)
-
-
 def aligned(byte_size: int) -> int:
     """Return `byte_size`, rounded up to where the next tensor begins."""
     return -(-byte_size // ALIGNMENT) * ALIGNMENT
@@ -144,6 +129,11 @@ class TensorBytes:
             return len(data)
 
         return cls(len(data), write)
+
+
+def given_bytes(tensor: Tensor) -> TensorBytes | None:
+    """Return the bytes of an input that is in the message as it is; None for one in a client's region."""
+    return None if tensor.data is None else TensorBytes.of(tensor.data)
 
 
 def decode_steps(request: Request, contents: list[TensorBytes | None], response_options: bytes = b"") -> TaskSteps:
@@ -191,7 +181,7 @@ class RequestTask:
         arguments: bytes,
         sources: list[Tensor],
     ) -> None:
-        """The task owns the leases of `sources`, and from the end on `request` owns those of its inputs.
+        """The task owns the leases of `sources`, and from the end on `request` owns the leases of its inputs.
 
         Without `route` the helper finds out its name and version.
         """

@@ -130,7 +130,7 @@ def listening_address(sock: socket.socket) -> str:
 
 
 def local_url(sock: socket.socket, *, tls: bool) -> str:
-    """Return the URL by which programs on this machine reach a port of HTTP; for a Unix socket that of its path."""
+    """Return the URL by which programs on this machine reach a port of HTTP; for a Unix socket with its path."""
     address = listening_address(sock)
     for wildcard in ("0.0.0.0:", "[::]:", "127.0.0.1:", "[::1]:"):
         if address.startswith(wildcard):

@@ -1,18 +1,15 @@
-"""How many small messages a front door handles in one event-loop iteration, and which connections wait. Pure.
+"""What a front door may do in one event-loop iteration, so that no client keeps others waiting. Pure.
 
-A read brings many small messages at once, and an iteration reads from hundreds of connections. Without a limit for all
-of them, 600 connections with 32 requests each keep every other client waiting for 0.8 s. Messages that take long (a
-thousand bytes of JSON can take 2 ms) use an iteration up by their time.
-
-How many bytes of large messages a front door moves in one event-loop iteration, in both directions. Pure.
-
-A socket takes and gives megabytes at once, for as long as its peer keeps up, and the first access to a page of shared
-memory takes long. Without a limit, clients of large messages block an iteration for tens of milliseconds each.
-
-How long the event loop may work on messages of medium size; what takes longer is a helper's work. Pure.
-
-The way to a helper and back takes the loop some 0.2 ms, and twice as long with a large message: that is longer than to
-decode a thousand numbers. So a message goes to a helper because of the time that it takes, and not because of its size.
+- `IterationBudget`: bytes of large messages, in both directions. A socket takes and gives megabytes at once, for as
+  long as its peer keeps up, and the first access to a page of shared memory takes long. Without a limit, clients of
+  large messages block an iteration for tens of milliseconds each.
+- `MessageBudget`: small messages, and the connections that wait. A read brings many of them at once, and an iteration
+  reads from hundreds of connections. Without a limit for all of them, 600 connections with 32 requests each keep every
+  other client waiting for 0.8 s. Messages that take long (a thousand bytes of JSON can take 2 ms) use an iteration up
+  by their time.
+- `LoopBudget`: time for messages of medium size. The way to a helper and back takes the loop some 0.2 ms, and twice as
+  long with a large message: that is longer than to decode a thousand numbers. So a message goes to a helper because of
+  the time that it takes, and not because of its size.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ class IterationBudget:
 #: Messages in an iteration: about 2 ms. When these are used up, each connection that is read handles its least number.
 ITERATION_MESSAGE_COUNT = 64
 
-#: How many messages of a connection that waits are handled before those of the next one.
+#: How many messages of a connection that waits are handled before the next one's.
 _AT_A_TIME = 4
 
 #: How long messages may be decoded in an iteration, in nanoseconds; most are recognised, and need not be.

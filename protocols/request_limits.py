@@ -16,7 +16,7 @@ MAX_BODY_BYTE_SIZE = 2**31 - 1
 #: The largest body of a request that only controls the server: all but inference, and loads, which may bring files.
 MAX_CONTROL_BYTE_SIZE = 64 * 2**10
 
-#: From this size on, a request body is received into its own memory, if possible that of its model.
+#: From this size on, a request body is received into memory of its own, if possible of its model.
 RECEIVE_BUFFER_BYTE_SIZE = 64 * 2**10
 
 #: Up to about this size a response is copied into one piece; outputs of a larger one are written from their place.

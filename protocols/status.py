@@ -41,12 +41,12 @@ GRPC_STATUS: dict[ErrorCode, Status] = {
 
 
 def http_status(error: ServingError) -> int:
-    """Return the status of a response with `error`: that of its code, except for what Triton does not have."""
+    """Return the status of a response with `error`: the status of its code, except for what Triton does not have."""
     return TOO_MANY_REQUESTS if isinstance(error, QuotaExceeded) else HTTP_STATUS[error.code]
 
 
 def grpc_status(error: ServingError) -> Status:
-    """Return the status of a call that fails with `error`: that of its code, except for exhausted resources."""
+    """Return the status of a call that fails with `error`: the status of its code, except for exhausted resources."""
     return Status.RESOURCE_EXHAUSTED if isinstance(error, (NoMemory, QuotaExceeded)) else GRPC_STATUS[error.code]
 
 

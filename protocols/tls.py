@@ -1,16 +1,15 @@
-"""The certificate of a front door while the server runs: new files are used without a restart, and the log says in time
-that it expires.
+"""The certificate of a front door: what TLS connections are made of, new files without a restart, and when it expires.
 
-The files are looked at from time to time, because programs that renew certificates (certbot, cert-manager) replace
-files and cannot tell a server. Connections that are open keep what they have agreed on.
+`server_context` makes the `ssl.SSLContext` from `TlsOptions`: TLS 1.2 and newer, on request with clients that must have
+a certificate. A mistake in the files stops the start with an error of one line.
 
-When a certificate expires, from its PEM file: Python's `ssl` says that only of certificates of peers. Pure.
+`expiry_s` finds out when a certificate expires: Python's `ssl` says that only of certificates of peers. A certificate
+is a sequence of DER values (RFC 5280, section 4.1): in the first of its parts, after the version, the serial number,
+the algorithm and the issuer, comes the validity, which is two times.
 
-A certificate is a sequence of DER values (RFC 5280, section 4.1): in the first of its parts, after the version, the
-serial number, the algorithm and the issuer, comes the validity, which is two times.
-
-The `ssl.SSLContext` of a front door, made from its `TlsOptions`: TLS 1.2 and newer, on request with clients
-that must have a certificate. A mistake in the files stops the start with an error of one line.
+`Certificates` looks at the files from time to time, because programs that renew certificates (certbot, cert-manager)
+replace files and cannot tell a server. The log says in time that a certificate expires. Connections that are open keep
+what they have agreed on.
 """
 
 from __future__ import annotations

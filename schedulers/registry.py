@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from kernel.serving.events import Event
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
+    from kernel.serving.kernel import Kernel
     from kernel.serving.model import SchedulerFactory
-    from schedulers.ensemble.scheduler import ModelCaller
 
 
 def choose_scheduler(
-    spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, *, caller: ModelCaller | None = None
+    spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, *, caller: Kernel | None = None
 ) -> Coroutine[int | None, Event, None]:
     """Return the scheduler coroutine that a model's configuration asks for. Raises `ServingError`.
 

@@ -1,17 +1,15 @@
-"""Which bytes of an arena are in use: a buddy allocator over offsets. Pure: it accesses no memory.
+"""Which bytes of shared memory are in use: of one arena, and of the whole server. Pure: it accesses no memory.
 
-The size of a block is a power of two. The part of a block that its tensor does not need costs address space, not
-memory: an arena is a sparse file, and a page does not exist until it is written.
+`BlockAllocator` is a buddy allocator over the offsets of an arena. The size of a block is a power of two. The part of a
+block that its tensor does not need costs address space, not memory: an arena is a sparse file, and a page does not
+exist until it is written.
 
-One budget of bytes for the shared memory of a server: admission is refused at the limit. Pure.
+`ByteBudget` counts for all arenas of a server. A block counts from when it is taken until its last lease is released,
+no matter who holds that lease. Tensors of requests are admitted only within the limit. Outputs of workers are counted
+but never refused, because the work for them is already done.
 
-A block of an arena counts from when it is taken until its last lease is released, no matter who holds that lease.
-Tensors of requests are admitted only within the limit. Outputs of workers are counted but never refused, because the
-work for them is already done.
-
-Gives pages of freed blocks back to the system, a little at a time. Pure: callers pass the function that does it.
-
-To give back 16 MiB takes 2 to 5 ms, which is too long for one piece of work on the event loop.
+`ReturnedPages` gives pages of freed blocks back to the system, a little at a time: to give back 16 MiB takes 2 to 5 ms,
+which is too long for one piece of work on the event loop. Callers pass the function that does it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All calls to CUDA: memory of devices, also that of other processes, copies, streams and events.
+"""All calls to CUDA: memory of devices, also of other processes, copies, streams and events.
 
 Only workers and helpers call them. The kernel makes no CUDA context, so a fault in a driver can end a worker but never
 the kernel. Importing this module loads nothing; `cuda()` loads cuda-bindings, and says what is missing.
@@ -118,7 +118,7 @@ class Cuda:
     """The devices of this process. Any thread may call; a device is chosen for each call."""
 
     def __init__(self, runtime: Any, driver: Any) -> None:
-        """The modules are those of cuda-bindings, or others with the same functions. Raises `CudaUnavailable`."""
+        """The modules are cuda-bindings', or others with the same functions. Raises `CudaUnavailable`."""
         self._runtime = runtime
         self._driver = driver
         self._streams = threading.local()
@@ -190,19 +190,20 @@ class Cuda:
 
     def new_stream(self, device_id: int) -> Any:
         """Return a stream that waits for no other one. It lives as long as the process. Raises `CudaError`."""
-        self._use(device_id)
-        return self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
+        with self.on(device_id):
+            return self._call("cudaStreamCreateWithFlags", self._runtime.cudaStreamNonBlocking)
 
     def new_event(self, device_id: int) -> Any:
         """Return an event; waiting for it does not use the processor. Raises `CudaError`."""
-        self._use(device_id)
         runtime = self._runtime
-        return self._call("cudaEventCreateWithFlags", runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming)
+        flags = runtime.cudaEventBlockingSync | runtime.cudaEventDisableTiming
+        with self.on(device_id):
+            return self._call("cudaEventCreateWithFlags", flags)
 
     def new_timed_event(self, device_id: int) -> Any:
         """As `new_event`; the device notes when it is reached, for `elapsed_ns`. Raises `CudaError`."""
-        self._use(device_id)
-        return self._call("cudaEventCreateWithFlags", self._runtime.cudaEventBlockingSync)
+        with self.on(device_id):
+            return self._call("cudaEventCreateWithFlags", self._runtime.cudaEventBlockingSync)
 
     def destroy(self, streams: Iterable[Any], events: Iterable[Any]) -> None:
         """Free streams and events that nothing uses any more. Raises `CudaError`."""
@@ -260,8 +261,8 @@ class Cuda:
 
     def allocate(self, byte_size: int, device_id: int) -> int:
         """Return the address of new memory of a device; `free` follows. Raises `CudaError`."""
-        self._use(device_id)
-        return int(self._call("cudaMalloc", byte_size))
+        with self.on(device_id):
+            return int(self._call("cudaMalloc", byte_size))
 
     def free(self, address: int, device_id: int) -> None:
         """Free what `allocate` has returned. Waits for the device. Raises `CudaError`."""
@@ -303,6 +304,23 @@ class Cuda:
         """Make a device the current one of this thread: libraries of a model begin with it. Raises `CudaError`."""
         self._use(device_id)
 
+    def enter(self, device_id: int) -> None:
+        """Make a device the current one of this thread, unless the thread works with another one: that has a context.
+
+        Each thread begins with device 0, and most functions of CUDA make a context of the current device, of some
+        hundred megabytes, if there is none. Raises `CudaError`.
+        """
+        current = int(self._call("cudaGetDevice"))
+        if current != device_id and not self._has_context(current):
+            self._use(device_id)
+
+    def _has_context(self, device_id: int) -> bool:
+        """Whether the process has a context on a device. Makes none."""
+        driver = self._driver
+        device = self._checked("cuDeviceGet", driver.cuDeviceGet(device_id))
+        _, active = self._checked("cuDevicePrimaryCtxGetState", driver.cuDevicePrimaryCtxGetState(device))
+        return bool(active)
+
     def free_and_total(self, device_id: int) -> tuple[int, int]:
         """Return the free bytes and all bytes of a device. Raises `CudaError`."""
         self._use(device_id)
@@ -321,7 +339,7 @@ class Cuda:
     # ---- graphs, priorities ------------------------------------------------------------------------------
 
     def new_stream_of_priority(self, device_id: int, *, high: bool) -> Any:
-        """Return a stream as `new_stream` does, whose work goes before or after that of others. Raises `CudaError`."""
+        """Return a stream as `new_stream`, whose work goes before or after the work of others. Raises `CudaError`."""
         self._use(device_id)
         lowest, highest = self._call("cudaDeviceGetStreamPriorityRange")
         priority = highest if high else lowest
@@ -363,13 +381,16 @@ class Cuda:
 
     @contextlib.contextmanager
     def on(self, device_id: int) -> Iterator[None]:
-        """Make a device the current one of this thread for a `with` block (`keeps_current`)."""
+        """Make a device the current one of this thread for a `with` block (`keeps_current`).
+
+        It stays the current one if there is no context on the one before: since CUDA 12, to go back would make one.
+        """
         before = self._call("cudaGetDevice") if self.keeps_current else device_id
         self._use(device_id)
         try:
             yield
         finally:
-            if before != device_id:
+            if before != device_id and self._has_context(before):
                 self._use(before)
 
     def _call(self, name: str, *arguments: Any) -> Any:

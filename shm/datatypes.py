@@ -1,9 +1,10 @@
-"""The datatype table: Triton's names, element sizes, and the type codes of Python and numpy.
+"""The datatype table: Triton's names, element sizes, and the type codes of Python and numpy. Pure.
 
 The configuration name is `TYPE_` and the protocol name (`TYPE_FP32`, `FP32`), but `TYPE_STRING` for `BYTES`.
 Source: Triton's model_config.proto and the KServe v2 specification.
 
-The raw form of BYTES tensors: a 4-byte little-endian length precedes each element. Pure.
+`encode_strings` and `decode_strings` are for the raw form of BYTES tensors: a 4-byte little-endian length precedes each
+element.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def encode_strings(elements: Iterable[bytes | str]) -> bytes:
 
 def decode_strings(data: bytes | bytearray | memoryview) -> list[bytes]:
     """Return copies of the elements. Raises `BadFraming`."""
-    octets = bytes(data)  # parts of `bytes` are made in half the time of those of a view
+    octets = bytes(data)  # parts of `bytes` are made in half the time of parts of a view
     elements: list[bytes] = []
     position, end = 0, len(octets)
     length_at, add = _LENGTH.unpack_from, elements.append

@@ -1,18 +1,15 @@
 """Regions: memory that several processes share, with the handle that opens it.
 
 A `Region` owns its handle, and its mapping if this process has mapped it. `drop` refuses new leases at once; handle and
-mapping are closed when the last lease is released.
+mapping are closed when the last lease is released. Behind a region of host memory is one of two kinds of files:
 
-Memory files without names (memfd) whose size is sealed, so that several processes can map them without danger.
-
-A file whose size no process can change never raises SIGBUS when one of its pages is accessed (memfd_create(2), fcntl(2)
-"File Sealing"). The creator seals the file before another process gets its descriptor. A process that receives a
-descriptor checks the seals and the size before it maps the file.
-
-POSIX shared memory of clients: checks keys, opens objects, reads their sizes.
-
-As shm_open(3), it opens only objects directly in the system's folder for shared memory. The key rules are stricter than
-those of the C library, which cuts a key at a NUL byte and opens FIFOs.
+- Memory of ours is a file without a name (memfd) whose size is sealed, so that several processes can map it without
+  danger: it never raises SIGBUS when one of its pages is accessed (memfd_create(2), fcntl(2) "File Sealing"). The
+  creator seals the file before another process gets its descriptor. A process that receives a descriptor checks the
+  seals and the size before it maps the file.
+- Memory of clients is a POSIX object. As shm_open(3), `open_object` opens only objects directly in the system's folder
+  for shared memory. The key rules are stricter than in the C library, which cuts a key at a NUL byte and opens
+  FIFOs.
 """
 
 from __future__ import annotations
@@ -34,113 +31,6 @@ from shm.lease import RegionLease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-#: Where Linux keeps POSIX shared memory (shm_overview(7)).
-FOLDER = "/dev/shm"
-
-#: Keys that Triton reserves for its own workers. Our workers' memory has no names, but such keys are refused too.
-RESERVED_PREFIX = "triton_python_backend_shm_region_"
-
-_MAX_KEY = 255
-
-
-class BadKey(ValueError):
-    """The key is not a valid name of a client's shared memory object."""
-
-
-class CannotOpen(OSError):
-    """The object does not exist, is not a regular file, or we may not open it."""
-
-
-def object_name(key: str) -> str:
-    """Return the object's name in the folder: `key` without its leading slashes.
-
-    Raises `BadKey` for keys that shm_open would refuse or misread: with a slash inside, with control characters, `.`,
-    `..`, empty, or longer than 255 bytes.
-    """
-    name = key.lstrip("/")
-    plain = name not in ("", ".", "..") and "/" not in name and name.isprintable()
-    if not plain or len(name.encode("utf-8", "surrogatepass")) > _MAX_KEY:
-        raise BadKey(key)
-    return name
-
-
-def is_reserved(key: str) -> bool:
-    """Whether the key, without its leading slashes, starts with the reserved prefix."""
-    return key.lstrip("/").startswith(RESERVED_PREFIX)
-
-
-def open_object(key: str) -> int:
-    """Open the object called `key` for reading and writing; the caller owns the descriptor.
-
-    Raises `BadKey` and `CannotOpen`. Never follows a symbolic link, never blocks on a FIFO.
-    """
-    name = object_name(key)
-    try:
-        fd = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise CannotOpen(error.errno, "cannot be opened") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CannotOpen(0, "is not a shared memory object")
-    return fd
-
-
-def size_of(fd: int) -> int:
-    """Return the size of the object in bytes. Its owner can change it at any time."""
-    return os.fstat(fd).st_size
-
-
-#: The seals of all memory that is shared.
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-class NotSealedMemory(ValueError):
-    """A descriptor from another process is not sealed memory of the announced size."""
-
-
-def sealed_memfd(name: str, byte_size: int) -> int:
-    """Return the descriptor of a new sealed file, which is sparse; the caller closes it."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, byte_size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def read_only_fd(fd: int) -> int:
-    """Return a new read-only descriptor of the same memory. The caller closes it."""
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def check_sealed(fd: int, byte_size: int) -> None:
-    """Raise `NotSealedMemory` unless `fd` is a sealed memfd of at least `byte_size` bytes, of usual pages."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        raise NotSealedMemory("the descriptor is not a memfd") from None
-    if seals & SEALS != SEALS:
-        raise NotSealedMemory(f"a memfd with seals {seals:#x}, expected {SEALS:#x}")
-    status = os.fstat(fd)
-    if status.st_dev != _memfd_device():
-        # Access to a huge page that was punched out raises SIGBUS while the system has no other one: seals do not help.
-        raise NotSealedMemory("a memfd of huge pages")
-    if byte_size < 1 or status.st_size < byte_size:
-        raise NotSealedMemory(f"a memfd of {status.st_size} bytes, announced as {byte_size}")
-
-
-@functools.cache
-def _memfd_device() -> int:
-    """Return the device number of the file system that has all memfds of usual pages."""
-    fd = os.memfd_create("naiad device", os.MFD_CLOEXEC)
-    try:
-        return os.fstat(fd).st_dev
-    finally:
-        os.close(fd)
-
 
 _numbers = itertools.count(1)
 
@@ -221,7 +111,7 @@ class Region:
         #: (docs/decisions/gpu-workers.md).
         self.steady_byte_size = 0
         #: For a client's region: gets regions that a process had mapped which died by SIGBUS (a client has shortened
-        #: one), and those of them that requests used.
+        #: one), and which of them requests used.
         self.on_fault: Callable[[Sequence[Region], Sequence[Region]], None] | None = None
         #: The number of leases that have not been released. Only the region and its leases change it.
         self.lease_count = 0
@@ -342,3 +232,114 @@ class Region:
             view.release()
             with contextlib.suppress(BufferError):
                 mapping.close()
+
+
+# ---- memory of ours -------------------------------------------------------------------------
+
+#: The seals of all memory that is shared.
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class NotSealedMemory(ValueError):
+    """A descriptor from another process is not sealed memory of the announced size."""
+
+
+def sealed_memfd(name: str, byte_size: int) -> int:
+    """Return the descriptor of a new sealed file, which is sparse; the caller closes it."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, byte_size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_only_fd(fd: int) -> int:
+    """Return a new read-only descriptor of the same memory. The caller closes it."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def check_sealed(fd: int, byte_size: int) -> None:
+    """Raise `NotSealedMemory` unless `fd` is a sealed memfd of at least `byte_size` bytes, of usual pages."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise NotSealedMemory("the descriptor is not a memfd") from None
+    if seals & SEALS != SEALS:
+        raise NotSealedMemory(f"a memfd with seals {seals:#x}, expected {SEALS:#x}")
+    status = os.fstat(fd)
+    if status.st_dev != _memfd_device():
+        # Access to a huge page that was punched out raises SIGBUS while the system has no other one: seals do not help.
+        raise NotSealedMemory("a memfd of huge pages")
+    if byte_size < 1 or status.st_size < byte_size:
+        raise NotSealedMemory(f"a memfd of {status.st_size} bytes, announced as {byte_size}")
+
+
+@functools.cache
+def _memfd_device() -> int:
+    """Return the device number of the file system that has all memfds of usual pages."""
+    fd = os.memfd_create("naiad device", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+# ---- memory of clients ----------------------------------------------------------------------
+
+#: Where Linux keeps POSIX shared memory (shm_overview(7)).
+FOLDER = "/dev/shm"
+
+#: Keys that Triton reserves for its own workers. Our workers' memory has no names, but such keys are refused too.
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+
+_MAX_KEY = 255
+
+
+class BadKey(ValueError):
+    """The key is not a valid name of a client's shared memory object."""
+
+
+class CannotOpen(OSError):
+    """The object does not exist, is not a regular file, or we may not open it."""
+
+
+def object_name(key: str) -> str:
+    """Return the object's name in the folder: `key` without its leading slashes.
+
+    Raises `BadKey` for keys that shm_open would refuse or misread: with a slash inside, with control characters, `.`,
+    `..`, empty, or longer than 255 bytes.
+    """
+    name = key.lstrip("/")
+    plain = name not in ("", ".", "..") and "/" not in name and name.isprintable()
+    if not plain or len(name.encode("utf-8", "surrogatepass")) > _MAX_KEY:
+        raise BadKey(key)
+    return name
+
+
+def is_reserved_key(key: str) -> bool:
+    """Whether the key, without its leading slashes, starts with the reserved prefix."""
+    return key.lstrip("/").startswith(RESERVED_PREFIX)
+
+
+def open_object(key: str) -> int:
+    """Open the object called `key` for reading and writing; the caller owns the descriptor.
+
+    Raises `BadKey` and `CannotOpen`. Never follows a symbolic link, never blocks on a FIFO.
+    """
+    name = object_name(key)
+    try:
+        fd = os.open(f"{FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise CannotOpen(error.errno, "cannot be opened") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CannotOpen(0, "is not a shared memory object")
+    return fd
+
+
+def size_of(fd: int) -> int:
+    """Return the size of the object in bytes. Its owner can change it at any time."""
+    return os.fstat(fd).st_size

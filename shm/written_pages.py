@@ -15,7 +15,7 @@ _UNTOUCHED, _OF_FILE = 0b000, 0b101
 #: The values of the highest byte of such a page.
 _UNWRITTEN = bytes(value for value in range(256) if value >> 5 in (_UNTOUCHED, _OF_FILE))
 
-#: The most pages whose entries are read at once: those of 64 MiB.
+#: The most pages whose entries are read at once: 64 MiB.
 MOST_PAGES = 16 << 10
 
 
@@ -26,7 +26,7 @@ def unwritten(address: int, byte_size: int) -> bool:
     """
     page, end = address // mmap.PAGESIZE, -(-(address + byte_size) // mmap.PAGESIZE)
     try:
-        # Opened each time: a descriptor would be that of the process which has opened it, also after a fork.
+        # Opened each time: a descriptor stays of the process which has opened it, also after a fork.
         fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False

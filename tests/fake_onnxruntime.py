@@ -22,6 +22,9 @@ from tests.fake_cuda import memory, runtime
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _BFLOAT16 = 16
 
+#: Kernels read and write vectors of this number of bytes.
+_VECTOR = 16
+
 #: For whole servers: how long a run takes, in seconds, and the file that gets a line for each with the name of the
 #: thread that waited for it.
 EXECUTION_S, NOTES = 0.0, ""
@@ -169,6 +172,10 @@ class _Run(runtime.Event):
                 file.write(f"{threading.current_thread().name}\n")
         if HOLD:
             _hold_until_streams_have_runs()
+        places = [*self._inputs.values(), *(value.wanted for value in self._values)]
+        if any(isinstance(place, _Place) and place.address % _VECTOR for place in places):
+            runtime.lose_device(runtime.cudaError_t.cudaErrorMisalignedAddress)
+            return
         arrays = {name: place.read() for name, place in self._inputs.items()}
         for value, array in zip(self._values, self._session.run(self._names, arrays), strict=True):
             value.fill(np.ascontiguousarray(array))
@@ -187,6 +194,7 @@ class OrtValue:
     """An output: on the device, or on the host. It has zeros until its stream was waited for."""
 
     def __init__(self, like: Any, wanted: _Place | str) -> None:
+        self.wanted = wanted
         self._shape = list(like.shape)
         self._host = np.zeros_like(like) if wanted == "cpu" else None
         self._own = 0

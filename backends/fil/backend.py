@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.base import Backend
+from backends.base import ModelBackend, is_complete
 from backends.batch_tensors import batch_sizes, gather
 from backends.fil.engines import chosen_engine, explainer_of
 from backends.fil.forest import open_forest
@@ -31,7 +31,7 @@ from kernel.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from backends.base import Config, Host, ModelArguments, Timings
+    from backends.base import Config, ModelArguments, Timings
     from backends.fil.engines import Engine, LightgbmEngine, XgboostEngine
     from backends.fil.forest import Forest, ForestSignature
     from backends.fil.settings import FilSettings
@@ -39,17 +39,12 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class FilBackend(Backend):
+class FilBackend(ModelBackend):
     """Executes a model of trees."""
 
     shares_worker = True
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._model: ForestModel | None = None
-
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
-        """As `Backend.gpu_obstacle`."""
         return "the backend 'fil' computes on the CPU"
 
     def complete(self, arguments: ModelArguments) -> Config:
@@ -79,14 +74,6 @@ class FilBackend(Backend):
         model.engine, reason = chosen_engine(arguments.model_name, forest, settings)
         self.host.log("INFO", f"{arguments.instance_name} computes with {model.engine.name} ({reason})")
         self._model = model
-
-    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        assert self._model is not None, "execute before load"
-        self._model.execute(requests, timings)
-
-    def finalize(self) -> None:
-        """Free the model's memory."""
-        self._model = None
 
 
 class ForestModel:
@@ -157,11 +144,6 @@ class ForestModel:
 
 #: The rows of a batch that costs about as much as a few requests.
 MAX_BATCH_SIZE = 4096
-
-
-def is_complete(config: Config) -> bool:
-    """Return whether the configuration has inputs and outputs. Then nothing is filled in, not even max_batch_size."""
-    return bool(config.get("input")) and bool(config.get("output"))
 
 
 def autofill(config: Config, signature: ForestSignature, settings: FilSettings) -> Config:

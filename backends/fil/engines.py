@@ -116,7 +116,6 @@ class LightgbmEngine:
         return np.asarray(found).reshape(len(rows), -1)
 
     def contributions(self, rows: Array) -> Array:
-        """As `XgboostEngine.contributions`."""
         threads = self._threads.of(len(rows))
         found = self._booster.predict(rows, pred_contrib=True, num_iteration=-1, num_threads=threads)
         return np.asarray(found).reshape(len(rows), -1)

@@ -1,9 +1,8 @@
 """The helpers of a server: processes with low priority that decode and encode large messages.
 
 They also access regions of clients. They are started when they are first needed, and restarted after a loss.
-
-Which task a free helper runs next: peers get equal shares, so that one with many tasks does not delay others.
-Pure.
+`HelperPool` gives tasks to helpers; `TaskQueue` says which one a free helper runs next. Peers get equal shares, so that
+one with many tasks does not delay others.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class TaskQueue:
         self._now = 0
         #: How many tasks of a peer wait.
         self._waiting: dict[str, int] = {}
-        #: When the last task of a peer ends; that of a peer that is not in it has ended.
+        #: When the last task of a peer ends; a peer that is not in it has no task left.
         self._ends: dict[str, int] = {}
         #: The tasks that wait, by number. Entries of others were removed: a client that leaves removes thousands, and
         #: to search each of them would take long.
@@ -163,7 +162,7 @@ class HelperPool(ServerPart):
         title: str = "helper",
         task_timeout_s: float = TASK_TIMEOUT_S,
     ) -> None:
-        """There are at most `count` helpers, named `title` and a number. The other arguments are those of `Helper`."""
+        """There are at most `count` helpers, named `title` and a number. The other arguments are as for `Helper`."""
         self._free = [
             Helper(launcher, arena_byte_size, budget, title=f"{title} {number}", task_timeout_s=task_timeout_s)
             for number in reversed(range(count))
@@ -175,7 +174,7 @@ class HelperPool(ServerPart):
         #: Starts the first helper before its first task.
         self._ahead: asyncio.Task[None] | None = None
         self._closed = False
-        #: Whether there is a processor beside those of a busy kernel and a busy worker. Helpers have low priority.
+        #: Whether there is a processor beside the two of a busy kernel and a busy worker. Helpers have low priority.
         self._has_processor = processor_count() > 2
 
     # ---- kernel.serving.helper_tasks.Helpers ----------------------------------------------------

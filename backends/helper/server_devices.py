@@ -1,10 +1,8 @@
-"""The kernel's access to GPUs: regions of clients, the list of GPUs, their figures. One process does all of it.
+"""The kernel's access to GPUs: regions of clients, the list of GPUs, their figures.
 
-Without cuda-bindings or a driver it does nothing; the process starts when it is first needed.
-
-Checks memory of CUDA devices that clients register, in a process of its own: a driver can hang or end it.
-
-The process starts with the first registration, and keeps the memory open as long as the region is registered.
+Without cuda-bindings or a driver it does nothing. All of it is done by one process, because a driver can hang or end
+it. The process starts when it is first needed, and keeps memory that clients have registered open as long as it is
+registered.
 """
 
 from __future__ import annotations

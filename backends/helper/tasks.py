@@ -18,7 +18,7 @@ import os
 import resource
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from backends.transport import wire
 from kernel.errors import ErrorCode, NoMemory, ServingError
@@ -28,7 +28,7 @@ from shm.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backends.worker.memory import AttachedRegions
+    from backends.worker.memory import AttachedRegion, AttachedRegions, CopyingRegion
     from backends.worker.output_memory import OutputMemory
     from kernel.serving.helper_tasks import TaskFunction, TaskResult, TaskSteps
     from shm.tensor import Buffer, Span
@@ -189,19 +189,6 @@ def _failed(number: int, error: ServingError) -> wire.TaskFailed:
     )
 
 
-class CopyableRegion(Protocol):
-    """A region whose bytes can be copied without mapping: `AttachedRegion` and `DeviceRegion`."""
-
-    def view(self, offset: int, byte_size: int) -> memoryview:
-        """See `WorkerRegion.view`."""
-
-    def read_into(self, offset: int, memory: memoryview) -> None:
-        """Fill `memory` with the bytes at `offset`. Raises `ServingError`."""
-
-    def write_from(self, offset: int, data: Buffer) -> None:
-        """Write `data` at `offset`. Raises `ServingError`."""
-
-
 class RegionIo:
     """Reads and writes on behalf of the kernel, one task after the other."""
 
@@ -238,6 +225,6 @@ class RegionIo:
             return
         self._send(wire.SpanWritten(message.task))
 
-    def _region(self, span: Span) -> CopyableRegion:
+    def _region(self, span: Span) -> AttachedRegion | CopyingRegion:
         # Helpers share memory with the kernel: no region of theirs was transferred.
-        return cast("CopyableRegion", self._regions.get(span.lease.region_number))
+        return cast("AttachedRegion | CopyingRegion", self._regions.get(span.lease.region_number))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from backends.launch.output import OutputLimits, WorkerOutput
 
-if TYPE_CHECKING:
     Socket = socket.socket
+
 
 #: How long to wait for the end of a killed process, in seconds.
 KILL_WAIT_S = 10.0
@@ -178,7 +178,7 @@ class LauncherSet:
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
     ) -> Launched:
-        """See `Launcher`. Raises `InvalidArgument` for a launcher that the server does not have."""
+        """Raises `InvalidArgument` for a launcher that the server does not have."""
         name = LOCAL if helper else needs.launcher or self._default
         if name == LOCAL:
             if needs.host:

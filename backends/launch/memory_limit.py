@@ -18,12 +18,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.machine import memory_kill_count
+from kernel.machine import memory_kill_count, private_byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PAGE_BYTE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 #: How often the memory of a worker without a cgroup is looked at, in seconds.
 LOOK_S = 0.05
@@ -95,12 +94,6 @@ class WatchedLimit:
 
     def close(self) -> None:
         self._timer.cancel()
-
-
-def private_byte_size(statm: str) -> int:
-    """Return the private memory of a process from the text of its `statm`: without shared memory and files. Pure."""
-    fields = statm.split()
-    return (int(fields[1]) - int(fields[2])) * _PAGE_BYTE_SIZE if len(fields) > 2 else 0
 
 
 def limit_memory(pid: int, limit_byte_size: int, kill: Callable[[], None]) -> MemoryLimit:

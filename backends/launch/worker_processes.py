@@ -59,6 +59,8 @@ class WorkerProcesses(ServerPart):
         self.device_launcher = SpawningLauncher(
             task_module=_DEVICE_TASKS, output_limits=output_limits, watcher=watcher, children=children
         )
+        #: Starts front doors in processes of their own.
+        self.door_launcher = SpawningLauncher(output_limits=output_limits, watcher=watcher, children=children)
         if worker_start == "spawn":
             return
         try:

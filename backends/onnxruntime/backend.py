@@ -165,8 +165,11 @@ class OnnxRuntimeBackend(Backend):
 
         if has_ignored_lower_bounds(specs):
             warn("graph_lower_bound is used for the batch size only: other dimensions must be those of the graph")
-        graphs = OnnxGraphs(session, signature, device, lambda number: graph_run_options(arguments, number))
-        graphs.capture(specs, arguments.max_batch_size > 0, warn)
+        graphs = OnnxGraphs(
+            session, signature, device, lambda number: graph_run_options(arguments, number), arguments.instance_name,
+            batched=arguments.max_batch_size > 0,
+        )  # fmt: skip
+        graphs.capture(specs, warn)
         self.host.log("VERBOSE", f"captured {len(graphs)} CUDA graphs for {arguments.instance_name}")
         return graphs
 

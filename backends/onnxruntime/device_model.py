@@ -77,10 +77,10 @@ class DeviceSession:
         Inputs are `DeviceArray`s, and object arrays of `bytes`. If `destinations` has memory for an output, in exactly
         its shape, the output is written there, and the same object is returned. Raises as `BoundSession.run`.
         """
-        if self.graphs is not None:
-            outputs = self._run_graph(self.graphs, inputs, names)
+        if self.graphs is not None and all(isinstance(value, DeviceArray) for value in inputs.values()):
+            outputs = self._run_graph(self.graphs, inputs)
             if outputs is not None:
-                return outputs
+                return {name: outputs[name] for name in names}
         if not destinations:
             return self._run(inputs, names, destinations)
         try:
@@ -91,10 +91,10 @@ class DeviceSession:
             self.accepts_destinations = False
             return outputs
 
-    def _run_graph(self, graphs: OnnxGraphs, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
+    def _run_graph(self, graphs: OnnxGraphs, inputs: Mapping[str, DeviceArray]) -> dict[str, DeviceArray] | None:
         self._device.keep(inputs)
         try:
-            return graphs.run(inputs, names)
+            return graphs.run(inputs)
         except ORT_ERRORS as error:
             self._device.synchronize()  # as below
             raise onnx_error(error) from error

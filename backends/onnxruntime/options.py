@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from kernel.errors import InvalidArgument
-from kernel.machine import processor_count
+from kernel.machine import limited_processor_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,7 +42,8 @@ def session_options(arguments: ModelArguments) -> ort.SessionOptions:
     graph_level = int(arguments.config.get("optimization", {}).get("graph", {}).get("level", 0))
     options.graph_optimization_level = _GRAPH_LEVELS.get(graph_level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.execution_mode = _execution_mode(arguments)
-    options.intra_op_num_threads = max(0, arguments.integer_parameter("intra_op_thread_count")) or _allowed_cpus()
+    threads = max(0, arguments.integer_parameter("intra_op_thread_count"))
+    options.intra_op_num_threads = threads or limited_processor_count()
     options.inter_op_num_threads = max(0, arguments.integer_parameter("inter_op_thread_count"))
     options.enable_cpu_mem_arena = arguments.boolean_parameter("enable_mem_arena", options.enable_cpu_mem_arena)
     options.enable_mem_pattern = arguments.boolean_parameter("enable_mem_pattern", options.enable_mem_pattern)
@@ -84,15 +85,6 @@ def run_options(arguments: ModelArguments, *, on_stream: bool = False, graph_num
     for key, value in entries.items():
         options.add_run_config_entry(key, value)
     return options
-
-
-def _allowed_cpus() -> int:
-    """Return the number of CPUs that a host policy or a container allows, or 0 if the worker may use all CPUs.
-
-    By default, ONNX Runtime starts a thread for each core of the machine, and binds the thread to the core.
-    """
-    allowed = processor_count()
-    return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
 def _execution_mode(arguments: ModelArguments) -> ort.ExecutionMode:

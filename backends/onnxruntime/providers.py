@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from backends.base import as_boolean, as_integer
 from backends.worker.devices.graph_specs import graph_specs
 from kernel.errors import InvalidArgument, Unsupported
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from backends.base import ModelArguments
     from backends.worker.devices.graph_specs import GraphSpec
+
+    Provider = tuple[str, dict[str, str]]
 
 TENSORRT_PRECISIONS = {"FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable", "FP32": ""}
 
@@ -79,9 +82,9 @@ def tensorrt_options(parameters: Mapping[str, str], version_dir: Path) -> dict[s
 
 def _converted(key: str, name: str, value: str, version_dir: Path) -> str:
     if name in TENSORRT_INTEGERS:
-        return str(integer(value))
+        return str(as_integer(value))
     if name in TENSORRT_BOOLEANS:
-        return str(boolean(value))
+        return str(as_boolean(value))
     if name in TENSORRT_TEXTS:
         return value
     if name in TENSORRT_PATHS:
@@ -98,24 +101,6 @@ def _path(key: str, value: str, version_dir: Path) -> str:
         )
     return path
 
-
-def integer(value: str) -> int:
-    """Return a number. Raises `InvalidArgument` with Triton's text."""
-    try:
-        return int(value)
-    except ValueError:
-        raise InvalidArgument(f"failed to convert '{value}' to integral number") from None
-
-
-def boolean(value: str) -> bool:
-    """Return a truth value. Raises `InvalidArgument` with Triton's text."""
-    if value.lower() not in ("true", "on", "1", "false", "off", "0"):
-        raise InvalidArgument(f"failed to convert '{value}' to boolean")
-    return value.lower() in ("true", "on", "1")
-
-
-if TYPE_CHECKING:
-    Provider = tuple[str, dict[str, str]]
 
 CPU_PROVIDER = "CPUExecutionProvider"
 
@@ -184,7 +169,7 @@ def ignored_settings(arguments: ModelArguments, active: Sequence[str]) -> list[s
                 f"the '{name}' accelerator of model '{model}' has no effect: the installed onnxruntime has no "
                 f"{provider}, or cannot load the libraries that this needs. The model runs without it"
             )
-    if any(boolean(each.get("parameters", {}).get(_TENSORRT_GRAPH) or "0") for each in on_gpu):
+    if any(as_boolean(each.get("parameters", {}).get(_TENSORRT_GRAPH) or "0") for each in on_gpu):
         lines.append(
             f"parameter '{_TENSORRT_GRAPH}' of the 'tensorrt' accelerator of model '{model}' has no effect: batches "
             f"would compute with the tensors of the first one. '{CUDA_GRAPH}' of the 'cuda' accelerator makes graphs"
@@ -209,7 +194,7 @@ def wanted_graphs(arguments: ModelArguments) -> tuple[list[GraphSpec], bool]:
     """
     on_gpu = _accelerators(arguments).get("gpu_execution_accelerator", [])
     required = any(
-        boolean(each.get("parameters", {}).get(CUDA_GRAPH) or "0") for each in on_gpu if each["name"] == "cuda"
+        as_boolean(each.get("parameters", {}).get(CUDA_GRAPH) or "0") for each in on_gpu if each["name"] == "cuda"
     )
     config = arguments.config
     if required:
@@ -259,7 +244,7 @@ def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
     options = {}
     for key, value in parameters.items():
         if key in CUDA_BOOLEANS:
-            options[key] = str(int(boolean(value)))
+            options[key] = str(int(as_boolean(value)))
         elif value and key != CUDA_GRAPH:
             options[key] = value
     return options
@@ -271,14 +256,14 @@ def _cuda_parameters(arguments: ModelArguments) -> dict[str, str]:
     for key, names in CUDA_NUMBERED.items():
         value = arguments.parameter(key)
         if value is not None:
-            number = integer(value)
+            number = as_integer(value)
             if not 0 <= number < len(names):
                 raise InvalidArgument(f"unsupported {key} value '{number}' is requested")
             options[key] = names[number]
     for key in ("gpu_mem_limit", "do_copy_in_default_stream"):
         value = arguments.parameter(key)
         if value is not None:
-            options[key] = str(integer(value)) if key == "gpu_mem_limit" else str(int(boolean(value)))
+            options[key] = str(as_integer(value)) if key == "gpu_mem_limit" else str(int(as_boolean(value)))
     return options
 
 

@@ -92,7 +92,6 @@ class _OurPackages:
         self._root = root
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """See `importlib.abc.MetaPathFinder`."""
         if path is None and name in _PACKAGES:
             from importlib.machinery import PathFinder
 

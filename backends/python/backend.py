@@ -20,6 +20,7 @@ from backends.python import triton_python_backend_utils
 from backends.python.calls import ExecutedRequests, executed
 from backends.python.event_loop import EventLoop, Paced
 from backends.python.failures import describe, model_code, model_failure, without_tracebacks, wrong_return
+from backends.python.former_names import add_former_names
 from backends.python.instance import PythonInstance, forget_instance, set_current_instance
 from backends.python.model_config import ModelConfig
 from backends.python.model_file import DEFAULT_NAME, import_model_class
@@ -450,6 +451,8 @@ class PythonBasedBackend(PythonBackend):
         folder = str(self.file.parent)
         if folder not in sys.path:  # the backend's own modules
             sys.path.append(folder)
+        if self.file.parent.name == "vllm":
+            add_former_names()
         return super()._import_model_class(msgspec.structs.replace(arguments, code_file=self.file))
 
 

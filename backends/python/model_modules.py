@@ -175,7 +175,6 @@ class _NamesFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if path is None:
             return PathFinder.find_spec(name, self._folders, target) if name in self.names else None
         if name.partition(".")[0] not in self.names:

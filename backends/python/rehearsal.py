@@ -14,6 +14,9 @@ from backends.python.model_file import DEFAULT_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+#: A request changes nothing that the forks must not have.
+COMPUTES = True
+
 _SOURCE = """
 import triton_python_backend_utils as pb_utils
 
@@ -23,7 +26,7 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             array = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", array + array)]))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("predict", array + array)]))
         return responses
 """
 
@@ -33,8 +36,10 @@ _OF_MODEL = ("1", "triton_python_backend_utils", "c_python_backend_utils")
 
 @contextmanager
 def rehearsed_model() -> Iterator[str]:
-    """The folder of a model whose version 1 has an output B, twice the input A. What workers change in the process is
-    undone."""
+    """The folder of a model whose version 1 has an output `predict`, twice the input A.
+
+    What workers change in the process is undone.
+    """
     modules, finders = set(sys.modules), set(sys.path_importer_cache)
     path, arguments, writes_no_code = list(sys.path), sys.argv, sys.dont_write_bytecode
     with tempfile.TemporaryDirectory(prefix="naiad-rehearsal-") as folder:

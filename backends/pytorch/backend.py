@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Backend
+from backends.base import ModelBackend
 from backends.pytorch.conversion import TensorConversion
 from backends.pytorch.library import TORCH_ERRORS, apply_settings, guard_of, load_torch
 from backends.pytorch.model import TorchModel
@@ -17,8 +17,9 @@ from backends.pytorch.model_file import (
     read_format,
 )
 from backends.pytorch.naming import places
-from backends.pytorch.settings import ignored_parameters, limited_cpus, torch_settings
+from backends.pytorch.settings import ignored_parameters, torch_settings
 from kernel.errors import InternalError, Unsupported
+from kernel.machine import limited_processor_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
 
 
-class PyTorchBackend(Backend):
+class PyTorchBackend(ModelBackend):
     """Executes a PyTorch model."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._model: TorchModel | None = None
         self._torch: Any = None
         self._cleans_cache = False
 
@@ -59,7 +59,7 @@ class PyTorchBackend(Backend):
         places(arguments.config, self._open(load_torch(), arguments).signature)
 
     def load(self, arguments: ModelArguments) -> None:
-        settings = torch_settings(arguments, limited_cpus())
+        settings = torch_settings(arguments, limited_processor_count())
         ignored = ignored_parameters(arguments)
         torch = self._torch = load_torch()
         apply_settings(torch, settings)
@@ -97,10 +97,6 @@ class PyTorchBackend(Backend):
         self._model.execute(requests, timings)
         if self._cleans_cache:
             self._torch.cuda.empty_cache()
-
-    def finalize(self) -> None:
-        """Free the model's memory."""
-        self._model = None
 
 
 def _runner(torch: Any, path: Path, found: FileFormat, arguments: ModelArguments) -> Runner:

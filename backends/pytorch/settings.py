@@ -5,13 +5,11 @@ Names, defaults and texts are those of Triton's pytorch backend (model_state.cc)
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kernel.errors import Unsupported
-from kernel.machine import processor_count
 
 if TYPE_CHECKING:
     from backends.base import ModelArguments
@@ -38,7 +36,7 @@ class TorchSettings(msgspec.Struct, frozen=True):
 def torch_settings(arguments: ModelArguments, allowed_cpus: int = 0) -> TorchSettings:
     """Return the settings of a model. Raises `InvalidArgument` for a wrong value.
 
-    `allowed_cpus` is the default of the threads of an operation: see `limited_cpus`.
+    `allowed_cpus` is the default of the threads of an operation: see `limited_processor_count`.
     """
     if arguments.parameter("MODEL_INIT_LIBRARY") is not None:
         raise Unsupported(
@@ -57,15 +55,6 @@ def torch_settings(arguments: ModelArguments, allowed_cpus: int = 0) -> TorchSet
         intra_op_threads=max(0, arguments.integer_parameter("INTRA_OP_THREAD_COUNT")) or allowed_cpus,
         inter_op_threads=max(0, arguments.integer_parameter("INTER_OP_THREAD_COUNT")),
     )
-
-
-def limited_cpus() -> int:
-    """Return the number of CPUs that a host policy or a container allows, or 0 if the worker may use all CPUs.
-
-    By default, PyTorch starts a thread for each core of the machine.
-    """
-    allowed = processor_count()
-    return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
 def ignored_parameters(arguments: ModelArguments) -> list[str]:

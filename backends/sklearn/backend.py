@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import Backend
+from backends.base import ModelBackend, is_complete
 from backends.batch_tensors import batch_sizes, execute_alone, gather, requested_outputs, scatter
 from backends.reshape import tensor_specs
 from backends.sklearn.estimator import call, rows_of, signature_of, use_one_thread
@@ -23,7 +23,7 @@ from shm.datatypes import DATATYPES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from backends.base import Config, Host, ModelArguments, Timings
+    from backends.base import Config, ModelArguments, Timings
     from backends.reshape import TensorShapes
     from backends.sklearn.estimator import EstimatorSignature
     from backends.worker.request import WorkerRequest
@@ -33,17 +33,12 @@ if TYPE_CHECKING:
 _INPUTS, _BY_COLUMN, _AS_ONE = "inputs", "columns", "tensor"
 
 
-class SklearnBackend(Backend):
+class SklearnBackend(ModelBackend):
     """Executes a fitted estimator, such as a pipeline."""
 
     shares_worker = True
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._model: EstimatorModel | None = None
-
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
-        """As `Backend.gpu_obstacle`."""
         return "the backend 'sklearn' computes on the CPU"
 
     def complete(self, arguments: ModelArguments) -> Config:
@@ -70,14 +65,6 @@ class SklearnBackend(Backend):
         signature = signature_of(estimator, arguments.model_name)
         use_one_thread(estimator)
         return estimator, signature
-
-    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        assert self._model is not None, "execute before load"
-        self._model.execute(requests, timings)
-
-    def finalize(self) -> None:
-        """Free the model's memory."""
-        self._model = None
 
 
 def by_column(arguments: ModelArguments) -> bool:
@@ -194,11 +181,6 @@ MAX_BATCH_SIZE = 1024
 
 #: What is filled in as outputs: the first that a model has of each line.
 _OUTPUTS = (("predict", "transform", "score_samples"), ("predict_proba",))
-
-
-def is_complete(config: Config) -> bool:
-    """Return whether the configuration has inputs and outputs. Then nothing is filled in, not even max_batch_size."""
-    return bool(config.get("input")) and bool(config.get("output"))
 
 
 def autofill(config: Config, estimator: Any, signature: EstimatorSignature, *, by_column: bool) -> Config:

@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 from kernel.errors import Unavailable
+from kernel.machine import processor_count
 from kernel.texts import install_command
 
 #: Modules of estimators that most models have.
@@ -30,9 +31,6 @@ def _import_all() -> None:
             _found[name] = error
 
 
-_import_all()
-
-
 def required(name: str) -> Any:
     """Return a module that a model needs: of scikit-learn, `joblib` or `skops.io`. Raises `Unavailable`."""
     found = _found[name]
@@ -50,8 +48,21 @@ def optional(name: str) -> Any:
     return None if isinstance(found, Exception) else found
 
 
+#: The number of threads that the libraries of this process compute with; 0 if they choose it themselves.
+_thread_limit = 0
+
+
 def limit_threads(count: int) -> None:
-    """Let the libraries of this process compute with at most `count` threads. Call it before the first computation."""
+    """Let the libraries of this process compute with at most `count` threads. Call it before the first computation.
+
+    Does nothing if that is the limit already: to look for the libraries, threadpoolctl takes 1.7 MiB in each fork.
+    """
+    global _thread_limit
     limits = optional("threadpoolctl")
-    if limits is not None:
+    if limits is not None and count != _thread_limit:
         limits.threadpool_limits(limits=count)
+        _thread_limit = count
+
+
+_import_all()
+limit_threads(processor_count())  # before the fork; a worker of fewer processors does it again

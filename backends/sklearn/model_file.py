@@ -156,6 +156,6 @@ def _load_skops(path: Path, arguments: ModelArguments) -> Any:
         raise Unsupported(
             f"model '{arguments.model_name}' has types that the server does not trust: {', '.join(refused)}. If making "
             "objects of these types cannot do harm, start the server with "
-            f"--backend-config=sklearn,{TRUSTED_TYPES}={','.join(refused)}"
+            f"--backend-config={arguments.config.get('backend') or 'sklearn'},{TRUSTED_TYPES}={','.join(refused)}"
         )
     return skops.load(path, trusted=types)

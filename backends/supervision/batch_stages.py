@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backends.transport.outbox import Progress
     from kernel.serving.batch import Batch
     from kernel.serving.instance import BatchRecord
-    from kernel.serving.model import PoisonJudge
+    from kernel.serving.poison import PoisonGuard
     from kernel.serving.request import Request
 
 
@@ -129,7 +129,7 @@ def is_harmless(request: Request, batch: Batch, has_called: Callable[[Request], 
 
 
 def take_suspects(
-    poison: PoisonJudge,
+    poison: PoisonGuard,
     unfinished: Iterable[tuple[Batch, Stage]],
     requests: dict[int, Request],
     has_called: Callable[[Request], bool],

@@ -62,7 +62,6 @@ class FoundDevices:
         return ",".join(gpu.uuid for gpu in self.found)
 
     async def usable(self) -> UsableGpus:
-        """As `ServerGpus.usable`."""
         least = self.settings.least_capability
         await self._find()
         unusable_by = frozenset(backend for backend, obstacle in self._obstacles.items() if obstacle)
@@ -70,7 +69,6 @@ class FoundDevices:
         return msgspec.structs.replace(gpus, unusable_by=unusable_by)
 
     def obstacle_of(self, backend: str) -> str | None:
-        """As `ServerGpus.obstacle_of`."""
         return self._obstacles.get(backend)
 
     def note(self, backend: str, obstacle: str) -> None:

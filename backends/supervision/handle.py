@@ -406,20 +406,14 @@ class WorkerHandle:
         batch = next((b for b in self.record.batches.values() if number in b.request_numbers()), None)
         if request is None or batch is None:
             raise ValueError(f"request {number} was rescheduled, which is not being executed")
-        del self._requests[number]
-        if not self._requests:
-            self._idle()
         self._credit.forget(number)
-        self._poller.moved(-1)
         batch.reschedule(request)
         if request.trace is not None:
             request.trace.not_executed()
         if request.in_use:
             self._memory.finished(number)
-            request.in_use = False
-        if request.finished:  # the server abandoned it at its exit
-            request.release_leases()
-        else:
+        self._taken_back(number)
+        if not request.finished:
             self._model.instances.rescheduled(request)
 
     def _idle(self) -> None:
@@ -428,18 +422,23 @@ class WorkerHandle:
 
     def _not_sent(self, batch_number: int, number: int, error: ServingError) -> None:
         """Fail a request that could not be sent to the worker; the other requests of its batch continue."""
+        request = self._taken_back(number)
+        self.record.batches[batch_number].remove(request)
+        if request.trace is not None:
+            request.trace.not_executed()
+        if not request.finished:
+            request.fail(error)
+
+    def _taken_back(self, number: int) -> Request:
+        """Return a request that leaves the worker without a response. One that has ended releases what it leases."""
         request = self._requests.pop(number)
         if not self._requests:
             self._idle()
         self._poller.moved(-1)
-        self.record.batches[batch_number].remove(request)
-        if request.trace is not None:
-            request.trace.not_executed()
         request.in_use = False
-        if request.finished:
+        if request.finished:  # the server abandoned it at its exit
             request.release_leases()
-        else:
-            request.fail(error)
+        return request
 
     def _hold_inputs(self, numbers: list[int]) -> None:
         """The model holds inputs of these requests, whose final responses follow."""
@@ -470,23 +469,16 @@ class WorkerHandle:
     def _recalled(self, numbers: list[int]) -> None:
         """The worker returns batches that it has not begun. Raises ValueError for others."""
         returned: list[Request] = []
-        unstarted, was_busy = {batch.number for batch in self.record.unstarted()}, bool(self._requests)
+        unstarted = {batch.number for batch in self.record.unstarted()}
         for number in numbers:
             if number not in unstarted or self.record.concurrency > 1:
                 raise ValueError(f"batch {number} was returned, which was not dispatched ahead of time")
             batch = self.record.batches.pop(number)
             for request_number in batch.request_numbers():
-                request = self._requests.pop(request_number, None)
-                if request is None:
-                    continue
-                self._poller.moved(-1)
-                request.in_use = False
-                if request.finished:  # the server abandoned it at its exit
-                    request.release_leases()
-                else:
-                    returned.append(request)
-        if was_busy and not self._requests:
-            self._idle()
+                if request_number in self._requests:
+                    request = self._taken_back(request_number)
+                    if not request.finished:
+                        returned.append(request)
         self._model.instances.recalled(self, returned)
         for request in returned:
             if self._worker_calls is not None:

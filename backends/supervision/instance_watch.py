@@ -4,16 +4,15 @@ The watchdog checks each instance from time to time, and gets marks (`batch_stag
 at two checks means that this piece of work made no progress. So no time is measured for a request or batch, and a time
 is too short by up to the interval between two looks, never too long.
 
-Finds requests whose responses nobody takes: their readers lock others out of an instance. Pure.
-
-A decoupled model waits when a client, or a model that has called it, has not taken a number of responses. The time of a
-request begins when it is seen to wait, and begins again with each response that is taken.
+`ReaderWaits` finds requests whose responses nobody takes: their readers lock others out of an instance. A decoupled
+model waits when a client, or a model that has called it, has not taken a number of responses. The time of a request
+begins when it is seen to wait, and begins again with each response that is taken.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -42,33 +41,6 @@ class ExecutionLimits(msgspec.Struct, frozen=True):
     changeable: bool = True
     #: How long a response may wait for its reader; 0 for any time.
     response_wait_ns: int = 0
-
-
-class LimitOptions(Protocol):
-    """Implemented by `kernel.options.ServerOptions`."""
-
-    @property
-    def execution_report_s(self) -> float: ...
-
-    @property
-    def execution_timeout_s(self) -> float: ...
-
-    @property
-    def response_wait_timeout_s(self) -> float: ...
-
-    @property
-    def debugging(self) -> bool: ...
-
-
-def limits_of(options: LimitOptions) -> ExecutionLimits:
-    """Return the limits of models that have none of their own."""
-    return ExecutionLimits(
-        round(options.execution_report_s * 1e9),
-        round(options.execution_timeout_s * 1e9),
-        "--execution-timeout",
-        changeable=not options.debugging,
-        response_wait_ns=round(options.response_wait_timeout_s * 1e9),
-    )
 
 
 class Sight(msgspec.Struct, frozen=True):

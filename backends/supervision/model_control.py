@@ -9,8 +9,8 @@ import msgspec
 
 from backends.transport import wire
 from backends.transport.texts import shortened
+from kernel.background import BackgroundTasks
 from kernel.errors import InvalidArgument, ServingError
-from kernel.repository.background import BackgroundTasks
 from kernel.repository.override import MAX_FILES_BYTE_SIZE
 from kernel.serving.catalog import parse_version
 

@@ -59,7 +59,8 @@ class WorkerSession:
         #: were read with it and came after it.
         self._pieces: Iterator[None] | None = None
         self._kept: Iterable[bytes] = ()
-        self._process_ended = False
+        #: How the process ended, None while it runs.
+        self._end_cause: str | None = None
         #: How many batches the instance executes at the same time, once a model is loaded.
         self.concurrency = 1
         self.overlaps = False
@@ -97,14 +98,10 @@ class WorkerSession:
     def handle_in_pieces(self, pieces: Iterator[None]) -> None:
         """Handle the message that is being handled in pieces: each `next` is one, in an event-loop iteration.
 
-        Later messages are handled after its end; meanwhile nothing is read. If the process ends, all is handled at
-        once. An exception of `pieces` ends the worker, as one of a handler.
+        Later messages are handled after its end; meanwhile nothing is read. If the process ends meanwhile, the worker
+        is lost after the last piece. An exception of `pieces` ends the worker, as one of a handler.
         """
         assert self._channel is not None
-        if self._process_ended:
-            for _ in pieces:
-                pass
-            return
         next(pieces)
         self._pieces = pieces
         self._channel.pause()
@@ -117,6 +114,8 @@ class WorkerSession:
             self._channel.go_on(self._handle_piece)
             if self._pieces is pieces:
                 asyncio.get_running_loop().call_soon(self._go_on)
+            elif self._end_cause is not None:
+                self._read_to_the_end(self._end_cause)
 
     def _handle_piece(self, _: list[bytes]) -> None:
         assert self._pieces is not None
@@ -193,7 +192,6 @@ class WorkerSession:
         return response.load_ns
 
     def folder(self, path: str) -> str:
-        """See `Launched`."""
         assert self._launched is not None, "the worker was never started"
         return self._launched.folder(path)
 
@@ -225,7 +223,6 @@ class WorkerSession:
         self._channel.send_with_fd(message, fd)
 
     async def connect(self, announce: Announce) -> socket.socket:
-        """See `Launched`."""
         assert self._launched is not None, "the worker was never started"
         return await self._launched.connect(announce)
 
@@ -247,7 +244,6 @@ class WorkerSession:
 
     @property
     def incomplete_since(self) -> int | None:
-        """See `LoopChannel.incomplete_since`."""
         return None if self._channel is None else self._channel.incomplete_since
 
     @property
@@ -257,7 +253,6 @@ class WorkerSession:
 
     @property
     def work_mark(self) -> Hashable:
-        """See `Launched`."""
         return None if self._launched is None else self._launched.work_mark
 
     @property
@@ -266,7 +261,6 @@ class WorkerSession:
         return self._lost_cause is not None
 
     def write_stacks(self) -> None:
-        """See `Launched`."""
         if self._launched is not None:
             self._launched.write_stacks()
 
@@ -376,13 +370,22 @@ class WorkerSession:
             self.kill()
 
     def _process_lost(self, cause: str) -> None:
+        self._end_cause = cause
+        self._read_to_the_end(cause)
+
+    def _read_to_the_end(self, cause: str) -> None:
+        """Handle what the worker sent before its end, then lose it. `_go_on` comes back here after a message that is
+        handled in pieces."""
         assert self._channel is not None
-        self._process_ended = True
-        while self._pieces is not None:
-            self._channel.go_on(self._handle_piece)
-        self._channel.read_rest()
-        self._channel.take_unsent()
-        self._channel.close()
+        self._channel.read_rest(lambda: self._pieces is None)
+        if self._pieces is None:
+            self._channel.take_unsent()
+        if self._pieces is None:
+            self._channel.close()
+            self._lose(cause)
+
+    def _lose(self, cause: str) -> None:
+        assert self._channel is not None
         if self._protocol_error is not None:
             cause = f"{cause}; {self._protocol_error}"
         self._lost_cause = cause

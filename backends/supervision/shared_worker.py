@@ -1,8 +1,8 @@
-"""One model of a process that several share, as the supervision of its instance sees it: a `Launched` worker.
+"""Worker processes that several models share (`naiad.worker`).
 
-A worker process of several models: started with the first, ended after the last, started once after a loss.
-
-The shared workers of a server by name (`naiad.worker`), and which instances may be in one.
+`SharedWorker` is one model of such a process, as the supervision of its instance sees it: a `Launched` worker.
+`SharedProcess` is the process: started with the first model, ended after the last, started once after a loss.
+`SharedWorkers` has the processes of a server by name, and says which instances may be in one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from backends.launch.launcher import KILL_WAIT_S, not_shown
 from backends.launch.output import WorkerOutput
@@ -34,42 +34,10 @@ logger = logging.getLogger(__name__)
 LEAVE_GRACE_S = 2.0
 
 
-class HostProcess(Protocol):
-    """The process, as its members see it."""
-
-    name: str
-
-    def folder(self, path: str) -> str:
-        """See `Launched`."""
-
-    async def connect(self, announce: Announce) -> socket.socket:
-        """See `Launched`."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped the process."""
-
-    @property
-    def work_mark(self) -> Hashable:
-        """See `Launched`."""
-
-    def write_stacks(self) -> None:
-        """See `Launched`."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the process."""
-
-    def kill(self) -> None:
-        """Kill the process. All members are lost."""
-
-    async def emptied(self) -> None:
-        """Wait until the process has ended, if it has no members any more."""
-
-
 class SharedWorker:
     """Implements `Launched`. A thread cannot be killed: a model that does not leave is ended with its process."""
 
-    def __init__(self, title: str, sock: socket.socket, output: WorkerOutput, process: HostProcess) -> None:
+    def __init__(self, title: str, sock: socket.socket, output: WorkerOutput, process: SharedProcess) -> None:
         """The channel that uses `sock` owns it."""
         self.title = title
         self.socket = sock
@@ -357,10 +325,13 @@ class SharedWorkers:
 
     def leave(self, keeper: object, plan: InstancePlan) -> None:
         """Count an instance no longer."""
-        members = self._members.get(plan.needs.worker, {})
+        name = plan.needs.worker
+        members = self._members.get(name, {})
         members.pop(keeper, None)
         if not members:
-            self._members.pop(plan.needs.worker, None)
+            self._members.pop(name, None)
+            if ":" in name:  # of one load of a model, which does not come again
+                self._processes.pop(name, None)
 
 
 def _cpus(cpus: tuple[int, ...]) -> str:

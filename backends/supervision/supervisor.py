@@ -134,13 +134,18 @@ class InstanceSupervisor:
 
     async def start(self, title: str, needs: WorkerNeeds = NO_NEEDS) -> None:
         """Start a worker without a model, in a shared process if that has a name in `needs`. Raises `ServingError`."""
-        if needs.worker:
-            assert self._shared is not None, "no process can be shared"
-            self._launcher = self._shared.launcher(needs.worker)
-        self._title, self._needs = title, needs
+        self._title = title
+        self._use_launcher(needs)
         self._session = self._new_session(title)
         self._watchdog.add(self)
         await self._started(self._session, needs)
+
+    def _use_launcher(self, needs: WorkerNeeds) -> None:
+        """Start workers with these needs from now on, in a shared process if that has a name in them."""
+        if needs.worker:
+            assert self._shared is not None, "no process can be shared"
+            self._launcher = self._shared.launcher(needs.worker)
+        self._needs = needs
 
     async def _started(self, session: WorkerSession, needs: WorkerNeeds) -> None:
         """Start the worker of `session`. One that works may take as long as a load."""
@@ -183,16 +188,16 @@ class InstanceSupervisor:
         return completed.config
 
     async def gpu_obstacle(self, config: str, model_dir: str, version: int, backend_config: dict[str, str]) -> str:
-        """As `InstanceKeeper.gpu_obstacle`."""
         assert self._session is not None
         question = wire.AskGpu(config, model_dir, version, backend_config, wire.PROTOCOL)
         doing = "looking for what its backend needs on a GPU"
         return await self._in_time(self._session, self._session.ask_gpu(question), doing, self._load_timeout_s)
 
     async def _start_another(self, used: WorkerSession) -> None:
-        """Replace a worker in which code of the model has completed the configuration. Raises `ServingError`.
+        """Replace the worker that has completed the configuration. Raises `ServingError`.
 
-        So the instance does not get what this code has changed in its process.
+        Code of the model has done it, and the instance does not get what this code has changed in its process; or the
+        instance is in a process with others.
         """
         session = self._session = self._new_session(self._title)
         try:
@@ -206,7 +211,6 @@ class InstanceSupervisor:
             raise failure
 
     async def load(self, plan: InstancePlan, config: str, together: int = 1) -> int:
-        """As `InstanceKeeper.load`."""
         self._plan = plan
         load = self._load = wire.Load(
             config, plan.model_dir, plan.version, plan.name, plan.kind, plan.device_id,
@@ -228,6 +232,9 @@ class InstanceSupervisor:
             self._shared.join(self, plan)
         if self._session is None:
             await self.start(plan.name, plan.needs)
+        elif plan.needs.worker != self._needs.worker:
+            self._use_launcher(plan.needs)
+            await self._start_another(self._session)
         assert self._session is not None
         with while_loading(self._control, config):
             load_ns = await self._load_into(self._session, self._load)
@@ -296,7 +303,6 @@ class InstanceSupervisor:
             await handle.drain()
 
     async def released(self, limit_s: float) -> None:
-        """See `InstanceKeeper`."""
         handle = self._handle
         if handle is None:
             return
@@ -334,12 +340,10 @@ class InstanceSupervisor:
 
     @property
     def shortest_limit_s(self) -> float:
-        """See `Watched`."""
         limits = self._watch.limits
         return min((limit for limit in (limits.report_ns, limits.timeout_ns) if limit), default=0) / 1e9
 
     def look(self, now_ns: int) -> None:
-        """See `Watched`."""
         session, handle = self._session, self._handle
         if session is None:
             return

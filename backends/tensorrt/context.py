@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from backends.worker.devices.instance_device import DeviceBlock, InstanceDevice
     from shm.arrays import Array
 
+    #: Name, datatype and shape of an output → where the client wants it on the device; None for anywhere.
+    Placer = Callable[[str, str, tuple[int, ...]], "DeviceArray | None"]
+
 
 class OutputBlocks:
     """A block for each output, and another one while batches overlap (`InstanceDevice.block_set`).
@@ -96,10 +99,6 @@ def tensorrt_allocator(module: Any, output: DataDependentOutput) -> Any:
 
     return Allocator()
 
-
-if TYPE_CHECKING:
-    #: Name, datatype and shape of an output → where the client wants it on the device; None for anywhere.
-    Placer = Callable[[str, str, tuple[int, ...]], "DeviceArray | None"]
 
 #: The most shapes whose outputs are remembered.
 _MAX_KNOWN_SHAPES = 64

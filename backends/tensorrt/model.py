@@ -23,7 +23,7 @@ from backends.batch_tensors import (
     scatter,
 )
 from backends.tensorrt.context import EngineContext, OutputBlocks
-from backends.tensorrt.graphs import CapturedGraphs
+from backends.tensorrt.graphs import EngineGraphs
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
 from backends.worker.devices.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.worker.devices.tensors import DeviceArray
@@ -88,7 +88,7 @@ class LoadedEngine:
         )
         self._names: list[tuple[str, Profile]] = []
         self._contexts: list[EngineContext] = []
-        self._graphs: list[CapturedGraphs] = []
+        self._graphs: list[EngineGraphs] = []
         for name, index in instance_profiles(config, self._name, len(signature.profiles)):
             profile = signature.profiles[index]
             self._names.append((name, profile))
@@ -162,10 +162,11 @@ class LoadedEngine:
                 "of the graph"
             )
         for _, profile in self._names:
-            graphs = CapturedGraphs(
-                self._tensorrt, self._plan.engine, self._signature, self._device, self._name, self._stream
-            )
-            graphs.capture(specs, profile, self._max_batch_size > 0, warn)
+            graphs = EngineGraphs(
+                self._tensorrt, self._plan.engine, self._signature, profile, self._device, self._name, self._stream,
+                batched=self._max_batch_size > 0,
+            )  # fmt: skip
+            graphs.capture(specs, warn)
             self._graphs.append(graphs)
 
     @property

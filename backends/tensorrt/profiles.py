@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from backends.tensorrt.signature import EngineSignature, Profile
     from backends.worker.devices.graph_specs import GraphSpec
 
-if TYPE_CHECKING:
     #: The name of a profile in the configuration, and its index in the engine.
     NamedProfile = tuple[str, int]
+
 
 #: The name of the first profile, for instance groups that name none.
 _DEFAULT = "default"

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from backends.base import as_boolean
 from kernel.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from backends.base import ModelArguments
 
 #: Settings of the command line: --backend-config=tensorrt,KEY=VALUE.
@@ -50,7 +49,10 @@ def engine_settings(arguments: ModelArguments) -> EngineSettings:
     return EngineSettings(
         allocation_strategy=strategy,
         priority=_PRIORITIES.get(priority, ""),
-        host_code_allowed=_boolean(VERSION_COMPATIBLE, arguments.backend_config),
+        host_code_allowed=as_boolean(
+            arguments.backend_config.get(VERSION_COMPATIBLE, "false"),
+            f" (--backend-config=tensorrt,{VERSION_COMPATIBLE})",
+        ),
         plugins=tuple(each for each in arguments.backend_config.get(PLUGINS, "").split(";") if each),
     )
 
@@ -67,10 +69,3 @@ def runs_on_gpu(arguments: ModelArguments) -> bool:
     """Whether the model's first instance group is on GPUs, without which Triton completes no configuration."""
     groups = arguments.config.get("instance_group", [])
     return bool(groups) and groups[0].get("kind") == "KIND_GPU"
-
-
-def _boolean(key: str, settings: Mapping[str, str]) -> bool:
-    value = settings.get(key, "false")
-    if value.lower() not in ("true", "false", "1", "0", "on", "off"):
-        raise InvalidArgument(f"failed to convert '{value}' to boolean (--backend-config=tensorrt,{key})")
-    return value.lower() in ("true", "1", "on")

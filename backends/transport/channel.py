@@ -85,14 +85,15 @@ class LoopChannel:
     """
 
     def __init__(self, sock: socket.socket, on_messages: Callable[[list[bytes]], None],
-                 on_closed: Callable[[str | None], None]) -> None:  # fmt: skip
+                 on_closed: Callable[[str | None], None], max_frame: int = MAX_WORKER_FRAME) -> None:  # fmt: skip
+        """`max_frame` is the most bytes that a message of the peer may have."""
         sock.setblocking(False)
         self._socket = sock
         self._on_messages = on_messages
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._iteration_end = IterationEnd.current()
-        self._reader = FrameReader(MAX_WORKER_FRAME)
+        self._reader = FrameReader(max_frame)
         #: The messages of this event-loop iteration, framed.
         self._outbox = bytearray()
         self._unsent: deque[tuple[memoryview, int | None]] = deque()
@@ -224,9 +225,9 @@ class LoopChannel:
         """
         self._handle(b"", handle)
 
-    def read_rest(self) -> None:
-        """Handle the messages that a dead worker sent before it died."""
-        while self._read_once():
+    def read_rest(self, more: Callable[[], bool] = lambda: True) -> None:
+        """Handle the messages that a dead worker sent before it died, one read after another while `more`."""
+        while more() and self._read_once():
             pass
 
     def _read_once(self) -> bool:

@@ -218,17 +218,17 @@ class Worker:
             self._on_device.close()
         if self._device is not None:
             self._device.close()
+            if self._device.arenas is not None:
+                self._device.arenas.close()
         self._regions.close()
         self._outputs.memory.close()
         self._channel.close()
 
     def enter_turn(self) -> None:
-        """See `TakesTurns`."""
         if self._backend is not None:
             self._backend.enter_turn()
 
     def leave_turn(self) -> None:
-        """See `TakesTurns`."""
         if self._backend is not None:
             self._backend.leave_turn()
 
@@ -346,7 +346,7 @@ class Worker:
                 if self._turn is not None and not backend.shares_worker_on_gpu:
                     raise not_shared(arguments, " on GPUs")
                 if not backend.opens_device_late:
-                    self._device.open()
+                    self._device.select()
             backend.load(arguments)
             self._execute_batch = backend.executor
             if self._device is not None:
@@ -387,8 +387,8 @@ class Worker:
             self._held,
             self._outputs.memory,
             waits_at_once=not self._local or backend.concurrency > 1,
-            # What a member of a process exports can be opened by no other member, and must not be freed with it.
-            announce=self._send if self._local and self._turn is None else None,
+            announce=self._send if self._local else None,
+            shares_arenas=self._turn is not None,
             count_memory=self._reports.own_memory,
         )
         self._outputs.on_device = tensors.outputs

@@ -1,9 +1,7 @@
 """The models of a process that several share (`naiad.worker`): each has a connection, a `Worker` and a thread.
 
-They execute in turn (`backends.worker.members`). The process has a connection of its own, without a model, over
-which the kernel adds models. A model whose connection ends leaves; the others stay.
-
-Decides which model executes in a process of several models: one at a time, in the order of their requests.
+The process has a connection of its own, without a model, over which the kernel adds models. A model whose connection
+ends leaves; the others stay. `Turn` decides which model executes: one at a time, in the order of their requests.
 """
 
 from __future__ import annotations
@@ -32,7 +30,17 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0
 
 
-class Member(Protocol):
+class TakesTurns(Protocol):
+    """One of the models of a process."""
+
+    def enter_turn(self) -> None:
+        """Its turn begins, and another model had the last one, or none."""
+
+    def leave_turn(self) -> None:
+        """Another model's turn begins."""
+
+
+class Member(TakesTurns, Protocol):
     """The worker of one model."""
 
     def run(self) -> None:
@@ -40,12 +48,6 @@ class Member(Protocol):
 
     def close(self) -> None:
         """Free the memory and the descriptors of the model. It runs no more."""
-
-    def enter_turn(self) -> None:
-        """See `TakesTurns`."""
-
-    def leave_turn(self) -> None:
-        """See `TakesTurns`."""
 
 
 def not_shared(arguments: ModelArguments, where: str = "") -> Unsupported:
@@ -119,16 +121,6 @@ class Members:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-
-
-class TakesTurns(Protocol):
-    """One of the models of a process."""
-
-    def enter_turn(self) -> None:
-        """Its turn begins, and another model had the last one, or none."""
-
-    def leave_turn(self) -> None:
-        """Another model's turn begins."""
 
 
 class Turn:

@@ -264,7 +264,6 @@ class CopyingRegion(ABC):
         return copy
 
     def input_view(self, offset: int, byte_size: int) -> memoryview:
-        """See `WorkerRegion`."""
         return self.view(offset, byte_size)
 
     def write(self, offset: int, data: Buffer) -> None:
@@ -297,15 +296,12 @@ class UnmappedRegion(CopyingRegion):
         self._buffers = buffers
 
     def read_into(self, offset: int, memory: memoryview) -> None:
-        """See `AttachedRegion.read_into`."""
         self._file.read_into(offset, memory)
 
     def write_from(self, offset: int, data: Buffer) -> None:
-        """See `AttachedRegion.write_from`."""
         self._file.write_from(offset, data)
 
     def close(self) -> None:
-        """See `WorkerRegion`."""
         self._file.close()
 
 

@@ -59,7 +59,6 @@ class OutputWriter:
         self.copies = self.copied_byte_size = 0
 
     def reserve(self, request: WorkerRequest, name: str, datatype: str, shape: Sequence[int]) -> Array | None:
-        """See `WorkerRequest.reserve`."""
         requested = _requested_output(request, name)
         dtype = NUMPY_TYPES.get(datatype if datatype != "BF16" else "UINT16")
         if requested is None or requested.classification or dtype is None or dtype.hasobject:

@@ -4,10 +4,14 @@ A thread computes; the worker's main thread reads messages, gathers the inputs o
 last one. So the model never waits for a batch that the worker has got. To wake another thread takes some microseconds:
 only slow models with waiting requests are executed this way. All others, and a slow model with one client, are executed
 in the main thread.
+
+Batches on a GPU are executed in the same way, but enqueued in the main thread, and the thread waits for the device
+(`backends/worker/devices/device_batches.py`).
 """
 
 from __future__ import annotations
 
+import abc
 import logging
 import os
 import select
@@ -16,7 +20,7 @@ import threading
 import time
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from backends.base import Timings
 from backends.transport import wire
@@ -50,13 +54,172 @@ SWITCH_INTERVAL_S = 50e-6
 _MOST_GIVEN = 2
 
 
-class _Pipelined:
-    """A batch from its message to its responses."""
+class BatchInThread:
+    """A batch from its message to its responses. A thread does a part of it."""
 
     def __init__(self, message: wire.Execute, requests: list[WorkerRequest], timings: Timings) -> None:
         self.message = message
         self.requests = requests
         self.timings = timings
+
+
+_Batch = TypeVar("_Batch", bound=BatchInThread)
+
+
+class ThreadedBatches(abc.ABC, Generic[_Batch]):
+    """The batches of one worker while a thread does the part of each that takes long. The main thread calls all methods
+    but `_do`."""
+
+    #: The name of the thread.
+    _thread_name: str
+
+    def __init__(
+        self,
+        channel: BlockingChannel,
+        reader: KernelMessageReader,
+        inputs: InputReader,
+        responder: BatchResponder,
+        held: HeldInputs,
+        send: Callable[[wire.ToKernel], None],
+        execute: Callable[[list[WorkerRequest], Timings], None],
+        ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None],
+    ) -> None:
+        """`execute` executes a batch in the main thread, with its responses, and raises nothing but `KernelGone`.
+        `ended` reports a batch that has its responses."""
+        self._channel = channel
+        self._reader = reader
+        self._inputs = inputs
+        self._responder = responder
+        self._held = held
+        self._send = send
+        self._execute = execute
+        self._ended = ended
+        #: Whether the next batch is for `serve`: it came while a batch was executed.
+        self.wanted = False
+        #: None before the first batch.
+        self._thread: threading.Thread | None = None
+        #: In the order in which they were given to the thread. It has done the first `_done_count`.
+        self._in_flight: deque[_Batch] = deque()
+        self._done_count = 0
+        #: For the thread; None ends it.
+        self._given: SimpleQueue[_Batch | None] = SimpleQueue()
+
+    @abc.abstractmethod
+    def _take(self, message: wire.Execute) -> None:
+        """Begin with a batch."""
+
+    @abc.abstractmethod
+    def _has_room(self) -> bool:
+        """Whether another batch may be taken now."""
+
+    @abc.abstractmethod
+    def _step(self) -> bool:
+        """Do what is next when no batch can be taken. Returns whether there was anything to do, or to wait for."""
+
+    @abc.abstractmethod
+    def _do(self, batch: _Batch) -> None:
+        """Do the part of the thread, in it. Must not raise."""
+
+    def serve(self, message: wire.Execute) -> None:
+        """Execute a batch, and those that come meanwhile, until there is none, or another message is next.
+
+        Raises `KernelGone`.
+        """
+        self.wanted = False
+        if self._thread is None:
+            self._start()
+        self._reader.poll_ns = 0  # polling would take the interpreter's lock from the thread
+        following: wire.Execute | None = message
+        while following is not None or self._step():
+            if following is not None:
+                self._take(following)
+            following = self._following()
+
+    def _following(self) -> wire.Execute | None:
+        """Remove and return the next batch, if there is one and it may be taken now."""
+        waiting = self._reader.waiting
+        if not waiting or not self._has_room():
+            return None
+        message = waiting[0]
+        if not isinstance(message, wire.Execute):
+            return None
+        waiting.popleft()
+        return message
+
+    def _read(self, message: wire.Execute) -> tuple[list[WorkerRequest], Timings]:
+        """Return the requests of a batch that begins now. Others may be in flight."""
+        start_ns = time.monotonic_ns()
+        opened = self._responder.open_overlapping(message.requests, collects=True)
+        requests = self._inputs.read(opened)
+        del opened  # it refers to inputs, as what is returned
+        if message.tensors_traced:
+            send_inputs(requests, self._send)
+        return requests, Timings(start_ns, start_ns, start_ns)
+
+    def _give(self, batch: _Batch) -> None:
+        """Let the thread do its part, after those of the batches before."""
+        self._in_flight.append(batch)
+        self._given.put(batch)
+
+    def _next_done(self) -> _Batch:
+        """Remove and return the first batch that the thread has done with. There is one."""
+        self._done_count -= 1
+        return self._in_flight.popleft()
+
+    def _end(self, batch: _Batch) -> None:
+        """Report a batch whose requests have their responses."""
+        # They refer to the inputs: any reference that is left is the model's.
+        batch.requests.clear()
+        finals = self._responder.close_overlapping([ref.number for ref in batch.message.requests])
+        self._ended(batch.message, batch.timings, finals)
+
+    def _wait(self) -> None:
+        """Wait until the thread has done with a batch, or a message has come."""
+        self._held.report_freed()
+        for fd, _ in self._poller.poll():
+            if fd == self._event_fd:
+                self._done_count += os.eventfd_read(fd)
+            else:
+                self._poll()
+
+    def _poll(self) -> None:
+        self._reader.poll()
+        if self._reader.gone:
+            raise KernelGone
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller = select.poll()
+        self._poller.register(self._event_fd, select.POLLIN)
+        self._poller.register(self._channel.fileno(), select.POLLIN)
+        self._thread = threading.Thread(target=self._do_all, name=self._thread_name, daemon=True)
+        self._thread.start()
+
+    def _do_all(self) -> None:
+        """Do the thread's part of the batches, one after another. In a thread of its own, until `close`."""
+        while True:
+            batch = self._given.get()
+            if batch is None:
+                return
+            self._do(batch)
+            del batch  # it refers to inputs, and the main thread looks whether the model still has them
+            os.eventfd_write(self._event_fd, 1)
+
+    def close(self) -> None:
+        """End the thread, for a process that continues. Waits for the batches in flight."""
+        if self._thread is not None:
+            self._given.put(None)
+            self._thread.join()
+            os.close(self._event_fd)
+
+
+class _Pipelined(BatchInThread):
+    """A batch whose inputs are gathered before the thread computes it."""
+
+    def __init__(self, message: wire.Execute, requests: list[WorkerRequest], timings: Timings) -> None:
+        super().__init__(message, requests, timings)
         #: None before the inputs are gathered, and for a batch that only `Backend.execute` can execute.
         self.prepared: PreparedBatch | None = None
         self.prepared_ns = 0
@@ -65,8 +228,10 @@ class _Pipelined:
         self.failure: ServingError | None = None
 
 
-class PipelinedBatches:
-    """The batches of one worker while it pipelines. The main thread calls all methods."""
+class PipelinedBatches(ThreadedBatches[_Pipelined]):
+    """The batches of one worker while it pipelines: the thread computes."""
+
+    _thread_name = "naiad compute"
 
     def __init__(
         self,
@@ -80,80 +245,20 @@ class PipelinedBatches:
         execute: Callable[[list[WorkerRequest], Timings], None],
         ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None],
     ) -> None:
-        """`execute` executes a batch in the main thread, and responds. `ended` reports a batch that has its
-        responses."""
+        """As `ThreadedBatches`."""
+        super().__init__(channel, reader, inputs, responder, held, send, execute, ended)
         self._backend = backend
-        self._channel = channel
-        self._reader = reader
-        self._inputs = inputs
-        self._responder = responder
-        self._held = held
-        self._send = send
-        self._execute = execute
-        self._ended = ended
         self._failures = LimitedLog(logger)
-        #: Whether the next batch is for `serve`: it came while a batch was executed.
-        self.wanted = False
-        #: Whether the thread runs.
-        self._started = False
-        #: For the thread: batches to compute, in order; from it: those that it has ended.
-        self._given: SimpleQueue[_Pipelined] = SimpleQueue()
-        self._computed: deque[_Pipelined] = deque()
-        #: How many the thread has or will have, and how many it has ended that the main thread has not responded to.
-        self._given_count = 0
-        self._computed_count = 0
         #: A batch that waits until the thread is idle, because only `execute` can execute it.
         self._plain: _Pipelined | None = None
-
-    def serve(self, message: wire.Execute) -> None:
-        """Execute a batch, and those that come meanwhile, until there is none, or another message is next.
-
-        Raises `KernelGone`.
-        """
-        self.wanted = False
-        if not self._started:
-            self._start()
-        self._reader.poll_ns = 0  # polling would take the interpreter's lock and a processor from the model
-        following: wire.Execute | None = message
-        while True:
-            if following is not None:
-                self._take(following)
-            elif self._computed_count and not (self._left_out() and self._given_count):
-                self._respond()
-            elif self._plain is not None and not self._given_count:
-                plain, self._plain = self._plain, None
-                self._execute_plain(plain)
-            elif self._given_count:
-                self._wait()
-            else:
-                return
-            # Responses of a batch are written when the next one is computed.
-            if self._computed_count and not self._given_count:
-                self._poll()
-            following = self._following()
 
     # ---- the thread --------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._started = True
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poller = select.poll()
-        self._poller.register(self._event_fd, select.POLLIN)
-        self._poller.register(self._channel.fileno(), select.POLLIN)
-        threading.Thread(target=self._compute_all, name="naiad compute", daemon=True).start()
+        super()._start()
 
-    def _compute_all(self) -> None:
-        """Compute the batches that are given, one after another. In a thread of its own, for ever."""
-        given, computed = self._given, self._computed
-        while True:
-            batch = given.get()
-            self._compute(batch)
-            computed.append(batch)
-            del batch  # it refers to inputs, and the main thread looks whether the model still has them
-            os.eventfd_write(self._event_fd, 1)
-
-    def _compute(self, batch: _Pipelined) -> None:
+    def _do(self, batch: _Pipelined) -> None:
         assert batch.prepared is not None, "a batch is computed that was not prepared"
         if self._responder.any_cancelled(each.number for each in batch.message.requests):
             return  # the main thread executes the others
@@ -169,33 +274,42 @@ class PipelinedBatches:
 
     # ---- the main thread ---------------------------------------------------------------------
 
-    def _following(self) -> wire.Execute | None:
-        """Remove and return the next batch, if there is one and it can be prepared now."""
-        waiting = self._reader.waiting
-        if self._given_count == _MOST_GIVEN or self._plain is not None or not waiting or self._left_out():
-            return None
-        message = waiting[0]
-        if not isinstance(message, wire.Execute):
-            return None
-        waiting.popleft()
-        return message
+    @property
+    def _given_count(self) -> int:
+        """How many batches the thread has or will have."""
+        return len(self._in_flight) - self._done_count
+
+    def _has_room(self) -> bool:
+        return self._given_count < _MOST_GIVEN and self._plain is None and not self._left_out()
 
     def _left_out(self) -> bool:
         """Whether the thread has left out the batch that is responded to next: the main thread executes it."""
-        return self._computed_count > 0 and not self._computed[0].computed
+        return self._done_count > 0 and not self._in_flight[0].computed
+
+    def _following(self) -> wire.Execute | None:
+        # Responses of a batch are written when the next one is computed.
+        if self._done_count and not self._given_count:
+            self._poll()
+        return super()._following()
+
+    def _step(self) -> bool:
+        if self._done_count and not (self._left_out() and self._given_count):
+            self._respond()
+        elif self._plain is not None and not self._given_count:
+            plain, self._plain = self._plain, None
+            self._execute_plain(plain)
+        elif self._given_count:
+            self._wait()
+        else:
+            return False
+        return True
 
     def _take(self, message: wire.Execute) -> None:
         """Read and gather a batch, and give it to the thread."""
-        start_ns = time.monotonic_ns()
         progress = self._channel.progress
         before = progress[0]
         progress[0] = message.batch << 1
-        opened = self._responder.open_overlapping(message.requests, collects=True)
-        requests = self._inputs.read(opened)
-        del opened
-        if message.tensors_traced:
-            send_inputs(requests, self._send)
-        timings = Timings(start_ns, start_ns, start_ns)
+        requests, timings = self._read(message)
         batch = _Pipelined(message, requests, timings)
         batch.prepared = self._prepared(requests, timings)
         batch.prepared_ns = time.monotonic_ns()
@@ -204,8 +318,7 @@ class PipelinedBatches:
         if batch.prepared is None:
             self._plain = batch
         else:
-            self._given_count += 1
-            self._given.put(batch)
+            self._give(batch)
 
     def _prepared(self, requests: list[WorkerRequest], timings: Timings) -> PreparedBatch | None:
         try:
@@ -214,26 +327,9 @@ class PipelinedBatches:
             self._failures.log("prepare", "the backend failed to prepare a batch", exc_info=error)
             return None
 
-    def _wait(self) -> None:
-        """Wait until a batch is computed, or a message has come."""
-        self._held.report_freed()
-        for fd, _ in self._poller.poll():
-            if fd == self._event_fd:
-                count = os.eventfd_read(fd)
-                self._computed_count += count
-                self._given_count -= count
-            else:
-                self._poll()
-
-    def _poll(self) -> None:
-        self._reader.poll()
-        if self._reader.gone:
-            raise KernelGone
-
     def _respond(self) -> None:
         """Respond to the batch that was computed first."""
-        self._computed_count -= 1
-        batch = self._computed.popleft()
+        batch = self._next_done()
         if not batch.computed:
             self._execute_plain(batch)
             return
@@ -245,7 +341,7 @@ class PipelinedBatches:
             assert batch.prepared is not None, "a batch was computed that was not prepared"
             failure = self._tried(batch.prepared.respond)
         batch.prepared = None
-        self._end(batch, failure)
+        self._end_with(batch, failure)
 
     def _tried(self, respond: Callable[[], None]) -> ServingError | None:
         try:
@@ -272,13 +368,10 @@ class PipelinedBatches:
         if requests:
             self._execute(requests, timings)
         del requests
-        self._end(batch, None)
+        self._end_with(batch, None)
 
-    def _end(self, batch: _Pipelined, failure: ServingError | None) -> None:
+    def _end_with(self, batch: _Pipelined, failure: ServingError | None) -> None:
         for request in batch.requests:
             if not request.finished:
                 request.fail(failure or InternalError("the backend did not respond to the request"))
-        # They refer to the inputs: any reference that is left is the model's.
-        batch.requests.clear()
-        finals = self._responder.close_overlapping([ref.number for ref in batch.message.requests])
-        self._ended(batch.message, batch.timings, finals)
+        self._end(batch)

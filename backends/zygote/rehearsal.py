@@ -3,7 +3,8 @@
 The interpreter writes to a function's memory when the function runs for the first times: counters and caches in its
 code. When it has written these caches, the function also reads fewer names and types, and to read an object is to write
 its reference count. After a fork each page that is written becomes the worker's own. A backend may have a module
-`rehearsal` beside it, whose `rehearsed_model` makes a model that the rehearsed workers load; else they load none.
+`rehearsal` beside it, whose `rehearsed_model` makes a model that the rehearsed workers load; else they load none. With
+`COMPUTES` false there, the model gets no request: it is of a library that must not compute before a fork.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _TENSORS = (
     '"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false}]'
 )
 _CONFIG = (
-    '{"name":"m","platform":"","backend":"python","runtime":"","version_policy":{"latest":{"num_versions":1}},'
-    f'"max_batch_size":0,"input":{_TENSORS % "A"},"output":{_TENSORS % "B"},"batch_input":[],"batch_output":[],'
+    '{"name":"m","platform":"","backend":"%s","runtime":"","version_policy":{"latest":{"num_versions":1}},'
+    f'"max_batch_size":0,"input":{_TENSORS % "A"},"output":{_TENSORS % "predict"},"batch_input":[],"batch_output":[],'
     '"instance_group":[{"name":"m_0","kind":"KIND_CPU","count":1,"gpus":[],"profile":[],"passive":false,'
     '"host_policy":""}],"default_model_filename":"","parameters":{},"model_warmup":[]}'
 )
@@ -43,13 +44,14 @@ _CONFIG = (
 
 def rehearse(backend_module: str) -> None:
     """Rehearse workers whose backend is in this module. Leaves nothing behind."""
-    name = f"{backend_module.rpartition('.')[0]}.rehearsal"
+    package = backend_module.rpartition(".")[0]
+    name, config = f"{package}.rehearsal", _CONFIG % package.rpartition(".")[2]
     own = importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
     thread_count = _thread_count()
     gc.freeze()  # so that the collection below visits only what the rehearsal has made
     with contextlib.nullcontext() if own is None else own.rehearsed_model() as folder:
         for _ in range(_ROUNDS):
-            _rehearse_worker(folder)
+            _rehearse_worker(config, folder, computes=own is not None and own.COMPUTES)
     gc.collect()
     end_s = time.monotonic() + _END_S
     while _thread_count() > thread_count and time.monotonic() < end_s:
@@ -60,21 +62,16 @@ def _thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _rehearse_worker(folder: str | None) -> None:
+def _rehearse_worker(config: str, folder: str | None, *, computes: bool) -> None:
     """Run a worker, with the model in `folder` if there is one, until the kernel stops it."""
     ours, others = socket.socketpair()
     worker = Worker(BlockingChannel(ours))
     worker.rehearses = True
     messages: list[wire.ToWorker] = [wire.Joined(), wire.Stop()]
     if folder is not None:
-        request = wire.RequestMessage(1, [Tensor("A", "FP32", [4], bytes(16))])
-        messages = [
-            wire.Complete(_CONFIG, folder, 1),
-            wire.Load(_CONFIG, folder, 1, "m_0"),
-            wire.Joined(),
-            wire.Execute(1, [request]),
-            wire.Stop(),
-        ]
+        messages = [wire.Complete(config, folder, 1), wire.Load(config, folder, 1, "m_0"), *messages]
+    if computes:
+        messages.insert(-1, wire.Execute(1, [wire.RequestMessage(1, [Tensor("A", "FP32", [4], bytes(16))])]))
     try:
         for message in messages:
             others.sendall(frame(wire.encoder.encode(message)))

@@ -28,6 +28,7 @@ import os
 import platform
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,7 @@ from bench.server import ServerProcess  # noqa: E402
 from shm.cuda import BINDINGS_VARIABLE, HANDLE_BYTE_SIZE, Cuda, CudaError, DeviceMemory, cuda  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
 
 _MIB = 1 << 20
@@ -713,9 +714,9 @@ class HostClient:
             raise RuntimeError(f"{path}: {response.status} {text.decode(errors='replace')}")
         return text, int(response.headers.get("Inference-Header-Content-Length", len(text)))
 
-    def infer(self, model: str, given: bytes) -> bytes:
-        """Return the output for an input of one row; both are in the messages."""
-        tensor = {"name": "IN", "shape": [1, len(given) // 4], "datatype": "FP32",
+    def infer(self, model: str, given: bytes, name: str = "IN", shape: tuple[int, ...] = ()) -> bytes:
+        """Return the output for an input of one row, of this shape if there is one; both are in the messages."""
+        tensor = {"name": name, "shape": [1, *(shape or (len(given) // 4,))], "datatype": "FP32",
                   "parameters": {"binary_data_size": len(given)}}  # fmt: skip
         head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))}
@@ -835,7 +836,7 @@ def in_host_region(client: HostClient) -> list[GpuRow]:
 
 
 def latencies(check: GpuCheck, client: RegionClient) -> list[GpuRow]:
-    """The latency of a request over that of the bare copy, by the rows of the request."""
+    """The latency of a request over the latency of the bare copy, by the rows of the request."""
     devices, rows = client.devices, []
     stream, event = devices.new_stream(0), devices.new_event(0)
 
@@ -1168,9 +1169,17 @@ instance_group [{ kind: KIND_GPU gpus: [0] count: %d }]
 """
 _SHARED = 'parameters { key: "naiad.worker" value { string_value: "%s" } }'
 
+#: The demo's ONNX model without batches: instances compute at the same time, or one after another.
+_DIGITS_INSTANCES = """
+backend: "onnxruntime"
+max_batch_size: 1
+instance_group [{ kind: KIND_GPU gpus: [0] count: %d }]
+"""
+
 
 def streams(check: GpuCheck) -> list[GpuRow]:
-    """Instances of one model: throughput, latency in the server, and memory, in a process each and as threads."""
+    """Instances of one model: throughput, latency in the server, and memory, in a process each and as threads. An ONNX
+    model, where onnxruntime can use the GPU, and one that only copies and launches."""
     counts = (2,) if check.quick else (1, 2, 4, 6)
     with tempfile.TemporaryDirectory() as name:
         for count in counts:
@@ -1183,15 +1192,36 @@ def streams(check: GpuCheck) -> list[GpuRow]:
         for count in counts:
             for mode in ("processes", "threads"):
                 check.run("streams", lambda check, model=f"{mode}_{count}": in_streams(check, Path(name), model))  # type: ignore[misc]  # a default binds it
+    if importlib.util.find_spec("onnxruntime") and "CUDAExecutionProvider" in _onnxruntime_providers():
+        check.run("streams", lambda check: onnx_streams(check, counts))
     return []
 
 
-def in_streams(check: GpuCheck, repository: Path, model: str) -> list[GpuRow]:
-    """Load one of the models alone, so that nothing else is on the GPU, and send it requests of eight clients."""
+def onnx_streams(check: GpuCheck, counts: Sequence[int]) -> list[GpuRow]:
+    """The same with instances of an ONNX model, by the flag that decides between both."""
+    source = next((_ROOT / "kernel" / "demo" / "digits").rglob("*.onnx"))
+    for mode in ("processes", "threads"):
+        with tempfile.TemporaryDirectory() as name:
+            for count in counts:
+                model = f"onnx_{mode}_{count}"
+                (Path(name) / model / "1").mkdir(parents=True)
+                (Path(name) / model / "config.pbtxt").write_text(_DIGITS_INSTANCES % count)
+                (Path(name) / model / "1" / "model.onnx").write_bytes(source.read_bytes())
+                in_streams(check, Path(name), model, f"--gpu-instances={mode}", input_name="image", shape=(8, 8))
+    return []
+
+
+def in_streams(
+    check: GpuCheck, repository: Path, model: str, *more: str, input_name: str = "IN", shape: tuple[int, ...] = (16,)
+) -> list[GpuRow]:
+    """Load one of the models alone, so that nothing else is on the GPU, and send it requests of eight clients.
+
+    A model whose input is called IN responds with its input.
+    """
     devices, rows = cuda(), check.rows
     free_before = devices.free_and_total(0)[0]
     start = time.perf_counter()
-    flags = ("--model-control-mode=explicit", f"--load-model={model}", "--exit-on-error=false")
+    flags = ("--model-control-mode=explicit", f"--load-model={model}", "--exit-on-error=false", *more)
     with ServerProcess(repository, *flags, start_timeout_s=300) as server:
         rows.append(GpuRow("streams", f"{model}: start of the server", round(time.perf_counter() - start, 2), "s"))
         used = free_before - devices.free_and_total(0)[0]
@@ -1199,10 +1229,14 @@ def in_streams(check: GpuCheck, repository: Path, model: str) -> list[GpuRow]:
         wrong, served_count, until = list[str](), [0] * 8, time.monotonic() + (0.5 if check.quick else 4)
 
         def ask(number: int) -> None:
-            client, given = HostClient(server.http_port), bytes([number + 1]) * 64
+            count = math.prod(shape)
+            client, given = HostClient(server.http_port), struct.pack(f"<{count}f", *[float(number + 1)] * count)
+            expected = given if input_name == "IN" else b""
             while time.monotonic() < until:
                 try:
-                    if client.infer(model, given) != given:
+                    found = client.infer(model, given, input_name, shape)
+                    expected = expected or found
+                    if found != expected:
                         wrong.append("another output")
                 except (RuntimeError, OSError) as error:
                     wrong.append(str(error))
@@ -1222,11 +1256,12 @@ def in_streams(check: GpuCheck, repository: Path, model: str) -> list[GpuRow]:
             rows.append(GpuRow("streams", f"{model}: first of {len(wrong)} errors", wrong[0], ok=False))
         rows += in_the_server(server, model)
         pinless = [line for line in server.log.splitlines() if "pins no memory" in line]
-    return [GpuRow("streams", f"{model}: instances that pin no memory", len(pinless), ok=not pinless)]
+    rows.append(GpuRow("streams", f"{model}: instances that pin no memory", len(pinless), ok=not pinless))
+    return []
 
 
 def in_the_server(server: ServerProcess, model: str) -> list[GpuRow]:
-    """Where the time of requests goes in the server, from its statistics: apart from that of the client."""
+    """Where the time of requests goes in the server, from its statistics: apart from the client's time."""
     http = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
     http.request("GET", f"/v2/models/{model}/stats")
     [found] = json.loads(http.getresponse().read())["model_stats"]
@@ -1301,7 +1336,7 @@ parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 
 
 def network(check: GpuCheck) -> list[GpuRow]:
-    """A network of the shape of ResNet-50 in a Python model with torch: latency over that of torch alone."""
+    """A network of the shape of ResNet-50 in a Python model with torch: latency over the latency of torch alone."""
     if not importlib.util.find_spec("torch"):
         return [GpuRow("network", "torch", "not there")]
     rows = check.rows

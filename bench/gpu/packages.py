@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: The name, the versions, and the condition of a requirement (PEP 508). What has an address or extras is read, too.
 _REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)@]*)\)?[^;]*(?:;(.*))?")
 _AT_LEAST = re.compile(r">=\s*([\d.]+)")
-#: Conditions that name another system or an older Python; all others are taken to hold, but for those of extras.
+#: Conditions that name another system or an older Python; all others are taken to hold, but for conditions of extras.
 _ELSEWHERE = re.compile(
     r"extra\s*==|win32|Windows|Darwin|darwin|emscripten|PyPy|pypy|python_(?:full_)?version\s*(<=?|==)\s*[\"']([\d.]+)"
 )

@@ -1,9 +1,7 @@
-"""An attacker: a process that sends what rows of the table say.
+"""An attacker: a process that sends what rows of the table say. The table of all rows stands here.
 
 It reads orders as lines of JSON, and prints a line when all bytes are made, waits for another line, attacks, and prints
 an `Outcome`. So what it takes to make the bytes disturbs no measurement.
-
-All rows of the table.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ def run(attack: Attack, order: Order, protocol: str) -> Outcome:
     """Attack. Raises `OSError` if the server cannot be reached."""
     kind = HttpExchange if protocol == "http" else GrpcExchange
     exchanges: list[Exchange] = [
-        # The requests of an attack are those of its protocol.
+        # The requests of an attack have the type of its protocol.
         kind(attack.requests, keeps_end=attack.pauses_before_end, reads=not attack.pauses_before_reading)  # type: ignore[arg-type]  # as above
         for _ in range(attack.connections)
     ]

@@ -38,7 +38,7 @@ def nested(opening: str, byte_size: int) -> str:
 
 
 def different_floats(byte_size: int) -> bytes:
-    """Return an inference request with numbers that compress as badly as those of real clients."""
+    """Return an inference request with numbers that compress as badly as numbers of real clients."""
     numbers = ",".join([f"{(n * 2654435761 % 2**32) / 1e4}" for n in range(100_000)])
     times = max(1, byte_size // len(numbers))
     return infer("FP32", f"[{times * 100_000}]", f"[{','.join([numbers] * times)}]")

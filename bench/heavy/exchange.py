@@ -1,8 +1,7 @@
 """Moves bytes between sockets and the state of an attacker's connections, in one thread.
 
 An `Exchange` is the state of one connection: bytes to send, what was received, how it ended. It does no I/O.
-
-An attacker's connection over gRPC: HTTP/2 with flow control, and messages that are bytes already. No I/O.
+`GrpcExchange` is one over HTTP/2 with flow control, whose messages are bytes already.
 """
 
 from __future__ import annotations

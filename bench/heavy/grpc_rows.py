@@ -1,7 +1,4 @@
-"""The rows of inference over gRPC: every part of a message that can be long, deep or many, and its transfer.
-
-The rows of every other RPC.
-"""
+"""The rows over gRPC: what of an inference message can be long, deep or many, its transfer, and all other RPCs."""
 
 from __future__ import annotations
 
@@ -341,7 +338,7 @@ OTHERS = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 )  # fmt: skip
 
-#: The usual status and text, and those of some rows.
+#: The usual status and text, and what some rows get.
 _REFUSED = ("RESOURCE_EXHAUSTED", "larger than max")
 
 _FAILED, _MANY = "failed to load 'spare'", "expected at most"

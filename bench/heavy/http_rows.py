@@ -1,8 +1,6 @@
-"""The rows of inference over HTTP: every part of a request that can be long, deep or many, and its transfer.
+"""The rows over HTTP: what of an inference request can be long, deep or many, its transfer, and all other routes.
 
-The rows of JSON of medium size: bodies whose size says little about how long they take to decode.
-
-The rows of every other route that takes a body.
+Rows of JSON of medium size have bodies whose size says little about how long they take to decode.
 """
 
 from __future__ import annotations
@@ -397,6 +395,7 @@ ROUTES = {
     "logging": ("/v2/logging", "log_format"),
     "traffic": ("/v2/models/text/traffic", "salt"),
     "traffic reset": ("/v2/models/text/traffic/reset", "salt"),
+    "feedback": ("/v2/models/text/feedback", "id"),
     "rollout": ("/v2/models/text/rollout", "guard"),
     "rollout pause": ("/v2/models/text/rollout/pause", "to"),
     "rollout resume": ("/v2/models/text/rollout/resume", "to"),
@@ -432,7 +431,7 @@ def _rows_of_route(name: str, path: str, member: str) -> list[HeavyRow]:
     ]
 
 
-#: The usual status and text, and those of other routes and bodies.
+#: The usual status and text, and what other routes and bodies get.
 _REFUSED = ("400", "exceeds the maximum allowed input size")
 
 EXPECTED = {

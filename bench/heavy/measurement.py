@@ -1,6 +1,6 @@
 """One row on one server: attackers, a healthy client and a watch over memory, each apart from the others.
 
-The memory of a server's processes while a row runs: read from `/proc` again and again by a thread.
+A thread reads the memory of the server's processes from `/proc` again and again while a row runs.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class RowSample(msgspec.Struct, frozen=True):
     texts: list[str]
     #: Until the response of the slowest attacker.
     seconds: float
-    #: CPU time of the main process, with that of the healthy client's requests.
+    #: CPU time of the main process, the healthy client's requests included.
     cpu_s: float
     #: By protocol.
     waits: dict[str, Waits]

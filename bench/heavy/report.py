@@ -1,7 +1,4 @@
-"""The table of `python -m bench heavy`, and what is stored of it.
-
-Whether a row is within its limits, as ratios to them. Pure.
-"""
+"""The table of `python -m bench heavy`, what is stored of it, and whether a row is within its limits. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ SEVERAL_P99_LIMIT_MS = 50.0
 LEAST_BODY_BYTE_SIZE = 4 * MIB
 
 #: Pages that the main process keeps for the next request, beside its budget (`shm/blocks.py`).
-KEPT_BYTE_SIZE = 2 * 128 * MIB  # in the arena of the model's inputs, and in that of messages for helpers
+KEPT_BYTE_SIZE = 2 * 128 * MIB  # in the arena of the model's inputs, and in the arena of messages for helpers
 
 
 class RowVerdict(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`python -m bench.oracle`: our responses to all conformance cases compared with those of a real Triton."""
+"""`python -m bench.oracle`: our responses to all conformance cases compared with a real Triton's."""
 
 from __future__ import annotations
 

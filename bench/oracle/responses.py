@@ -1,8 +1,6 @@
-"""The response to a step, and the comparison of two servers' responses. Pure.
+"""The response to a step, the comparison of two servers' responses, and records of a real Triton's responses.
 
 Times, server versions and rounding are not compared. Everything else must be equal, error texts letter by letter.
-
-Files of cases, and the files with a real Triton's responses to them.
 
 A record is JSON: for every case the list of its steps. Each has the digest of its request, so that a response is never
 used for another request.

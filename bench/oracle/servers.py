@@ -1,8 +1,7 @@
-"""Our server and a real Triton over one folder of models, with the flags that the cases need.
+"""Our server and a real Triton over one folder of models, with the flags that the cases need, and what asks them.
 
 Each serves its own copy of the models, because Python writes compiled files next to a model, which changes the model.
-
-Sends steps to a server and reads its responses, with `http.client` and grpcio.
+Steps are sent, and responses read, with `http.client` and grpcio: an oracle shares no code with what it judges.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m bench peers`: which peers are measured, what is kept of the last run, and the table.
 
-Prints the figures of `bench peers`: rates with their spread, CPU time, and what was set for each peer.
+The table has rates with their spread, CPU time, and what was set for each peer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import store
-from bench.peers import peer as environments
 from bench.peers.connections import verdicts
 from bench.peers.measurement import PeerResults, chosen, install, measure, merged, worker_counts
+from bench.peers.peer import remove_environment
 from bench.peers.rows import ROWS
+from bench.peers.servers.trees import GOALS, TREE_PEERS
 from bench.triton import NotAvailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from bench.peers.connections import ConnectionPoint
@@ -135,7 +136,7 @@ def run(
     upgrade: bool,
     limit_s: float = math.inf,
 ) -> PeerResults:
-    """Measure, print the table, and return the results, with those of the file `last` if it is given and exists.
+    """Measure, print the table, and return the results, with the results of the file `last` if it is given and exists.
 
     Raises `NotAvailable` if no peer has that name.
     """
@@ -146,6 +147,36 @@ def run(
         results = merged(store.read_json(last, PeerResults), results)
     print_table(results)
     return results
+
+
+def run_trees(rounds: int, workers: int, *, seconds: int) -> PeerResults:
+    """Measure the servers of XGBoost models, and print the table and whether the goals are reached."""
+    results = measure(TREE_PEERS, [workers], rounds, seconds, connections=False)
+    print_table(results)
+    for line in tree_verdicts(summarize(results.samples)):
+        print(line)
+    return results
+
+
+def tree_verdicts(figures: Mapping[tuple[str, int, str], PeerFigures]) -> list[str]:
+    """Return a line for each row and server that ours is compared with: the ratios, and whether they reach the goals.
+
+    A goal of p99 is reached where ours is at most that part of the other's.
+    """
+    lines: list[str] = []
+    for (name, workers, row), theirs in figures.items():
+        ours = figures.get((TREE_PEERS[0].name, workers, row))
+        if name not in GOALS or ours is None:
+            continue
+        rate, p99 = ours.rate / theirs.rate, theirs.p99_us / ours.p99_us
+        wanted_rate, wanted_p99 = GOALS[name]
+        reached = rate >= wanted_rate and p99 >= wanted_p99
+        wanted = f"{wanted_rate:g}{f' and {wanted_p99:g}' if wanted_p99 else ''}"
+        lines.append(
+            f"{row}, {name}: {rate:.1f} times the requests per second, p99 {p99:.1f} times shorter "
+            f"({'reached' if reached else 'NOT REACHED'}: {wanted})"
+        )
+    return lines
 
 
 def install_only(only: str, *, upgrade: bool) -> bool:
@@ -163,5 +194,5 @@ def _chosen(only: str, *, upgrade: bool) -> list[PeerServer]:
         raise NotAvailable(f"no peer has a name with {only!r}")
     if upgrade:
         for peer in peers:
-            environments.remove(peer)
+            remove_environment(peer)
     return peers

@@ -1,9 +1,7 @@
 """Measures the peers in turn: each is started, checked, warmed up, loaded row by row, checked again and ended.
 
 One peer runs at a time, because an idle one takes processor time as well (Ray a tenth of a core). So a round starts
-every peer again.
-
-All peers, in the order of the table.
+every peer again. All peers stand here, in the order of the table.
 """
 
 from __future__ import annotations
@@ -171,7 +169,7 @@ def install(peers: Sequence[PeerServer]) -> list[PeerFailure]:
 
 
 def merged(before: PeerResults, added: PeerResults) -> PeerResults:
-    """Return results with the rounds of both; versions, settings and machine are those of `added`.
+    """Return results with the rounds of both; versions, settings and machine are from `added`.
 
     The machine's load before the start is the higher one.
 

@@ -1,9 +1,8 @@
 """A peer: a server to compare with, what it is asked, and how it is started.
 
-An environment of its own for each peer from the package index, in the cache folder, made once.
-
-Nothing is installed anywhere else. `installed.json` in the environment is written last: what an interrupted
-installation leaves is made anew.
+Each peer has an environment of its own from the package index, in the cache folder, made once. Nothing is installed
+anywhere else. `installed.json` in the environment is written last: what an interrupted installation leaves is made
+anew.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def environment(peer: PeerServer) -> Environment:
     return Environment(folder, _versions(frozen, peer.requirements))
 
 
-def remove(peer: PeerServer) -> None:
+def remove_environment(peer: PeerServer) -> None:
     """Remove the environment of a peer, so that its newest version is installed the next time."""
     shutil.rmtree(FOLDER / peer.name, ignore_errors=True)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from bench.light import LightLoad, LightRequest, run_load
 from bench.machine import cpu_times
-from bench.peers.workloads import ADD_SUB, DIGITS, MEBIBYTE, TITLES, outputs_of
+from bench.peers.workloads import ADD_SUB, DIGITS, MEBIBYTE, TITLES, TREES, outputs_of
 from bench.rows import Analyzer, Row
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ ROWS = [
     *(PeerRow(MEBIBYTE, LIGHT, connections) for connections in (1, 4)),
     *(PeerRow(ADD_SUB, GRPC, connections) for connections in (1, 32)),
     PeerRow(ADD_SUB, ANALYZER, 8),
+    *(PeerRow(TREES, LIGHT, connections) for connections in (8, 32)),
 ]
 
 
 class PeerSample(msgspec.Struct, frozen=True):
-    """One run of a row. The CPU time is that of all processes of the server, in microseconds per request."""
+    """One run of a row. The CPU time is of all processes of the server, in microseconds per request."""
 
     peer: str
     workers: int

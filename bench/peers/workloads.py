@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bench.checkout import ROOT
+from bench.triton import CACHE, NotAvailable
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -27,8 +31,11 @@ DIGITS_REQUEST = ROOT / "kernel/demo/digit.json"
 
 FLOATS_OF_A_MIB = (1 << 20) // 4
 
-ADD_SUB, DIGITS, MEBIBYTE = "add_sub", "digits", "identity"
-TITLES = {ADD_SUB: "add_sub, 16 floats", DIGITS: "digits, ONNX", MEBIBYTE: "1 MiB tensor"}
+ADD_SUB, DIGITS, MEBIBYTE, TREES = "add_sub", "digits", "identity", "trees"
+TITLES = {ADD_SUB: "add_sub, 16 floats", DIGITS: "digits, ONNX", MEBIBYTE: "1 MiB tensor", TREES: "200 trees, JSON"}
+
+#: The columns of `trees`, which is made by `trees_model`.
+TREES_COLUMNS = 30
 
 
 class WrongResponse(Exception):
@@ -43,11 +50,43 @@ def inputs_of(model: str) -> Tensors:
     if model == DIGITS:
         pixels = json.loads(DIGITS_REQUEST.read_bytes())["inputs"][0]["data"]
         return {"image": np.array(pixels, np.float32).reshape(1, 8, 8)}
+    if model == TREES:
+        return {"input__0": random.random((1, TREES_COLUMNS), np.float32)}
     return {"INPUT0": random.random((1, FLOATS_OF_A_MIB), np.float32)}
 
 
+@functools.cache
+def trees_model() -> Path:
+    """Return the file of an XGBoost model of 200 trees of depth 6, in JSON. It is trained if it is not there.
+
+    Raises `NotAvailable` without xgboost.
+    """
+    path = CACHE / "trees-1.json"
+    if not path.exists():
+        xgboost = _xgboost()
+        random = np.random.default_rng(0)
+        rows = random.random((4000, TREES_COLUMNS), np.float32)
+        labels = rows[:, :8].sum(axis=1) + rows[:, 8] * rows[:, 9] + random.normal(0, 0.1, len(rows))
+        data = xgboost.DMatrix(rows, labels)
+        settings = {"max_depth": 6, "nthread": 1, "objective": "reg:squarederror"}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f"{os.getpid()}-{path.name}")
+        xgboost.train(settings, data, 200).save_model(written)
+        written.rename(path)
+    return path
+
+
+def _xgboost() -> Any:
+    try:
+        import xgboost  # with what it imports it takes a second
+    except ImportError as error:
+        raise NotAvailable(f"the model of trees needs xgboost: pip install xgboost-cpu ({error})") from None
+    return xgboost
+
+
 def outputs_of(model: str) -> Tensors:
-    """Return the outputs that a correct response has. Those of `digits` are computed by ONNX Runtime here."""
+    """Return the outputs that a correct response has. Those of `digits` are computed by ONNX Runtime
+    here, those of `trees` by xgboost."""
     inputs = inputs_of(model)
     if model == ADD_SUB:
         first, second = inputs.values()
@@ -57,6 +96,9 @@ def outputs_of(model: str) -> Tensors:
 
         session = onnxruntime.InferenceSession(DIGITS_MODEL, providers=["CPUExecutionProvider"])
         return {"scores": session.run(["scores"], dict(inputs))[0]}
+    if model == TREES:
+        booster = _xgboost().Booster(model_file=trees_model())
+        return {"output__0": booster.inplace_predict(inputs["input__0"])}
     return {"OUTPUT0": inputs["INPUT0"]}
 
 
@@ -68,7 +110,7 @@ class PeerMessage(msgspec.Struct, frozen=True):
 
 
 class BodyFormat(msgspec.Struct, frozen=True):
-    """A way to write tensors into a body, and to read those of a response.
+    """A way to write tensors into a body, and to read the tensors of a response.
 
     `write(model, inputs)` returns the request. `read(response)` returns the outputs by name, flat; `check` compares
     only values, because peers that use plain JSON have no shapes.

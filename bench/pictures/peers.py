@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Figures = dict[tuple[str, int, str], PeerFigures]
 
 OURS = "naiad"
-#: Bars of one worker, and of as many as there are cores: ours and those of the others.
+#: Bars of one worker, and of as many as there are cores: ours and the others'.
 OUR_COLOURS, THEIR_COLOURS = (BLUE, "#7fb8d8"), ("#6e7781", "#b9c0c7")
 #: Behind our rows, and behind every second one of the others.
 OUR_BAND, BAND = "#e9f3fa", "#f6f8fa"

@@ -1,8 +1,7 @@
-"""What all pictures have in common: paper, fonts, colours that colour-blind readers can distinguish, and files.
+"""What all pictures have in common: paper, fonts, colours that colour-blind readers can distinguish, files, labels.
 
-Triton's lines are dashed and lighter in every picture, ours are solid.
-
-Names next to the ends of lines. They are moved apart where they would overlap.
+Triton's lines are dashed and lighter in every picture, ours are solid. Names next to the ends of lines are moved apart
+where they would overlap.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ of its own. The responses of an ensemble depend on its steps, whose loads are pa
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import secrets
 from typing import TYPE_CHECKING
 
+from kernel.background import BackgroundTasks
 from kernel.cache.config import LOCAL, SIGNING_KEY_FILE, CacheChoice, local_byte_size
 from kernel.cache.local import LocalCache
 from kernel.cache.lookup import CacheAccess
@@ -29,9 +29,8 @@ from kernel.server_parts import ServerPart
 from kernel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
-    from typing import Any
 
     from kernel.cache.interface import CacheStore, ResponseCache
     from kernel.loop.clock import Clock
@@ -104,7 +103,7 @@ class ResponseCaching(ServerPart):
         self._clock = clock
         #: What the files of loads were, for a shared cache.
         self._seen: set[bytes] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def extend(self, model: Model, folder: Path) -> None:
         """Put the cache in front of a model that is loaded from `folder`, if its configuration says so.
@@ -118,7 +117,7 @@ class ResponseCaching(ServerPart):
             model.statistics.cached = True
             model.entrance = CacheAccess(
                 model, self.cache, (lambda: model.cache_salt) if salt is None else salt.current,
-                helpers=self._helpers, regions=self._regions, start=self._start, clock=self._clock,
+                helpers=self._helpers, regions=self._regions, start=self._tasks.start, clock=self._clock,
             )  # fmt: skip
 
     def _load_salt(self, model: Model, folder: Path) -> bytes:
@@ -131,17 +130,9 @@ class ResponseCaching(ServerPart):
         self._seen.add(salt)
         return salt
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def close(self) -> None:
         """End all lookups and close the cache. The server has no requests any more."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         await self.cache.close()
 
     def figures(self) -> CacheFigures:

@@ -45,7 +45,7 @@ class CacheAccess:
         *,
         helpers: Helpers,
         regions: RegionAccess,
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None]], object],
         clock: Clock,
     ) -> None:
         """`salt` returns what identifies the present load of the model in keys; None if no request may be looked up.

@@ -17,6 +17,7 @@ import hmac
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
+from kernel.background import BackgroundTasks
 from kernel.cache.encoding import FORMAT, BadEntry, can_be_stored, decode_in_pieces, encode
 from kernel.errors import InvalidArgument
 from kernel.observe.limited_log import LimitedLog
@@ -185,8 +186,7 @@ class StoredCache:
         self._signing = signing
         self._prefix = f"naiad:{FORMAT}:" if signing is None else f"naiad:{FORMAT}:{signing.name}:"
         self._breaker = CircuitBreaker()
-        self._lookups: set[asyncio.Task[None]] = set()
-        self._insertions: set[asyncio.Task[None]] = set()
+        self._lookups, self._insertions = BackgroundTasks(), BackgroundTasks()
         #: Bytes of values that are being stored.
         self._inserted_byte_size = 0
         self._closed = False
@@ -195,10 +195,10 @@ class StoredCache:
 
     def lookup(self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs) -> None:
         self.figures.lookups += 1
-        if self._closed or len(self._lookups) >= MAX_LOOKUPS or not self._breaker.allows(self._clock.now_ns()):
+        if self._closed or self._lookups.count >= MAX_LOOKUPS or not self._breaker.allows(self._clock.now_ns()):
             found(None)
             return
-        self._run(self._lookups, self._find(key, found, expected))
+        self._lookups.start(self._find(key, found, expected))
 
     def insert(
         self,
@@ -212,7 +212,7 @@ class StoredCache:
         if (
             byte_size > self._value_limit
             or self._closed
-            or len(self._insertions) >= MAX_INSERTIONS
+            or self._insertions.count >= MAX_INSERTIONS
             or self._inserted_byte_size + byte_size > MAX_INSERTED_BYTE_SIZE
             or not can_be_stored(outputs, parameters, expected())
             or not self._breaker.allows(self._clock.now_ns())
@@ -225,24 +225,17 @@ class StoredCache:
             value = self._signing.signed(key, value)
         self.figures.insertion_ns += self._clock.now_ns() - begun_ns
         self._inserted_byte_size += len(value)
-        self._run(self._insertions, self._put(key, value))
+        self._insertions.start(self._put(key, value))
         return True
 
     async def close(self) -> None:
         """Close the store. Insertions that are not finished are given up."""
         self._closed = True
-        running = [*self._lookups, *self._insertions]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self._lookups.close()
+        await self._insertions.close()
         await self._call(self._store.close())
 
     # ---- calls of the store ------------------------------------------------------------------------
-
-    def _run(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
 
     async def _find(
         self, key: bytes, found: Callable[[CachedResponse | None], None], expected: ExpectedOutputs

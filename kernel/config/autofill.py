@@ -62,6 +62,8 @@ FORMATS = (
     ModelFormat("pytorch", "torch_aoti", "model.pt2", FileKind.FILE),
     ModelFormat("python", "", "model.py", FileKind.EITHER),
     # From here on Triton knows no format.
+    # Before the others: a folder of MLflow has their files, too.
+    ModelFormat("mlflow", "", "MLmodel", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "xgboost.json", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "xgboost.ubj", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "xgboost.model", FileKind.FILE, backend_only=True),

@@ -2,9 +2,7 @@
 
 `check_config` runs before and after a backend completes the configuration, `check_complete` only after.
 Both expect a configuration that is filled in and normalised (`autofill.py`). They check the rules in
-Triton's order and raise at the first broken one.
-
-The rules for inputs, outputs, batch inputs and batch outputs.
+Triton's order and raise at the first broken one. Rules for inputs, outputs, batch inputs and batch outputs stand last.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 A model without config.pbtxt has an empty message. `autofill.py` fills in missing fields, and `check.py`
 checks the values; this module only parses.
 
-The JSON that Triton's protobuf reads beyond the standard, made standard JSON. Pure.
-
 Configurations of load requests are read in Triton by protobuf's `JsonStringToMessage`. Beyond the standard it takes
 keys without quotes, strings in single quotes, one comma behind the last member or element, numbers that end with a
-point, any character behind a backslash, and all white space of C. It takes no comments. (Tried with Triton 2.51.)
+point, any character behind a backslash, and all white space of C. It takes no comments. (Tried with Triton 2.51.) Such
+JSON is made standard JSON first.
 """
 
 from __future__ import annotations

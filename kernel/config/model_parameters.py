@@ -4,19 +4,14 @@ They are in `parameters`, because config.pbtxt has no fields for what Triton doe
 
     parameters { key: "naiad.execution_timeout" value { string_value: "2.5" } }
 
-All other parameters are the backend's.
+All other parameters are the backend's. Two have a form of their own:
 
-`naiad.openai_fields`: what a model for the OpenAI front door says it does with requests, beside sampling. Pure.
-
-A model gets the whole request, and the server cannot know what it does with each field. What changes only how text is
-sampled is left to the model. What changes the form or the meaning of a response is refused unless the model declares
-it here:
-
-    parameters { key: "naiad.openai_fields" value { string_value: "logit_bias,response_format" } }
-
-The parameter `naiad.autoscale`: how many instances a model may have, and when their number changes. Pure.
-
-parameters { key: "naiad.autoscale" value { string_value: "min=1,max=4,up_after=500ms,down_after=30s" } }
+- `naiad.autoscale` (`min=1,max=4,up_after=500ms,down_after=30s`) says how many instances a model may have, and when
+  their number changes.
+- `naiad.openai_fields` (`logit_bias,response_format`) says what a model for OpenAI's API does with requests, beside
+  sampling. A model gets the whole request, and the server cannot know what it does with each field. What changes only
+  how text is sampled is left to the model. What changes the form or the meaning of a response is refused unless the
+  model declares it here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""`ModelSpec`: the part of a model's configuration that requests need.
+"""`ModelSpec`: the part of a model's configuration that requests need. `SequenceBatching` and `EnsembleSpec` are in it.
 
 It is built once at load, from a configuration that was filled in, normalised and checked. Requests then
-never read protobuf messages. Durations are in nanoseconds.
-
-`SequenceBatching`: the part of a configuration's `sequence_batching` that the scheduler needs. Times in nanoseconds.
-
-Control tensors and implicit state are the worker's (`backends/worker/sequence_batches.py`).
-
-`EnsembleSpec`: the steps of an ensemble, as the scheduler sees them. Built once, from a checked configuration.
+never read protobuf messages. Durations are in nanoseconds. Control tensors and implicit state of sequences are the
+worker's (`backends/worker/sequence_batches.py`).
 """
 
 from __future__ import annotations

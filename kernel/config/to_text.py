@@ -1,9 +1,8 @@
-"""`ModelConfig` → the JSON of /config. Python models and workers receive the same JSON.
+"""`ModelConfig` → the JSON of /config, which Python models and workers receive too, and the text of a config.pbtxt.
 
-The format is that of Triton 2.51: every field without presence that it knows is written, in the order of the .proto
-file. Enums are written as names, 64-bit integers as numbers. Three 64-bit fields stay strings, as in Triton.
-
-`ModelConfig` → the text of a config.pbtxt, for people: without the defaults that every server fills in.
+The format of the JSON is Triton 2.51's: every field without presence that it knows is written, in the order of the
+.proto file. Enums are written as names, 64-bit integers as numbers. Three 64-bit fields stay strings, as in Triton. The
+text is for people: without the defaults that every server fills in.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.observe.limited_log import LimitedLog
-from kernel.serving.request import Request
+from kernel.serving.request import ClientlessSink, Request
 from shm.tensor import RequestedOutput
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Outputs(dict[str, "Array"]):
         self.parameters: dict[str, ParameterValue] = response.parameters or {}
 
 
-class EmbeddedCall:
+class EmbeddedCall(ClientlessSink):
     """A request of the program. It is the request's sink, and passes responses to a thread of the program.
 
     The creator sets `request` before `begin`. A thread that no longer waits for responses calls `abandon`.
@@ -160,13 +160,6 @@ class EmbeddedCall:
                 self._server.post(self._abandon)
 
     # ---- on the server's loop ----------------------------------------------------------------
-
-    @property
-    def peer(self) -> str:
-        return ""
-
-    def header(self, name: str) -> str:
-        return ""  # the program can give parameters
 
     def send(self, response: Response) -> None:
         if self._abandoned:

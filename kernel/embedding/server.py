@@ -26,6 +26,7 @@ from kernel.config.to_text import to_json
 from kernel.embedding.requests import Outputs, RequestOptions, ResponseStream, make_call
 from kernel.errors import BadOption, ServingError, Unavailable
 from kernel.flags.read import read_keywords
+from kernel.operator import ServerOperator
 from kernel.options import LogOptions, check_options
 from kernel.repository.override import FILE_PREFIX
 from kernel.serving.model_figures import model_metadata
@@ -39,11 +40,9 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.flags.read import Keyword
     from kernel.options import ListenAddress, ServerOptions
-    from kernel.repository.load_progress import LoadStep
     from kernel.serving.catalog import Catalog, IndexItem
     from kernel.serving.kernel import Kernel
     from kernel.serving.model_figures import ModelMetadata
-    from kernel.settings import LogSettings
 
 
 __all__ = [
@@ -69,11 +68,13 @@ class NotRunning(Unavailable):
         super().__init__("the server is not running")
 
 
-class ServerThread:
-    """One run of a server, from start to stop. Implements `kernel.operator.ServerOperator` for a program.
+class ServerThread(ServerOperator):
+    """One run of a server in a program, from start to stop.
 
     `kernel` and `ports` are set when `start` returns. Only code on the loop may use the kernel.
     """
+
+    owns_process = False  # logging and the garbage collector are the program's
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -89,10 +90,6 @@ class ServerThread:
         self._stop_requested: asyncio.Event
         self._stopping = False
         self._has_served = False
-
-    @property
-    def owns_process(self) -> bool:
-        return False
 
     # ---- for other threads -------------------------------------------------------------------
 
@@ -174,27 +171,9 @@ class ServerThread:
 
     # ---- ServerOperator ----------------------------------------------------------------------
 
-    def begin(self, log: LogSettings) -> None:
-        """Do nothing: the program configures logging."""
-
-    def imported(self) -> None:
-        """Do nothing: the garbage collector is the program's."""
-
-    def lost_log_lines(self) -> int:
-        return 0
-
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         await self._stop_requested.wait()
         stop.set()
-
-    def models_loading(self, step: LoadStep) -> None:
-        """Do nothing: `start` waits for the models."""
-
-    def models_loaded(self, catalog: Catalog) -> None:
-        """Do nothing: the program can call `EmbeddedServer.models`."""
-
-    def model_retired(self) -> None:
-        """Do nothing: the garbage collector is the program's."""
 
     def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
         reasons = {item.name: " ".join(item.reason.split()) for item in catalog.index() if item.name in failed}

@@ -1,8 +1,6 @@
-"""Kinds of flag values: their name in the help, and their parser. Pure.
+"""`Flag` describes a flag of the command line, and `Kind` its values: their name in the help, and their parser. Pure.
 
 An error has tritonserver's text if there is one; otherwise its text names the expected value.
-
-`Flag`: the description of a flag of the command line. Pure.
 """
 
 from __future__ import annotations

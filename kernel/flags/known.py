@@ -279,6 +279,9 @@ _GPUS = FlagGroup(
              help="GPUs with a lower compute capability are not used."),
         Flag(name="gpu-kind", kind=one_of("gpu", "cpu"), option="gpus.kind", ours=True,
              help="cpu: instances of KIND_GPU run on the CPU, to try a repository on a machine without a GPU."),
+        Flag(name="gpu-instances", kind=one_of("threads", "processes"), option="gpus.instances", ours=True,
+             help="threads: several instances of an ONNX model on one GPU are threads of one process, with a stream "
+             "each, and compute at the same time. processes: each instance is a process."),
         Flag(name="model-load-gpu-limit", kind=pair("GPU:FRACTION", ":", _GPU, NUMBER), option="gpus.load_limits",
              repeat=True, default="no limit",
              help="No instance is loaded on a GPU while a larger part of its memory is in use."),
@@ -415,6 +418,10 @@ _SERVER = FlagGroup(
         Flag(name="worker-shared-memory", kind=SWITCH, option="worker_shared_memory", ours=True,
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),
+        Flag(name="front-door-processes", kind=integer(0, 64), option="front_door_processes", ours=True,
+             help="How many processes receive, decode and answer inference requests over HTTP beside the kernel's "
+             "process, which serves everything else (docs/scaling.md). For machines with four cores or more; not with "
+             "TLS."),
         Flag(name="worker-start", kind=one_of("auto", "fork", "spawn"), option="worker_start", ours=True,
              help="How worker processes start. fork: as copies of a process that has imported what they need, which "
              "takes milliseconds. spawn: each as a new Python interpreter. auto: fork, except for instances on GPUs."),

@@ -1,10 +1,8 @@
-"""Parses the flags of `naiad run` into `ServerOptions`. Pure.
+"""The flags of `naiad run` as `ServerOptions`. Pure.
 
-Flags as environment variables: `NAIAD_HTTP_PORT=9000` is `--http-port=9000`. Pure.
-
-A flag on the command line takes precedence over its variable.
-
-Flags as Python keywords, `http_port=0` for `--http-port=0`, with defaults for an embedded server. Pure.
+`read_flags` reads words of a command line and variables of the environment: `NAIAD_HTTP_PORT=9000` is
+`--http-port=9000`, and a flag on the command line takes precedence over its variable. `read_keywords` reads keywords of
+Python, `http_port=0` for `--http-port=0`, with defaults for an embedded server.
 """
 
 from __future__ import annotations
@@ -32,6 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel.flags.flag import Flag
+
+    #: The value of a flag, or several values for a repeated flag; None is the same as no flag.
+    Keyword = str | int | float | Path | Sequence[str | int | float | Path] | None
 
 PREFIX = "NAIAD_"
 
@@ -284,10 +285,6 @@ def _notes(given: GivenFlags) -> list[str]:
             notes.append(f"--{name} has no effect: {flag.note}")
     return notes
 
-
-if TYPE_CHECKING:
-    #: The value of a flag, or several values for a repeated flag; None is the same as no flag.
-    Keyword = str | int | float | Path | Sequence[str | int | float | Path] | None
 
 _FRONT_DOORS = ("http", "grpc", "metrics")
 

@@ -33,9 +33,19 @@ from kernel.errors import (
 )
 from kernel.machine import is_reserved
 from kernel.observe.limited_log import LimitedLog
-from shm import region as posix
 from shm.lease import Lease
-from shm.region import CudaIpcHandle, FileHandle, Region, RegionKind
+from shm.region import (
+    RESERVED_PREFIX,
+    BadKey,
+    CannotOpen,
+    CudaIpcHandle,
+    FileHandle,
+    Region,
+    RegionKind,
+    is_reserved_key,
+    open_object,
+    size_of,
+)
 from shm.tensor import Span
 
 if TYPE_CHECKING:
@@ -207,24 +217,24 @@ class RegionRegistry:
         """Register `byte_size` bytes from `offset` of the POSIX object `key` under `name`. Raises `ServingError`."""
         if name in self._tables.names(peer):
             raise RegionExists(name)
-        if posix.is_reserved(key):
+        if is_reserved_key(key):
             raise InvalidArgument(
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the "
-                f"reserved prefix '{posix.RESERVED_PREFIX}'"
+                f"reserved prefix '{RESERVED_PREFIX}'"
             )
         if not key.strip("/"):
             raise InvalidArgument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
         self._check_count(name, peer)
         try:
-            fd = posix.open_object(key)
-        except posix.BadKey:
+            fd = open_object(key)
+        except BadKey:
             raise InternalError(f"Unable to open shared memory region: '{key}'") from None
-        except posix.CannotOpen as error:
+        except CannotOpen as error:
             raise file_error(f"Unable to open shared memory region: '{key}'", error) from None
         if is_reserved(fd):
             os.close(fd)
             raise NoDescriptorLeft
-        if byte_size < 1 or offset < 0 or offset + byte_size > posix.size_of(fd):
+        if byte_size < 1 or offset < 0 or offset + byte_size > size_of(fd):
             os.close(fd)
             raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
         region = Region(name, RegionKind.SYSTEM, FileHandle(fd), byte_size, key=key, offset=offset)
@@ -382,4 +392,4 @@ def _outside(wanted: ClientSpan, region: Region) -> InvalidArgument:
 
 
 def _is_shortened(region: Region) -> bool:
-    return posix.size_of(region.fd) < region.offset + region.byte_size
+    return size_of(region.fd) < region.offset + region.byte_size

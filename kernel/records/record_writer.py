@@ -6,16 +6,13 @@ nothing else, so that a slow disk delays no request. A disk that is full ends th
 
 from __future__ import annotations
 
-import logging
-import struct
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.records.record_task import WRITE_RECORDS, TensorRules, decode_result, encode_arguments
-from kernel.records.writing import Losses, WriteTurns
+from kernel.records.writing import ARRAY_32, GroupWriter, encode_into
 from kernel.serving.helper_tasks import MessageTask
 
 if TYPE_CHECKING:
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from kernel.serving.helper_tasks import Helpers
     from shm.tensor import Tensor
 
-logger = logging.getLogger(__name__)
-
 #: The most records that wait, and the most bytes of theirs, in messages and in memory that is shared with the helper.
 #: They are looked at when a group is begun, so that there may be one group more.
 MAX_WAITING = 32_768
@@ -41,10 +36,6 @@ FLUSH_S = 0.1
 #: The most records of a group, and about the most bytes, that the helper gets at a time.
 BATCH_LENGTH = 512
 BATCH_BYTE_SIZE = 1 << 20
-
-_encode_into = msgspec.msgpack.Encoder().encode_into
-#: The beginning of a list in msgpack.
-_ARRAY_32 = struct.Struct(">BL")
 
 
 class _RecordGroup(msgspec.Struct, eq=False):
@@ -67,7 +58,7 @@ class _RecordGroup(msgspec.Struct, eq=False):
             source.release()
 
 
-class RecordWriter:
+class RecordWriter(GroupWriter):
     """The queue of records before the helper, a `RecordOutput`. Use it only in the kernel's event loop."""
 
     def __init__(
@@ -80,11 +71,10 @@ class RecordWriter:
         stop: Callable[[], object],
     ) -> None:
         """Write into segments of `folder` from `position` on. `stop` ends the recording."""
-        self._turns = WriteTurns(helpers, self._next_task)
+        super().__init__(helpers, stop, "record of the recorder was", "records of the recorder were")
         self._folder, self._run, self._limit = folder, run, settings.byte_size
         self._rules = TensorRules(settings.tensor_limit, settings.input_digests, settings.output_digests)
         self._position = position
-        self._stop = stop
         #: The group that gets more records, and those that have all of theirs.
         self._open: _RecordGroup | None = None
         self._full: deque[_RecordGroup] = deque()
@@ -92,14 +82,6 @@ class RecordWriter:
         self._count = 0
         self._byte_size = 0
         self._stopped = False
-        self._losses = Losses("record of the recorder was", "records of the recorder were")
-        #: Records that were written.
-        self.written_count = 0
-
-    @property
-    def lost_count(self) -> int:
-        """How many records were lost."""
-        return self._losses.count
 
     def put(self, message: tuple[Any, ...], sources: Sequence[Tensor] = ()) -> bool:
         group = self._open
@@ -113,7 +95,7 @@ class RecordWriter:
         if sources:
             message = (*message, len(group.sources))
         try:
-            _encode_into(message, messages, -1)
+            encode_into(message, messages, -1)
         except (ValueError, OverflowError, TypeError) as error:
             del messages[start:]  # a part of a message would spoil all later ones
             _release(sources)
@@ -137,7 +119,7 @@ class RecordWriter:
         if self._stopped or self._count >= MAX_WAITING or self._byte_size > MAX_WAITING_BYTE_SIZE:
             self._lose(1, "the recording has stopped" if self._stopped else "too many records wait to be written")
             return None
-        self._open = group = _RecordGroup(bytearray(_ARRAY_32.size), [])
+        self._open = group = _RecordGroup(bytearray(ARRAY_32.size), [])
         return group
 
     def _close_group(self, group: _RecordGroup) -> None:
@@ -148,11 +130,8 @@ class RecordWriter:
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost. Nothing is taken any more."""
-        await self._turns.close(timeout_s)
+        await super().close(timeout_s)
         self._stopped = True
-        self._lose(self._drop_all(), "the server ends before they are written")
-        for line in self._losses.rest():
-            logger.warning("%s", line)
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next records; None if none wait."""
@@ -162,7 +141,7 @@ class RecordWriter:
             self._close_group(self._open)
         group = self._full.popleft()
         self._count -= group.count
-        _ARRAY_32.pack_into(group.messages, 0, 0xDD, group.count)
+        ARRAY_32.pack_into(group.messages, 0, 0xDD, group.count)
         messages = msgspec.Raw(group.messages)
         arguments = (self._folder, self._run, self._limit, self._position, self._rules, messages)  # `RecordArguments`
         return MessageTask(
@@ -182,7 +161,7 @@ class RecordWriter:
         self._position = result.position
         self.written_count += count - result.lost
         if result.error:
-            logger.warning(
+            self._logger.warning(
                 "recording stops until the server is started again: '%s' cannot be written: %s",
                 self._folder, result.error,
             )  # fmt: skip
@@ -202,11 +181,6 @@ class RecordWriter:
             group.release()
         self._full.clear()
         return count
-
-    def _lose(self, count: int, why: str, *, cause: str = "") -> None:
-        """Count lost records, and log them: the first ones of each cause at once, then now and then."""
-        for line in self._losses.add(count, why, time.monotonic(), cause=cause):
-            logger.warning("%s", line)
 
 
 def _release(sources: Sequence[Tensor]) -> None:

@@ -132,7 +132,8 @@ class ResponseRecord(msgspec.Struct, omit_defaults=True, tag_field="kind", tag="
 Recorded = RequestRecord | ResponseRecord
 
 
-_encode = msgspec.msgpack.Encoder().encode
+#: Returns the content of a record. Raises ValueError for texts that are not Unicode.
+encode_record = msgspec.msgpack.Encoder().encode
 
 _decode = msgspec.msgpack.Decoder[Recorded](Recorded).decode
 
@@ -145,14 +146,9 @@ def decode_record(content: bytes | memoryview) -> Recorded:
     return found
 
 
-def encode_record(record: Recorded) -> bytes:
-    """Return the content of a record. Raises ValueError for texts that are not Unicode."""
-    return _encode(record)
-
-
 def segment_start(header: SegmentHeader) -> bytes:
     """Return the beginning of a segment."""
-    return _PREFIX.pack(MAGIC, FORMAT_VERSION) + frame(_encode(header))
+    return _PREFIX.pack(MAGIC, FORMAT_VERSION) + frame(encode_record(header))
 
 
 def frame(content: bytes) -> bytes:

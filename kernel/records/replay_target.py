@@ -51,3 +51,17 @@ class ReplayTarget(Protocol):
 
     async def close(self) -> None:
         """Close the connections."""
+
+
+def infer_parameters(request: RequestRecord) -> dict[str, str | int | bool | float]:
+    """Return the parameters that a request has in both protocols: its own, and what else they have as parameters."""
+    found = dict(request.parameters)
+    if request.sequence_id:
+        found["sequence_id"] = request.sequence_id
+        found["sequence_start"] = request.sequence_start
+        found["sequence_end"] = request.sequence_end
+    if request.priority:
+        found["priority"] = request.priority
+    if request.timeout_us:
+        found["timeout"] = request.timeout_us
+    return found

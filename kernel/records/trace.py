@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from kernel.serving.response import ResponseReceiver
     from shm.tensor import Tensor
 
-if TYPE_CHECKING:
     #: The attributes of a `UsualRequest`: in msgpack both are equal, and a tuple takes half the time.
     UsualValues = tuple[tuple[str, int] | ExecutionTimes | str | int, ...]
+
 
 #: Triton's names of activities (`TRITONSERVER_InferenceTraceActivityString`).
 REQUEST_START, QUEUE_START, REQUEST_END = "REQUEST_START", "QUEUE_START", "REQUEST_END"

@@ -6,19 +6,14 @@ nothing else, so that a slow disk or a collector that does not respond delays no
 
 from __future__ import annotations
 
-import logging
 import os
-import struct
-import time
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from kernel.records.trace import USUAL_TAG
 from kernel.records.trace_files import FileChoice, FileDestination, TraceFiles, WriteOutcome
-from kernel.records.writing import Losses, WriteTurns, is_behind, rest_s
+from kernel.records.writing import ARRAY_32, GroupWriter, encode_into, is_behind, rest_s
 from kernel.serving.helper_tasks import MessageTask
 
 if TYPE_CHECKING:
@@ -29,8 +24,6 @@ if TYPE_CHECKING:
     from kernel.records.trace_files import Destination, TraceFile
     from kernel.serving.helper_tasks import Helpers
     from kernel.settings import TraceValues
-
-logger = logging.getLogger(__name__)
 
 #: About the most bytes of traces that wait: traces with tensors may be large.
 MAX_WAITING_BYTE_SIZE = 32 << 20
@@ -46,10 +39,6 @@ _MOST_DESTINATIONS = 512
 
 #: The cause of losses that the helper or where it puts traces has.
 _DESTINATION = "destination"
-
-_encode_into = msgspec.msgpack.Encoder().encode_into
-#: The beginning of a list in msgpack.
-_ARRAY_32 = struct.Struct(">BL")
 
 
 class _Group:
@@ -75,7 +64,7 @@ class _Group:
 
     def arguments(self) -> bytes:
         """Return the arguments of the helper's function, by one copy of the records."""
-        return b"".join((self.destination.arguments(), _ARRAY_32.pack(0xDD, self.count), self.records))
+        return b"".join((self.destination.arguments(), ARRAY_32.pack(0xDD, self.count), self.records))
 
     def lend(self, borrower: _FileOutput, most: int) -> int:
         """Give `borrower` room for at most `most` traces, and return for how many, until `take_back`."""
@@ -92,13 +81,12 @@ class _Group:
             self.room += borrower.give_back()
 
 
-class TraceWriter:
+class TraceWriter(GroupWriter):
     """The queue of traces before the helper. Use it only in the kernel's event loop."""
 
     def __init__(self, helpers: Helpers, stop: Callable[[], object]) -> None:
         """`stop` ends tracing until the settings are changed: nothing can be written."""
-        self._turns = WriteTurns(helpers, self._next_task)
-        self._stop = stop
+        super().__init__(helpers, stop, "trace was", "traces were")
         #: What waits, in groups that are given to the helper at a time; `last` is the one that gets more records.
         self._waiting: deque[_Group] = deque()
         self.last: _Group | None = None
@@ -107,14 +95,6 @@ class TraceWriter:
         self._closed_count = self._closed_byte_size = 0
         self._files = TraceFiles()
         self._destinations: dict[TraceFile, FileDestination] = {}
-        self._losses = Losses("trace was", "traces were")
-        #: Traces that were written or exported.
-        self.written_count = 0
-
-    @property
-    def lost_count(self) -> int:
-        """How many traces were lost."""
-        return self._losses.count
 
     def file_output(self, values: TraceValues) -> TraceOutput:
         """Return the output for traces with these settings in mode `triton`."""
@@ -133,7 +113,7 @@ class TraceWriter:
         """Write `record` soon. Never waits."""
         group = self.group_for(destination)
         if group is not None:
-            _encode_into(record, group.records, -1)
+            encode_into(record, group.records, -1)
             group.room -= 1
             self._check_full(group)
 
@@ -196,13 +176,6 @@ class TraceWriter:
             max(head.count / head.destination.batch, bytes_part),
         )
 
-    async def close(self, timeout_s: float) -> None:
-        """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
-        if not await self._turns.close(timeout_s):
-            self._lose(self._drop_all(), "the server ends before they are written")
-        for line in self._losses.rest():
-            logger.warning("%s", line)
-
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next traces; None if none wait."""
         if not self._waiting:
@@ -226,7 +199,7 @@ class TraceWriter:
         outcome = destination.done(result) if isinstance(result, bytes) else WriteOutcome(count, result.message)
         self.written_count += count - outcome.lost
         if outcome.stops:
-            logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
+            self._logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
             self._lose(outcome.lost + self._drop_all(), outcome.problem, cause=_DESTINATION)
         elif outcome.lost:
@@ -241,11 +214,6 @@ class TraceWriter:
         self._closed_count = self._closed_byte_size = 0
         self._waiting.clear()
         return count
-
-    def _lose(self, count: int, why: str, *, cause: str = "") -> None:
-        """Count lost traces, and log them: the first ones of each cause at once, then now and then."""
-        for line in self._losses.add(count, why, time.monotonic(), cause=cause):
-            logger.warning("%s", line)
 
 
 class CollectorOutput:
@@ -281,7 +249,7 @@ class _FileOutput:
         room = self.room or self._borrow_room()
         if room:
             self.room = room - 1
-            _encode_into((USUAL_TAG, now_ns(), values), self._records, -1)
+            encode_into((USUAL_TAG, now_ns(), values), self._records, -1)
 
     def _next_destination(self) -> FileDestination:
         """Return the destination of the next trace, which has room for it."""

@@ -6,13 +6,20 @@ it is much. The owner has what waits, and makes a task of it.
 A file is copied to add to it, so that what is written seldom costs less. But a rest may only make what waits late: it
 ends when a whole task waits, and then the helper, which has low priority, works as long as it is behind.
 
-Of what was lost the log has the first of each cause at once, then now and then.
+Of what was lost the log has the first of each cause at once, then now and then. `GroupWriter` has what the writers of
+both share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import struct
+import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,3 +167,45 @@ class Losses:
         for each in causes:
             each.unreported = 0
         return lines
+
+
+#: Appends a record to others in msgpack; and the beginning of a list of them, with their number.
+encode_into, ARRAY_32 = msgspec.msgpack.Encoder().encode_into, struct.Struct(">BL")
+
+
+class GroupWriter(ABC):
+    """The queue before a helper that writes. Use it only in the kernel's event loop."""
+
+    def __init__(self, helpers: Helpers, stop: Callable[[], object], one: str, many: str) -> None:
+        """`stop` is called when nothing can be written any more; `one` and `many` are as for `Losses`."""
+        self._turns = WriteTurns(helpers, self._next_task)
+        self._stop = stop
+        self._losses = Losses(one, many)
+        self._logger = logging.getLogger(type(self).__module__)
+        #: How many were written.
+        self.written_count = 0
+
+    @abstractmethod
+    def _next_task(self) -> HelperTask | None:
+        """Return the task of what waits; None if nothing does."""
+
+    @abstractmethod
+    def _drop_all(self) -> int:
+        """Drop what waits; returns how many."""
+
+    @property
+    def lost_count(self) -> int:
+        """How many were lost."""
+        return self._losses.count
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
+        await self._turns.close(timeout_s)
+        self._lose(self._drop_all(), "the server ends before they are written")
+        for line in self._losses.rest():
+            self._logger.warning("%s", line)
+
+    def _lose(self, count: int, why: str, *, cause: str = "") -> None:
+        """Count what is lost, and log it: the first of each cause at once, then now and then."""
+        for line in self._losses.add(count, why, time.monotonic(), cause=cause):
+            self._logger.warning("%s", line)

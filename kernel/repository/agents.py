@@ -1,37 +1,31 @@
-"""The agents of one load of a model: their actions, from the load until the last version of it has ended.
+"""Repository agents: code that acts around the loading and unloading of models (docs/agents.md).
 
-Threads of repository agents. An action that never ends keeps nothing else from its end.
+`RepositoryAgent` is the interface. A model names its agents (`model_repository_agents`). An agent is built in, or of a
+package with an entry point of the group `naiad.repository_agents`, whose name is the agent's and whose object is a
+subclass of `RepositoryAgent`. It runs in the server's process, in a thread of its own: an action that never ends keeps
+nothing else from its end.
 
-The agent `checksum`: a model is loaded only if its files have the digests that its configuration says.
+`ChecksumAgent` is built in: a model is loaded only if its files have the digests that its configuration says. Each
+parameter is `ALGORITHM:FILE` → the digest in hexadecimal digits. Texts are those of Triton's agent, which knows MD5
+only. An attacker can make two files with one MD5 digest: prefer SHA256.
 
-Each parameter is `ALGORITHM:FILE` → the digest in hexadecimal digits. Texts are those of Triton's agent, which knows
-MD5 only. An attacker can make two files with one MD5 digest: prefer SHA256.
-
-`RepositoryAgent`: the interface of code that acts around the loading and unloading of models. docs/agents.md.
-
-A model names its agents (`model_repository_agents`). An agent is built in, or of a package with an entry point of the
-group `naiad.repository_agents`, whose name is that of the agent and whose object is a subclass of `RepositoryAgent`. It
-runs in the server's process.
+`ModelAgents` are the agents of one load of a model, with their actions until the last version of it has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
-import functools
 import hashlib
 import logging
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.config.to_text import to_json
 from kernel.errors import InternalError, InvalidArgument, ServingError, Unsupported
 from kernel.extensions import REPOSITORY_AGENTS, extension
-from kernel.file_threads import in_file_thread
+from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.regular_files import open_regular
 from kernel.repository.override import OverrideFolder
 
@@ -41,6 +35,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
+
+logger = logging.getLogger(__name__)
 
 
 class AgentModel(msgspec.Struct, frozen=True):
@@ -141,42 +137,6 @@ def _digest(folder: Path, name: str, title: str) -> str:
         raise InvalidArgument(f"failed to open text file for read {name}: {reason}") from error
 
 
-T = TypeVar("T")
-
-
-async def in_own_thread(action: Callable[[], T]) -> T:
-    """Call `action` in a thread of its own; return its result or raise its error. If cancelled, the thread goes on.
-
-    Not in a thread of `asyncio.to_thread`: there are few of those, and the ends of the event loop and of the process
-    wait for them.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:
-            errors.append(error)
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(end)
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    context = contextvars.copy_context()  # lines of the log name the model
-    threading.Thread(target=context.run, args=(run,), name="repository agent", daemon=True).start()
-    await ended
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-logger = logging.getLogger(__name__)
-
 BUILT_IN: dict[str, type[RepositoryAgent]] = {"checksum": ChecksumAgent}
 
 
@@ -214,7 +174,7 @@ class ModelAgents:
             async with asyncio.timeout(limit_s or None):
                 for each in config.model_repository_agents.agents:
                     model = AgentModel(config.name or self._name, path, dict(each.parameters), written)
-                    path = await in_own_thread(functools.partial(self._load, each.name, model))
+                    path = await in_own_thread("repository agent", self._load, each.name, model)
         except TimeoutError:
             await self.failed()
             raise InternalError(f"the repository agents were still loading after {limit_s:g} s") from None
@@ -288,7 +248,7 @@ class ModelAgents:
         for agent in agents:
             try:
                 async with asyncio.timeout(ACTION_TIMEOUT_S):
-                    await in_own_thread(functools.partial(self._act, getattr(agent, action), action))
+                    await in_own_thread("repository agent", self._act, getattr(agent, action), action)
             except TimeoutError:
                 logger.error(
                     "a repository agent of model '%s' has not finished %s within %g s",

@@ -1,10 +1,9 @@
-"""Changes the number of instances of a serving version with its load: samples, asks the decider, applies.
+"""Changes the number of instances of a serving version with its load.
 
-How many instances a model should have, from samples of its load. Pure.
-
-More instances are started when requests wait and no instance is idle in all samples of some time. Instances are ended
-when one was idle in all samples of a longer time. The two conditions exclude each other, and each change begins both
-times anew, so that the number does not go up and down with every change of the load.
+`Autoscaler` decides, from samples of the load: more instances are started when requests wait and no instance is idle in
+all samples of some time. Instances are ended when one was idle in all samples of a longer time. The two conditions
+exclude each other, and each change begins both times anew, so that the number does not go up and down with every change
+of the load. `Autoscaling` takes the samples and applies the decisions.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 An ensemble is loaded after the models of its steps. When such a model is replaced, the ensemble is checked against the
 new one; when it is unloaded, so is the ensemble, and it comes back with the model. Texts are Triton's
-(model_repository_manager.cc).
-
-Loads the models of an ensemble's steps before it, and keeps ensembles up to date when such models change.
+(model_repository_manager.cc). `Composition` does it.
 """
 
 from __future__ import annotations

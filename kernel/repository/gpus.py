@@ -29,6 +29,8 @@ class GpuSettings(msgspec.Struct, frozen=True):
     load_limits: Mapping[int, float] = {}
     #: Whether instances that are configured for a GPU run on the CPU.
     on_cpu: bool = False
+    #: Whether the instances of a model on a GPU are threads of one process, if their backend can do it.
+    threads: bool = True
 
     @property
     def at_first(self) -> UsableGpus:
@@ -53,6 +55,8 @@ class GpuOptions(msgspec.Struct, frozen=True):
     least_capability: float = LEAST_CAPABILITY
     #: Where instances run that are configured for a GPU: `gpu` or `cpu`.
     kind: str = "gpu"
+    #: What the instances of a model on a GPU are, if their backend can do both: `threads` or `processes`.
+    instances: str = "threads"
 
     def settings(self) -> GpuSettings:
         """Return the settings. Raises `InvalidArgument`."""
@@ -62,6 +66,7 @@ class GpuOptions(msgspec.Struct, frozen=True):
             parse_pools(self.pool_byte_sizes),
             parse_load_limits(self.load_limits),
             self.kind == "cpu",
+            self.instances == "threads",
         )
 
 

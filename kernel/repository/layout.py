@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.errors import InvalidArgument
-from kernel.repository.path_hints import repository_hint
+from kernel.repository.path_hints import CONFIG_FILENAME, repository_hint
 from kernel.serving.catalog import model_identifier
 from kernel.texts import has_control, is_utf8, printable, shown_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
 #: The traffic rule of the model (`kernel.traffic.settings`). It is no part of the model: a change loads nothing again.
 TRAFFIC_FILENAME = "traffic.toml"

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kernel.background import BackgroundTasks
 from kernel.config.model_parameters import model_parameters
 from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
 from kernel.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
-from kernel.repository.background import BackgroundTasks
 from kernel.repository.ensembles import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.load_failures import (
@@ -357,7 +357,16 @@ class Lifecycle(ServerPart):
         loaded = {v: result for v, result in found.items() if isinstance(result, LoadedVersion)}
         updates = [result for result in results if isinstance(result, InstanceUpdate)]
         errors = {v: result for v, result in found.items() if isinstance(result, BaseException)}
-        if errors:
+        others = loaded.keys() | (staying.keys() - errors.keys())
+        if (
+            errors
+            and others
+            and not errors.keys() & serving.keys()
+            and self.traffic_files.only_trials(source.name, errors)
+        ):
+            failure = note_failure(self._catalog, identifier, errors, [], serving, staying)
+            logger.error("the other versions serve: %s", failure.message.strip())
+        elif errors:
             for entry in loaded.values():
                 self._background.start(self._retire(identifier, entry, mark_unloaded=False))
             for update in updates:

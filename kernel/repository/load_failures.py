@@ -1,7 +1,4 @@
-"""The errors for clients, the log and the index when a load has failed. Texts are Triton's.
-
-What the log says when models are found and cannot be loaded: Triton's errors, and beside them hints for people.
-"""
+"""What clients, the log and the index say when a model cannot be loaded: Triton's errors, and hints in the log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Hints for models that cannot be loaded, by the text of the error and the listing of the model's folder. Pure.
 
-A hint is one sentence that says what to do. The errors themselves are Triton's.
-
-Hints for words in a configuration that do not exist: backends, datatypes, fields, platforms. Pure.
+A hint is one sentence that says what to do. The errors themselves are Triton's. Words in a configuration that do not
+exist (backends, datatypes, fields, platforms) have hints of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 
 from kernel.config.autofill import FORMATS
 from kernel.config.generated import model_config_pb2
-from kernel.repository.path_hints import CONFIG, MODEL_ENDINGS
+from kernel.repository.path_hints import CONFIG_FILENAME, MODEL_ENDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -67,11 +66,11 @@ def load_hint(failure: Failure) -> str:
 def _misspelt_config(failure: Failure) -> str:
     """A file that was meant to be config.pbtxt."""
     entry = failure.folder.entry
-    if entry.child(CONFIG) is not None:
+    if entry.child(CONFIG_FILENAME) is not None:
         return ""
     names = [each.name for each in entry.children if not each.is_folder]
-    close = [name for name in names if name.startswith("config.") or name.lower() == CONFIG]
-    close = close or difflib.get_close_matches(CONFIG, names, n=1, cutoff=0.8)
+    close = [name for name in names if name.startswith("config.") or name.lower() == CONFIG_FILENAME]
+    close = close or difflib.get_close_matches(CONFIG_FILENAME, names, n=1, cutoff=0.8)
     return f"the configuration is read from config.pbtxt: rename '{close[0]}'" if close else ""
 
 
@@ -100,7 +99,9 @@ def _no_version(failure: Failure) -> str:
 
 def _is_model(entry: Entry) -> bool:
     """Whether a folder within what should be a model is a model itself."""
-    return entry.child(CONFIG) is not None or any(each.is_folder and each.name.isdecimal() for each in entry.children)
+    return entry.child(CONFIG_FILENAME) is not None or any(
+        each.is_folder and each.name.isdecimal() for each in entry.children
+    )
 
 
 def _no_file(failure: Failure) -> str:

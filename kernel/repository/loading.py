@@ -26,7 +26,7 @@ from kernel.repository.backend_config import backend_config
 from kernel.repository.host_policy import policy_cpus
 from kernel.repository.load_limit import LoadLimit
 from kernel.repository.load_progress import LoadProgress
-from kernel.repository.placement import match_instances, plan_instances
+from kernel.repository.placement import match_instances, plan_instances, share_workers_on_gpus
 from kernel.repository.running_loads import LoadReports, LongLoads
 from kernel.repository.source import Origin, with_changes
 from kernel.repository.unsupported import ignored_settings, refuse_batching_library, refuse_unsupported
@@ -67,6 +67,8 @@ class LoadedVersion(msgspec.Struct):
     instances: list[LoadedInstance]
     #: The folder with the model's files, which restarted workers and new instances read again.
     path: str
+    #: Which of the server's loads it is, from 1 on.
+    load_number: int = 0
     #: That folder, if it is of a load request, or a copy of a model in a cloud.
     held: HeldFolder | None = None
     #: The repository agents of the load.
@@ -177,6 +179,7 @@ class VersionLoader:
         self.gpus = settings.gpus
         self._load_limit = LoadLimit(settings.load_thread_count, clock)
         self.progress = LoadProgress()
+        self._load_count = 0
         long_loads = LongLoads(settings.load_thread_count, settings.load_timeout_s, explicit=settings.explicit)
         self._reports = LoadReports(long_loads, clock)
 
@@ -219,10 +222,13 @@ class VersionLoader:
         await import_extensions(config)
         new_keeper = functools.partial(self._keeper_of, source.folder.identifier, version)
         slot.workers = keepers = [new_keeper()]
+        self._load_count += 1
+        load_number = self._load_count
         model: Model | None = None
         try:
             prepared = await self._prepare(source, config, version, keepers[0])
-            plans = await in_file_thread(self._plan, prepared.config, source, version, _first_count(prepared.config))
+            count = _first_count(prepared.config)
+            plans = await in_file_thread(self._plan, prepared.config, source, version, count, load_number)
             keepers += [new_keeper() for _ in plans[1:]]
             instances = [LoadedInstance(plan, keeper) for plan, keeper in zip(plans, keepers, strict=True)]
             await self._load_instances(instances, prepared.json)
@@ -241,7 +247,7 @@ class VersionLoader:
             if not each.plan.passive:
                 each.keeper.serve()
         self._loaded(model, source, started_ns)
-        return LoadedVersion(model, source.origin(config), instances, str(source.path))
+        return LoadedVersion(model, source.origin(config), instances, str(source.path), load_number)
 
     def _keeper_of(self, identifier: str, version: int) -> InstanceKeeper:
         """Return a keeper for an instance of a version that loads: the index shows what it waits for."""
@@ -337,7 +343,7 @@ class VersionLoader:
         self, version: LoadedVersion, config: ModelConfig, source: ModelSource, count: int | None
     ) -> list[LoadedInstance]:
         """Return the instances for `config`: matching ones of `version`, and new ones to load. Blocks."""
-        plans = self._plan(config, source, version.model.version, count)
+        plans = self._plan(config, source, version.model.version, count, version.load_number)
         found = match_instances([each.plan for each in version.instances], plans)
         return [
             LoadedInstance(plan, self._new_keeper()) if index is None else version.instances[index]
@@ -401,26 +407,28 @@ class VersionLoader:
         environment = source.environment(config, version, installs=self._settings.installs_requirements)
         return worker_needs(config, str(source.path), environment, self._settings.gpus.visible, version)
 
-    def _plan(self, config: ModelConfig, source: ModelSource, version: int, count: int | None) -> list[InstancePlan]:
+    def _plan(
+        self, config: ModelConfig, source: ModelSource, version: int, count: int | None, load_number: int
+    ) -> list[InstancePlan]:
         """Return the plans of all instances, with the settings of the command line. Blocks.
 
         `count` is the number of instances that are not passive, if the configuration does not decide it.
         """
+        gpus = self._settings.gpus.settings
         settings = backend_config(self._settings.backend_configs, config.backend)
         policies = self._settings.host_policies
         needs = self._needs(source, config, version)
-        return [
+        plans = [
             msgspec.structs.replace(
                 plan,
                 backend_config=settings,
                 cpus=policy_cpus(policies.get(plan.host_policy, {})),
                 needs=needs,
-                device_pool_byte_size=self._settings.gpus.settings.pool_byte_size(plan.device_id)
-                if plan.kind == "GPU"
-                else 0,
+                device_pool_byte_size=gpus.pool_byte_size(plan.device_id) if plan.kind == "GPU" else 0,
             )
             for plan in plan_instances(config, str(source.path), version, count)
         ]
+        return share_workers_on_gpus(plans, config, load_number) if gpus.threads else plans
 
 
 def _prepared(source: ModelSource, config: ModelConfig, sent: str, completed: str | None) -> PreparedConfig:

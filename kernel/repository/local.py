@@ -10,16 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, file_error
 from kernel.file_threads import uses
 from kernel.regular_files import read_regular
-from kernel.repository.layout import CONFIG_FILENAME, Entry, can_be_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from kernel.repository.layout import Entry, can_be_model
 
 #: Python writes these folders next to a model's code; they are not part of the model.
 _IGNORED = frozenset({"__pycache__"})
@@ -124,16 +120,3 @@ def _entry(path: str, parents: frozenset[_Identity]) -> Entry | None:
     # A folder's own time changes only when names are added or removed, which `children` shows as well.
     modified_ns = max((child.modified_ns for child in children), default=status.st_mtime_ns)
     return Entry(name, is_folder=True, modified_ns=modified_ns, children=children)
-
-
-def is_model_folder(path: Path) -> bool:
-    """Whether a folder is that of a model: it has a configuration, or versions and nothing that could be a model.
-
-    Blocks.
-    """
-    if (path / CONFIG_FILENAME).is_file():
-        return True
-    folders = [each for each in path.iterdir() if not each.name.startswith((".", "__")) and each.is_dir()]
-    if not any(each.name.isascii() and each.name.isdigit() for each in folders):
-        return False
-    return not any(is_model_folder(each) for each in folders)

@@ -6,13 +6,13 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from kernel.config.autofill import FORMATS
 from kernel.repository.clouds.address import CLOUDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-CONFIG = "config.pbtxt"
+#: The configuration of a model in its folder.
+CONFIG_FILENAME = "config.pbtxt"
 
 #: The begin of an address; a path has only one of the two slashes.
 _CLOUD = re.compile(r"(s3|gs|as|az|abfss?|https?|hdfs|hf):/+(.*)", re.IGNORECASE)
@@ -20,8 +20,6 @@ _CLOUD = re.compile(r"(s3|gs|as|az|abfss?|https?|hdfs|hf):/+(.*)", re.IGNORECASE
 #: Files of models by the format that they usually have.
 MODEL_ENDINGS = (".onnx", ".py", ".pt", ".pt2", ".plan", ".xml", ".graphdef", ".savedmodel", ".skops", ".joblib",
                  ".pkl", ".pickle", ".ubj", ".tl")  # fmt: skip
-
-_FILENAMES = frozenset(each.filename for each in FORMATS)
 
 
 class Listed(Protocol):
@@ -51,7 +49,7 @@ def path_hint(path: str, *, is_file: bool, siblings: Collection[str] = ()) -> st
         )
     if is_file:
         folder = posixpath.dirname(path) or "."
-        if posixpath.basename(path) == CONFIG:
+        if posixpath.basename(path) == CONFIG_FILENAME:
             return f"it is the configuration of a model: give the repository, the folder above '{folder}'"
         ending = posixpath.splitext(path)[1]
         if ending in MODEL_ENDINGS:
@@ -70,8 +68,11 @@ def repository_hint(path: str, entries: Sequence[Listed]) -> str:
     files = [entry.name for entry in entries if not entry.is_folder]
     folders = [entry for entry in entries if entry.is_folder and not entry.name.startswith(".")]
     versions = [folder for folder in folders if folder.name.isdecimal()]
-    has_model = any(child.name in _FILENAMES for folder in versions for child in folder.children)
-    if folders and len(versions) == len(folders) and (CONFIG in files or has_model):
+    from kernel.config.autofill import FORMATS  # imported late: it imports protobuf, and `naiad ready` this module
+
+    filenames = {each.filename for each in FORMATS}
+    has_model = any(child.name in filenames for folder in versions for child in folder.children)
+    if folders and len(versions) == len(folders) and (CONFIG_FILENAME in files or has_model):
         above = posixpath.dirname(path.rstrip("/")) or "."
         return f"'{path}' is the folder of one model: give the folder above it as the repository, '{above}'"
     if folders:
@@ -84,7 +85,7 @@ def repository_hint(path: str, entries: Sequence[Listed]) -> str:
             f"'{path}' has no folders of models: serve one file with 'naiad run {file}', or put it at "
             f"'{posixpath.join(path, name, '1', 'model.onnx')}'"
         )
-    if CONFIG in files:
+    if CONFIG_FILENAME in files:
         return (
             f"'{path}' has a config.pbtxt and no folders: a model has a folder of its own in the repository, and its "
             "files are in a folder of a version, such as NAME/1/model.onnx"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from kernel.config.model_parameters import model_parameters
 from kernel.repository.host_policy import policy_name
-from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
+from kernel.repository.worker_needs import NO_NEEDS, PreloadSet, WorkerNeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.serving.instance import Instance
     from kernel.serving.model import Model
+
+
+#: The backends whose instances on a GPU can be threads of one process (`Backend.shares_worker_on_gpu`). The kernel
+#: imports no backend.
+THREADED_ON_GPUS = frozenset({"onnxruntime"})
 
 
 class InstancePlan(msgspec.Struct, frozen=True):
@@ -127,6 +134,32 @@ def plan_instances(
                 for device in (group.gpus if kind == "GPU" else [0])
             ]
     return plans
+
+
+def share_workers_on_gpus(plans: Sequence[InstancePlan], config: ModelConfig, load_number: int) -> list[InstancePlan]:
+    """Return the plans, with one process for the instances of the model on a GPU if its backend can do it.
+
+    Only where there are several of them, or may be. A model has processes of its own if its configuration chooses the
+    process (`naiad.worker`), or asks for something that only a process of one instance can have. `load_number` counts
+    the loads of the server: a version that is loaded again gets other processes, so that what is wrong with it does not
+    end the instances that still serve.
+    """
+    if config.backend not in THREADED_ON_GPUS:
+        return list(plans)
+    counts = Counter((plan.device_id, plan.host_policy) for plan in plans if plan.kind == "GPU")
+    ours = model_parameters(config)
+    found = []
+    for plan in plans:
+        needs, policy = plan.needs, plan.host_policy
+        own = needs.environment is not None or needs.memory_limit_byte_size or needs.preload != PreloadSet()
+        several = ours.autoscale is not None or counts[plan.device_id, policy] > 1
+        if plan.kind == "GPU" and several and not (needs.worker or own or ours.isolates_poison):
+            place = f"gpu_{plan.device_id}" + (f":{policy}" if policy != f"gpu_{plan.device_id}" else "")
+            # With colons, which the parameter naiad.worker does not allow.
+            worker = f"{config.name}:{plan.version}:{place}:{load_number}"
+            plan = msgspec.structs.replace(plan, needs=msgspec.structs.replace(needs, worker=worker))
+        found.append(plan)
+    return found
 
 
 def match_instances(old: Sequence[InstancePlan], new: Sequence[InstancePlan]) -> list[int | None]:

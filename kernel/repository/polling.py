@@ -1,8 +1,6 @@
-"""Polls the repositories again and again, and knows what keeps a poll from its end.
+"""Polls the repositories again and again, and loads what has changed: what a poll finds, and all models at the start.
 
-Loads of what is in the repositories: of all models at the start, and of what has changed at each poll.
-
-When polling tries again to load a model that has failed. Pure.
+`FailedLoads` says when polling tries again to load a model that has failed.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ from kernel.server_parts import RepositoryFigures
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from kernel.background import FailureCount
     from kernel.loop.clock import Clock
-    from kernel.repository.background import FailureCount
     from kernel.repository.ensembles import Composition, ModelLoader
     from kernel.repository.layout import ModelFolder
     from kernel.repository.load_progress import LoadProgress

@@ -1,8 +1,7 @@
 """The model repositories of a server: folders of this machine, and folders in clouds.
 
-Lists the repositories, and puts the names of the models into the catalog.
-
-Reads the traffic rules beside the configurations of models, where the models are listed. They load nothing.
+`RepositoryListing` lists them and puts the names of the models into the catalog. `TrafficFiles` reads the traffic rules
+beside the configurations, which load nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kernel.background import BackgroundTasks
 from kernel.errors import InternalError, ServingError
 from kernel.file_threads import in_file_thread
-from kernel.repository.background import BackgroundTasks
 from kernel.repository.clouds.address import is_address
 from kernel.repository.layout import RepositoryContents, find_models, known_names
 from kernel.repository.local import list_names, list_repository, read_config
@@ -46,29 +45,19 @@ LISTING_WAIT_S = 5.0
 _CLOSE_S = 10.0
 
 
-class Repository(Protocol):
-    """One repository."""
-
-    #: As it is shown.
-    path: str
-
-    async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
-        """Return the entries sorted by name, or the one entry called `only`. Raises `ServingError`."""
-
-    async def list_names(self) -> list[str]:
-        """Return the names of the folders that can be models, sorted. Raises `ServingError`."""
-
-
 class LocalRepository:
-    """A folder of this machine. Implements `Repository`."""
+    """A folder of this machine. `CloudRepository` has the same methods."""
 
     def __init__(self, path: Path) -> None:
+        #: As it is shown.
         self.path = str(path)
 
     async def list_entries(self, only: str = "") -> tuple[Entry, ...]:
+        """Return the entries sorted by name, or the one entry called `only`. Raises `ServingError`."""
         return await in_file_thread(list_repository, self.path, only)
 
     async def list_names(self) -> list[str]:
+        """Return the names of the folders that can be models, sorted. Raises `ServingError`."""
         return await in_file_thread(list_names, self.path)
 
 
@@ -298,6 +287,9 @@ class FileRules(Protocol):
     def kept_versions(self, name: str) -> set[int]:
         """Return the versions that the rule of a model names."""
 
+    def may_fail(self, name: str, version: int) -> bool:
+        """Whether a version is on trial: the others serve also if it cannot be loaded."""
+
 
 class TrafficFiles:
     """The files that were read. Each is read again when it has changed."""
@@ -316,6 +308,10 @@ class TrafficFiles:
         """
         kept = set() if self.rules is None else self.rules.kept_versions(name) & set(found)
         return sorted({*chosen, *kept}) if kept else chosen
+
+    def only_trials(self, name: str, versions: Collection[int]) -> bool:
+        """Whether all these versions are on trial, and the others serve without them."""
+        return self.rules is not None and all(self.rules.may_fail(name, version) for version in versions)
 
     async def read(self, found: RepositoryContents, names: Collection[str] | None = None) -> None:
         """Read what is new in a listing, which is of the models `names`, or of all."""

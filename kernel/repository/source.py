@@ -4,12 +4,10 @@ read      parses config.pbtxt or an override, fills in backend and defaults, che
 complete  merges the configuration that a worker has completed
 prepare   normalises and checks again; returns it also as JSON for workers and as spec for requests
 
-The files and configuration from which a version was loaded, and whether a change of them needs a reload. Pure.
-
-Triton's rule (model_lifecycle.cc): no reload is needed if the version's folder and the other files in the model's
-folder are unchanged, and the configuration has changed only in instance groups and version policy.
-
-The version policy: which versions of a model are served. Pure.
+`Origin` has the files and the configuration from which a version was loaded, and says whether a change of them needs a
+reload. Triton's rule (model_lifecycle.cc): no reload is needed if the version's folder and the other files in the
+model's folder are unchanged, and the configuration has changed only in instance groups and version policy. The version
+policy says which versions of a model are served.
 """
 
 from __future__ import annotations

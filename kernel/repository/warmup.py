@@ -1,11 +1,8 @@
-"""Warm-up: requests that every instance executes before its model is READY. Pure: callers pass in file contents.
+"""Warm-up: requests that every instance executes before its model is READY.
 
 `warmup_samples` reads model_warmup of the configuration; a sample creates the requests of each run. Error
-texts are those of Triton's backend_model_instance.cc.
-
-Runs a model's warm-up on new instances, before they take requests.
-
-Warm-up requests bypass the scheduler, which could join them or send all of them to one instance.
+texts are Triton's (backend_model_instance.cc). `warm_up` runs them on new instances, before these take requests:
+warm-up requests bypass the scheduler, which could join them or send all of them to one instance.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from kernel.config.generated.model_config_pb2 import DataType
 from kernel.errors import InternalError, InvalidArgument, request_prefix
 from kernel.file_threads import in_file_thread
 from kernel.serving.batch import Batch
-from kernel.serving.request import Request
+from kernel.serving.request import NO_SINK, ClientlessSink, Request
 from kernel.serving.validation import validate
 from shm.datatypes import BY_CONFIG_NAME, element_count
 from shm.tensor import Tensor
@@ -114,7 +111,7 @@ def _check(sample: str, inputs: list[Tensor], spec: ModelSpec) -> None:
     may be controls. But one may be a misspelt name. Raises `InvalidArgument`."""
     known = [tensor for tensor in inputs if tensor.name in spec.inputs]
     try:
-        validate(Request(spec.name, known, _UNUSED_SINK), spec)
+        validate(Request(spec.name, known, NO_SINK), spec)
     except InvalidArgument as error:
         where = f"in warmup sample '{sample}'"
         unknown = ", ".join(f"'{tensor.name}'" for tensor in inputs if tensor.name not in spec.inputs)
@@ -122,19 +119,6 @@ def _check(sample: str, inputs: list[Tensor], spec: ModelSpec) -> None:
             names = ", ".join(f"'{name}'" for name in spec.inputs)
             where += f", which has {unknown}; the inputs of the model are {names}"
         raise InvalidArgument(f"{error.message} ({where})") from error
-
-
-class _UnusedSink:
-    peer = ""
-
-    def header(self, name: str) -> str:
-        return ""
-
-    def send(self, response: object) -> None:
-        raise AssertionError("a request that is only validated got a response")
-
-
-_UNUSED_SINK = _UnusedSink()
 
 
 def _check_dims(name: str, given: ModelWarmup.Input) -> None:
@@ -252,18 +236,13 @@ class _WarmupResponses:
         await self._done
 
 
-class _WarmupSink:
+class _WarmupSink(ClientlessSink):
     """Sink and owner of a request. Consumes every response immediately, so that a decoupled model can send the next."""
-
-    peer = ""
 
     def __init__(self, responses: _WarmupResponses, instance: Instance) -> None:
         self._responses = responses
         self._instance = instance
         self.request: Request | None = None
-
-    def header(self, name: str) -> str:
-        return ""
 
     def send(self, response: Response) -> None:
         response.release()

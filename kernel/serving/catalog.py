@@ -16,7 +16,7 @@ import msgspec
 from kernel.errors import InvalidArgument, ModelNotFound, ModelNotReady, NoAvailableVersion, ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from kernel.serving.model import Model
 
@@ -68,6 +68,8 @@ class Catalog:
     def __init__(self, *, namespacing: bool = False) -> None:
         #: Grows with every change. A result of an earlier generation may no longer be valid.
         self.generation = 0
+        #: Called at each change. Most servers have none.
+        self.on_change: list[Callable[[], None]] = []
         self._namespacing = namespacing
         self._models: dict[str, dict[int, VersionEntry]] = {}
         #: By name: the highest READY version of the model with that name, if only one model has the name.
@@ -88,6 +90,12 @@ class Catalog:
 
     # ---- changed by the lifecycle ------------------------------------------------------------
 
+    def change(self) -> None:
+        """Begin another generation: what was found out before may no longer be right."""
+        self.generation += 1
+        for callback in self.on_change:
+            callback()
+
     def set_known(self, names: Mapping[str, str] | Iterable[str], duplicates: Iterable[str] = ()) -> None:
         """Set the models that the repositories have: names by identifier, or only names where both are the same.
 
@@ -97,7 +105,7 @@ class Catalog:
         found_twice = set(duplicates)
         if known == self._known and found_twice == self._duplicates:
             return  # as at most polls, loads and questions for the index, which then disturb no request
-        self.generation += 1
+        self.change()
         self._known, self._duplicates = known, found_twice
         for identifier in self._models:
             self._choose_newest(identifier)
@@ -107,7 +115,7 @@ class Catalog:
 
         `is_model` is False for a folder without a valid configuration. Strict readiness ignores such folders (Triton).
         """
-        self.generation += 1
+        self.change()
         self._lacking.discard(identifier)
         if reason is None:
             self._broken.pop(identifier, None)
@@ -118,7 +126,7 @@ class Catalog:
 
     def set_labels(self, name: str, labels: Mapping[str, tuple[str, str]]) -> None:
         """Set what the labels of a model mean: the name of a model, and a number of a version or "" for the newest."""
-        self.generation += 1
+        self.change()
         if labels:
             self._labels[name] = dict(labels)
         else:
@@ -128,7 +136,7 @@ class Catalog:
         self, identifier: str, version: int, state: ModelState, reason: str = "", model: Model | None = None
     ) -> None:
         """Set the state of one version. `model` is given for READY and UNLOADING."""
-        self.generation += 1
+        self.change()
         versions = self._models.setdefault(identifier, {})
         former = versions.get(version)
         if model is not None and former is not None and former.model is not None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernel.settings import LogSettings, TraceSettings
     from shm.arena import Block
     from shm.blocks import ByteBudget
+    from shm.tensor import RequestedOutput, Tensor
 
 _Figures = TypeVar("_Figures")
 
@@ -318,6 +319,56 @@ class RolloutFigures(msgspec.Struct, frozen=True):
     guards: dict[str, dict[str, int]]
 
 
+class KeptPair(msgspec.Struct, frozen=True):
+    """A request whose outputs have differed much between the version that the client has its response of and another.
+
+    Tensors are inline. Times are monotonic nanoseconds.
+    """
+
+    #: The model and version that got the copy.
+    model: str
+    version: int
+    id: str
+    at_ns: int
+    answered_ns: int
+    inputs: list[Tensor]
+    requested: list[RequestedOutput]
+    parameters: dict[str, str | int | bool | float]
+    #: Those of the client's version; None if its response was `error`.
+    outputs: list[Tensor] | None
+    error: str
+    #: In tolerances.
+    distance: float
+    #: What differs most.
+    why: str
+    byte_size: int
+
+
+class ShadowFigures(msgspec.Struct, frozen=True):
+    """What the shadow of a model has found."""
+
+    model: str
+    #: The version that gets the copies, as the rule names it.
+    target: str
+    pairs: int
+    differing: int
+    #: Reason → how many.
+    dropped: dict[str, int]
+    #: Output → kind of difference → how many.
+    outputs: dict[str, dict[str, int]]
+    #: Output → quantile of the distance in tolerances, such as `p50`.
+    distances: dict[str, dict[str, float]]
+
+
+class RewardFigures(msgspec.Struct, frozen=True):
+    """What clients have reported for the requests that a version has executed."""
+
+    model: str
+    version: int
+    count: int
+    sum: float
+
+
 class TrafficControl(Protocol):
     """The traffic rules of models. Implemented by `kernel.traffic.control.Traffic`."""
 
@@ -338,6 +389,18 @@ class TrafficControl(Protocol):
 
     def rollout_figures(self) -> list[RolloutFigures]:
         """Return where the last rollout of each model is."""
+
+    def reward(self, name: str, document: Any) -> dict[str, int]:
+        """Count the rewards of a message for requests to a model; returns how many. Raises `ServingError`."""
+
+    def rewards(self) -> list[RewardFigures]:
+        """Return the rewards of all versions."""
+
+    def shadow_figures(self) -> list[ShadowFigures]:
+        """Return what the shadows of all models have found."""
+
+    def worst_pairs(self, name: str) -> list[KeptPair]:
+        """Return the pairs of a model that have differed most, the worst first. Raises `ServingError`."""
 
     def routed(self) -> list[RoutedCount]:
         """Return the counts of all rules."""

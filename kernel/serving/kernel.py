@@ -251,13 +251,30 @@ class Kernel:
                     if self.recorder is not None:
                         self.recorder.begin(request, model)
             if second is not None:
-                second.receive(request)
+                second.receive(request, model)
             (model.entrance or model).submit(request)
         except Exception as error:
             self._refuse(request, error)
             return
         if not request.dispatched and pinned is None and not request.finished:  # an instance has only a few
             request.count_in(budget)
+
+    def submit_copy(self, request: Request, model: Model) -> None:
+        """Queue a copy of a checked request at `model`, past its response cache, traces and recordings. Never raises.
+
+        Its inputs are inline, and no output goes to a region of a client.
+        """
+        try:
+            if self.stopping:
+                raise ServerStopping(request.id)
+            request.received_ns = self._clock.now_ns()
+            self._inputs.place_large(request, model, None)
+            model.submit(request)
+        except Exception as error:
+            self._refuse(request, error)
+            return
+        if not request.dispatched and not request.finished:
+            request.count_in(self._budget)
 
     def _choose(
         self,

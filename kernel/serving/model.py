@@ -18,15 +18,15 @@ from kernel.serving.instances import InstanceSet, LiveRequests
 from kernel.serving.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
 
     from kernel.config.generated.model_config_pb2 import ModelConfig
     from kernel.config.spec import ModelSpec
     from kernel.loop.cancellations import Cancellable
     from kernel.loop.clock import Clock
-    from kernel.serving.batch import BegunBatch
     from kernel.serving.events import Event
+    from kernel.serving.poison import PoisonGuard
     from kernel.serving.response import Response
     from kernel.serving.route import RouteRule
     from shm.arena import Arena
@@ -55,26 +55,6 @@ class Entrance(Protocol):
 
     def submit(self, request: Request) -> None:
         """Respond to a checked request, or queue it by `Model.submit`; own it from now on. Raises `ServingError`."""
-
-
-class PoisonJudge(Protocol):
-    """Finds and refuses requests that end workers. Implemented by `kernel.serving.poison.PoisonGuard`."""
-
-    found_count: int
-    refused_count: int
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a request can be refused."""
-
-    def check(self, request: Request) -> None:
-        """Raise `PoisonRequest` for a request that equals one that has ended a worker."""
-
-    def judge(self, batches: Sequence[BegunBatch]) -> list[Request]:
-        """Return the requests of a lost worker that are executed again, each alone."""
-
-    def clear(self) -> int:
-        """Forget all requests; returns how many."""
 
 
 def _nothing(*_: object) -> None:
@@ -112,7 +92,7 @@ class Model:
         #: Gets requests in place of `submit`, to which it passes them on; None for a model without a cache.
         self.entrance: Entrance | None = None
         #: None for a model whose executions may not be repeated.
-        self.poison: PoisonJudge | None = None
+        self.poison: PoisonGuard | None = None
         #: Arena for large inputs of this model's requests; made when it is first needed.
         self.input_arena: Arena | None = None
         #: Stands for this load in keys of the response cache; empty without a cache.

@@ -52,8 +52,8 @@ class RequestOwner(Protocol):
         """The client of `request` has disconnected. The request still gets its final response."""
 
 
-class _NoSink:
-    """The sink of a request that is not submitted itself: it is prepared, or was decoded for another process."""
+class ClientlessSink:
+    """The sink of a request that no client has sent. As it is, for one that is not submitted itself (`NO_SINK`)."""
 
     peer = ""
 
@@ -64,7 +64,8 @@ class _NoSink:
         raise AssertionError("a request that was never submitted got a response")
 
 
-NO_SINK = _NoSink()
+#: For requests that are prepared, only checked, or decoded for another process.
+NO_SINK = ClientlessSink()
 
 
 class WantedInference(msgspec.Struct, eq=False):

@@ -45,8 +45,8 @@ class Wait(msgspec.Struct, frozen=True):
 class SecondReceiver(Protocol):
     """Gets a request beside the version that executes it, such as a version that is tried with copies of requests."""
 
-    def receive(self, request: Request) -> None:
-        """Look at a checked `request` with placed tensors, before its version gets it. Never waits, and never raises.
+    def receive(self, request: Request, model: Model) -> None:
+        """Look at a checked `request` with placed tensors, before its version `model` gets it. Never waits or raises.
 
         The request itself belongs to its version. `kernel.serving.route.second_copy` makes one to submit.
         """
@@ -287,7 +287,7 @@ class RouteRules:
             self.by_name.pop(name, None)
         else:
             self.by_name[name] = rule
-        self.catalog.generation += 1  # routes that front doors know have the former rule
+        self.catalog.change()  # routes that front doors know have the former rule
 
 
 def second_copy(request: Request, sink: Sink) -> Request:

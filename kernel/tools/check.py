@@ -19,7 +19,7 @@ from kernel.config.gpus import NO_GPUS
 from kernel.errors import BadOption, ServingError
 from kernel.repository.ensembles import in_order, parts_by_name
 from kernel.repository.source import ModelSource
-from kernel.tools.printing import progress_bar, table_text
+from kernel.tools.printing import pretty_json, progress_bar, table_text
 from kernel.tools.target import find_target
 from kernel.tools.tool_server import run_tool
 from kernel.tools.trial import Trial, TrialResult, TrialSettings
@@ -188,7 +188,7 @@ def check_models(
     run_tool([target.repository], work, verbose=verbose)
     results = [check.results[name] for name in sorted(names)]
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
+        typer.echo(pretty_json(results))
     else:
         typer.echo(_report(results), nl=False)
     return 0 if all(each.passed for each in results) else 1

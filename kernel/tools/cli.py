@@ -116,7 +116,12 @@ def init(
         typer.Option("--ensemble", metavar="A,B,...", help="An ensemble of models in the same folder, in this order."),
     ] = "",
     template: Annotated[
-        str, typer.Option("--template", metavar="chat", help="A Python model that chats over OpenAI's API.")
+        str,
+        typer.Option(
+            "--template",
+            metavar="chat|function",
+            help="A Python model that chats over OpenAI's API, or one that is a plain function.",
+        ),
     ] = "",
 ) -> None:
     """Create the folder of a new model: a configuration, code or a file, a test, and explaining comments."""
@@ -124,8 +129,8 @@ def init(
 
     if sum((python, onnx is not None, bool(ensemble), bool(template))) > 1:
         raise BadOption("give one of --python, --onnx, --ensemble and --template")
-    if template not in ("", "chat"):
-        raise BadOption(f"there is no template '{template}': expected chat")
+    if template not in ("", "chat", "function"):
+        raise BadOption(f"there is no template '{template}': expected chat or function")
     names = [name.strip() for name in ensemble.split(",")] if ensemble else []
     raise typer.Exit(init_model(path, onnx=onnx, ensemble=names, template=template))
 
@@ -224,6 +229,39 @@ def infer(
 
 
 @cli.command()
+def chat(
+    model: Annotated[
+        str, typer.Argument(help="Name of the model; not needed if the server has only one.", show_default=False)
+    ] = "",
+    url: Annotated[
+        str,
+        typer.Option("--url", "-u", envvar="OPENAI_BASE_URL",
+                     help="Address of OpenAI's API: HOST:PORT, or a URL with or without /v1."),
+    ] = "http://127.0.0.1:9000",
+    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", help="The system message.")] = "",
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, help="The most tokens of a response; 0: the model's own end.")
+    ] = 0,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", min=0, max=2, show_default=False,
+                                   help="How far responses vary; default: the model's.")
+    ] = None,
+) -> None:  # fmt: skip
+    """Talk to a model behind OpenAI's API, of this server or any other.
+
+    Ctrl-C ends a response, Ctrl-D the conversation. An API key is taken from the environment variable OPENAI_API_KEY.
+    Without a terminal, standard input is one message.
+    """
+    from kernel.tools.chat import chat_in_terminal
+
+    given: dict[str, float] = {"max_tokens": max_tokens} if max_tokens else {}
+    if temperature is not None:
+        given["temperature"] = temperature
+    key = os.environ.get("OPENAI_API_KEY", "")
+    raise typer.Exit(chat_in_terminal(url, model, system, key, given, stdin=sys.stdin, stdout=sys.stdout))
+
+
+@cli.command()
 def ready(
     url: Annotated[
         str,
@@ -253,6 +291,15 @@ def traffic(
         str | None,
         typer.Option("--key", help="header:NAME, parameter:NAME, request-id or sequence: equal keys, equal version."),
     ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option("--shadow", metavar="TARGET[=PERCENT]",
+                     help="Send copies of requests to TARGET too, and compare the outputs; off ends it."),
+    ] = None,
+    worst: Annotated[
+        Path | None,
+        typer.Option("--worst", metavar="DIR", help="Write the requests that differ most, for naiad replay."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help="A traffic.toml that replaces the whole rule.")
     ] = None,
@@ -263,11 +310,55 @@ def traffic(
     """Show which versions of a model get which requests, or change it while the server runs."""
     from kernel.tools.traffic import show_traffic
 
-    raise typer.Exit(
-        show_traffic(
-            url, model, weights=shares or [], labels=label or [], key=key, file=file, reset=reset, as_json=as_json
-        )
+    show_traffic(
+        url,
+        model,
+        weights=shares or [],
+        labels=label or [],
+        key=key,
+        shadow=shadow,
+        file=file,
+        worst=worst,
+        reset=reset,
+        as_json=as_json,
     )
+
+
+@cli.command(name="shadow-of")
+def shadow_of(
+    old: Annotated[str, typer.Argument(metavar="URL", help="The HTTP or gRPC port of the server that clients use.")],
+    server: Annotated[
+        str, typer.Option("--server", help="The HTTP port of the Naiad server that gets copies: HOST:PORT.")
+    ],
+    listen: Annotated[
+        str, typer.Option("--listen", help="Where clients connect in place of URL; port 0 takes a free one.")
+    ] = "127.0.0.1:8100",
+    percent: Annotated[
+        float, typer.Option("--percent", min=0.001, max=100, help="How many of the inference requests are copied.")
+    ] = 100.0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, max=1024, help="The most copies in flight.")
+    ] = 4,
+    waiting: Annotated[
+        int, typer.Option("--waiting", min=1, max=100_000, help="The most copies that wait; others are dropped.")
+    ] = 64,
+    output: Annotated[
+        list[str] | None,
+        typer.Option("--output", metavar="NAME=RULE",
+                     help="How an output is compared: close, exact, top1, order or ignore; repeatable."),
+    ] = None,
+    every: Annotated[float, typer.Option("--every", min=1, help="Seconds between two lines with the counts.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Stand in front of another server, and compare its responses with those of a Naiad server.
+
+    Bytes are passed on unchanged, and clients get the responses of the other server. Of HTTP requests for inference a
+    copy goes to --server. The exit code is 0 nothing differs, 1 something differs, 2 nothing was compared.
+    """
+    from kernel.tools.shadow_of import ProxySettings, shadow_server
+
+    settings = ProxySettings(percent, concurrency, waiting)
+    raise typer.Exit(shadow_server(old, server, listen, settings, output or [], every, as_json=as_json))
 
 
 @cli.command()

@@ -51,6 +51,13 @@ def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -
         return None if body is not None and not text else json.loads(text)
 
 
+def download(url: str) -> bytes:
+    """Return the body of a response to a GET. Raises `ClientError`."""
+    with _open(url, None) as response, _explained(url):
+        body: bytes = response.read()
+        return body
+
+
 def infer(url: str, request: dict[str, Any], binary: bytes) -> tuple[dict[str, Any], bytes]:
     """Send the JSON of a request with the raw bytes of its inputs; return the same of the response.
 

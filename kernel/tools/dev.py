@@ -27,7 +27,7 @@ from kernel.options import check_options
 from kernel.repository.load_failures import hint_for
 from kernel.start import start
 from kernel.texts import printable
-from kernel.tools.first_requests import example_lines
+from kernel.tools.first_requests import request_lines
 from kernel.tools.target import model_target
 from kernel.tools.terminal import Terminal
 
@@ -270,7 +270,7 @@ class AuthorTerminal(Terminal):
             return
         self._serving_since = _now()
         if not again and "http" in self._ports:
-            lines = example_lines(spec, f"http://{self._address('http')}", own_command())
+            lines = request_lines(spec, f"http://{self._address('http')}", own_command())
             self._say("Try it in another terminal:\n" + "".join(f"\n    {line}\n" for line in lines))
 
     def _helped(self, reason: str) -> str:

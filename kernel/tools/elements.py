@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 from shm.datatypes import DATATYPES, decode_strings, encode_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import random
+    from collections.abc import Iterator, Sequence
 
 #: How people write what JSON cannot.
 _NOT_FINITE = ("nan", "inf", "+inf", "-inf", "infinity", "-infinity")
+
+#: The letters of a random word, and how many it has.
+_LETTERS, _WORD_LENGTH = "abcdefghijklmnopqrstuvwxyz", 16
 
 #: The most letters of an element that an error repeats.
 _SHOWN_LETTERS = 40
@@ -25,6 +29,26 @@ _SHOWN_LETTERS = 40
 
 class BadElement(ValueError):
     """An element does not fit the datatype. The message says which and why."""
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Yield the elements of lists in lists, in row-major order; of an element, itself."""
+    if isinstance(value, list):
+        for each in value:
+            yield from flat(each)
+    else:
+        yield value
+
+
+def random_elements(datatype: str, count: int, source: random.Random) -> list[Any]:
+    """Return floats between 0 and 1, integers below 10, or words."""
+    if datatype == "BYTES":
+        return ["".join(source.choices(_LETTERS, k=_WORD_LENGTH)) for _ in range(count)]
+    if datatype == "BOOL":
+        return [source.random() < 0.5 for _ in range(count)]
+    if datatype in ("FP16", "BF16", "FP32", "FP64"):
+        return [round(source.random(), 3) for _ in range(count)]
+    return [source.randrange(10) for _ in range(count)]
 
 
 def encode_elements(datatype: str, elements: Sequence[Any]) -> bytes:

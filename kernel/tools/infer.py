@@ -1,8 +1,7 @@
 """`naiad infer`: sends one request to a running server over HTTP or gRPC, and prints the response or responses.
 
-HTTP uses only the standard library. Raw bytes of several responses come over gRPC. It is not a client library.
-
-The server that `naiad infer` asks, the same over HTTP and gRPC. The client for gRPC is imported only if needed.
+`InferServer` is the server, the same over both. HTTP uses only the standard library. Raw bytes of several responses
+come over gRPC, whose client is imported only if it is needed. It is not a client library.
 """
 
 from __future__ import annotations
@@ -105,11 +104,6 @@ def _json_elements(tensor: GivenInput) -> list[Any]:
     return [each.decode(errors="replace") if isinstance(each, bytes) else each for each in tensor.elements]
 
 
-class _GrpcModule(Protocol):
-    def connect_infer(self, host: str, port: int, *, tls: bool, model: str, version: str) -> InferServer:
-        """Return a model of the server at a gRPC port."""
-
-
 def grpc_server(url: str, name: str, version: str) -> InferServer:
     """Return the server at the gRPC port `url`; of the schemes, `https` and `grpcs` mean TLS. Raises `ClientError`."""
     parts = urllib.parse.urlsplit(url)
@@ -119,10 +113,10 @@ def grpc_server(url: str, name: str, version: str) -> InferServer:
         raise ClientError(f"'{url}' is not an address of a server: {error}") from None
     if not parts.hostname or port is None:
         raise ClientError(f"'{url}' is not an address of a server: give HOST:PORT")
-    module: _GrpcModule = importlib.import_module(_GRPC_CLIENT)
-    return module.connect_infer(
+    server: InferServer = importlib.import_module(_GRPC_CLIENT).GrpcInferServer(
         parts.hostname, port, tls=parts.scheme in ("https", "grpcs"), model=name, version=version
     )
+    return server
 
 
 def grpc_beside(http_url: str) -> str | None:

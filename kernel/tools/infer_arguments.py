@@ -8,10 +8,10 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernel.tools.client import ClientError
-from kernel.tools.elements import BadElement, encode_elements
+from kernel.tools.elements import BadElement, encode_elements, flat, random_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 #: A value that stands for random elements, in a shape in which dimensions of any size are 1.
@@ -63,12 +63,12 @@ def _build_input(tensor: dict[str, Any], text: str) -> GivenInput:
     name, datatype, dims = tensor["name"], tensor["datatype"], tensor["shape"]
     if text == RANDOM:
         own = [1 if dim == -1 else dim for dim in dims]
-        elements = _random_elements(datatype, math.prod(own))
+        elements = random_elements(datatype, math.prod(own), random.Random())
     elif text.startswith("@"):
         own, elements = _read_npy(text[1:])
     else:
         value = read_value(text, datatype)
-        own, elements = _shape(value), list(_flat(value))
+        own, elements = _shape(value), list(flat(value))
         if math.prod(own) != len(elements) or not _is_regular(value, own):
             raise ClientError(f"input '{name}' is no tensor: its lists have different lengths")
     shape = choose_shape(dims, own, len(elements))
@@ -78,17 +78,6 @@ def _build_input(tensor: dict[str, Any], text: str) -> GivenInput:
         return GivenInput(name, datatype, shape, elements, encode_elements(datatype, elements))
     except BadElement as error:
         raise ClientError(f"input '{name}' is {datatype}: {error}") from None
-
-
-def _random_elements(datatype: str, count: int) -> list[Any]:
-    """Return floats between 0 and 1, integers below 10, or words."""
-    if datatype == "BYTES":
-        return ["text"] * count
-    if datatype == "BOOL":
-        return [random.random() < 0.5 for _ in range(count)]
-    if datatype in ("FP16", "BF16", "FP32", "FP64"):
-        return [round(random.random(), 3) for _ in range(count)]
-    return [random.randrange(10) for _ in range(count)]
 
 
 def read_value(text: str, datatype: str) -> Any:
@@ -142,11 +131,3 @@ def _is_regular(value: Any, shape: list[int]) -> bool:
     if not shape:
         return not isinstance(value, list)
     return isinstance(value, list) and len(value) == shape[0] and all(_is_regular(part, shape[1:]) for part in value)
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for element in value:
-            yield from _flat(element)
-    else:
-        yield value

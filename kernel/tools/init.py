@@ -21,13 +21,13 @@ from kernel.errors import BadConfig, BadOption, ServingError
 from kernel.machine import processor_count
 from kernel.options import CHAT_DEMO_REPOSITORY
 from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
-from kernel.repository.local import is_model_folder
 from kernel.repository.source import scan
 from kernel.texts import printable
 from kernel.tools.dev import own_command, own_python
 from kernel.tools.models import Examination
 from kernel.tools.printing import progress_bar
-from kernel.tools.templates import chat_files, ensemble_files, onnx_files, python_files
+from kernel.tools.run import is_model_folder
+from kernel.tools.templates import chat_files, ensemble_files, function_files, onnx_files, python_files
 from kernel.tools.tool_server import run_tool
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
 
     The last part of `path` is the model's name, the rest is the folder of models, which is made if only it is missing.
     With `onnx` it is a copy of this file, with `ensemble` an ensemble of these models in the same repository, with the
-    template `chat` a model that chats over OpenAI's API, else a Python model. Raises `BadOption`; then nothing was
+    template `chat` a model that chats over OpenAI's API, with `function` one that is a plain function, else a Python
+    model. Raises `BadOption`; then nothing was
     written.
     """
     folder = Path(path.absolute())
@@ -59,6 +60,8 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
         files = _onnx_files(folder.name, onnx, str(path))
     elif ensemble:
         files = _ensemble_files(folder, ensemble, str(path))
+    elif template == "function":
+        files = function_files(folder.name, str(path))
     elif template:
         files = chat_files(folder.name, str(path), _demo_file)
     else:
@@ -73,11 +76,11 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
         typer.echo(f"    {name:<{width}}  {text}")
     typer.echo("Next:")
     steps = {
-        f"{command} dev {path}{' --openai-port=9000' if template else ''}": "serve it while you change it",
+        f"{command} dev {path}{' --openai-port=9000' if template == 'chat' else ''}": "serve it while you change it",
         f"{command} check {path}": "are its outputs the same alone and in batches?",
         f"{own_python()} -m pytest {path}": "run its tests",
     }
-    if template:  # its requests are JSON, of which `check` can make none
+    if template == "chat":  # its requests are JSON, of which `check` can make none
         del steps[f"{command} check {path}"]
     if importlib.util.find_spec("pytest") is None:
         tests = steps.popitem()

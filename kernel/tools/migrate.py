@@ -21,6 +21,7 @@ from kernel.errors import BadOption
 from kernel.flags.read import FLAGS, REPOSITORY, read_flags
 from kernel.texts import install_command
 from kernel.tools.models import examine
+from kernel.tools.printing import pretty_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -340,7 +341,7 @@ def check_migration(path: Path, command: str, dashboards: Sequence[Path], *, as_
     changes = sum(each.kind == CHANGE for section in sections for each in section.findings)
     notes = sum(each.kind == NOTE for section in sections for each in section.findings)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(sections), indent=2).decode())
+        typer.echo(pretty_json(sections))
     else:
         for section in sections:
             typer.echo(report_section(section.title, section.findings, section.count))

@@ -26,7 +26,7 @@ from kernel.repository.source import ModelSource, scan
 from kernel.repository.unsupported import refuse_batching_library, refuse_unsupported
 from kernel.repository.warmup import warmup_samples
 from kernel.serving.catalog import DUPLICATE_REASON
-from kernel.tools.printing import progress_bar, table_text
+from kernel.tools.printing import pretty_json, progress_bar, table_text
 from kernel.tools.target import find_target
 from kernel.tools.tool_server import run_tool
 
@@ -195,7 +195,7 @@ def print_models(
     if show:
         return _show(examination, show)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([_as_dict(each) for each in results]), indent=2).decode())
+        typer.echo(pretty_json([_as_dict(each) for each in results]))
     else:
         rows = [_row(each) for each in results]
         typer.echo(table_text(("Model", "Versions", "Backend", "Configuration"), rows), nl=False)

@@ -13,7 +13,9 @@ import shlex
 import shutil
 import sys
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from kernel.options import DEMO_REPOSITORY
 from kernel.texts import printable
@@ -126,6 +128,11 @@ def _wrapped_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     with console.capture() as captured:
         console.print(table)
     return captured.get()
+
+
+def pretty_json(value: Any) -> str:
+    """Return a value as JSON for people, with a line for each member."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def program() -> str:

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
@@ -298,17 +298,15 @@ def _with_starts(exchanges: Sequence[RecordedExchange], report: ReplayReport) ->
         yield exchange
 
 
-#: The module of each protocol's client. They are imported by their names: no package may import one above it.
-_CLIENTS = {"http": "protocols.clients.http_replay", "grpc": "protocols.clients.grpc_client"}
+#: The client of each protocol, and its module. They are imported by their names: no package may import one above it.
+_CLIENTS = {
+    "http": ("protocols.clients.http_replay", "HttpReplayTarget"),
+    "grpc": ("protocols.clients.grpc_client", "GrpcReplayTarget"),
+}
 
 
 #: To read more takes longer than a second or two, so that a line says it.
 _LARGE_BYTE_SIZE = 100 << 20
-
-
-class _ClientModule(Protocol):
-    def connect_replay(self, url: str) -> ReplayTarget:
-        """Return the server at `url`. Called in a running event loop."""
 
 
 def replay_recording(
@@ -336,7 +334,8 @@ def replay_recording(
             )
         if protocol == "auto":
             protocol = "grpc" if url.startswith("http://") and speaks_http2(url) else "http"
-        client: _ClientModule = importlib.import_module(_CLIENTS[protocol])
+        module, name = _CLIENTS[protocol]
+        client: Callable[[str], ReplayTarget] = getattr(importlib.import_module(module), name)
         with contextlib.suppress(KeyboardInterrupt):  # the report says so
             asyncio.run(_run(index, client, url, settings, report))
     except (ClientError, BadRecording, ReplayFailed) as error:
@@ -356,12 +355,16 @@ def _what_is_there(folder: Path, models: Sequence[str]) -> str:
 
 
 async def _run(
-    index: RecordingIndex, client: _ClientModule, url: str, settings: ReplaySettings, report: ReplayReport
+    index: RecordingIndex,
+    client: Callable[[str], ReplayTarget],
+    url: str,
+    settings: ReplaySettings,
+    report: ReplayReport,
 ) -> None:
     from rich.console import Console  # takes long, and a wrong command line needs none of it
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    target = client.connect_replay(url)
+    target = client(url)
     try:
         await target.check()
         replay = Replay(index, target, settings, report)

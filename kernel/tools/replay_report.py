@@ -1,7 +1,4 @@
-"""Compares recorded responses with new ones. Pure.
-
-What a replay has found, as a text and as JSON. Pure.
-"""
+"""Compares recorded responses with new ones, and says what a replay has found, as a text and as JSON. Pure."""
 
 from __future__ import annotations
 

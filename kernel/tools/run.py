@@ -1,8 +1,7 @@
 """`naiad run`: reads the flags and runs the server. Imports nothing that only other commands need.
 
-Models that are given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`.
-
-A new repository has links to them. `KINDS` says which files are models.
+Models may be given without a repository: `naiad run resnet.onnx`, `naiad run model.json`, `naiad run models/one`. A new
+repository then has links to them. `KINDS` says which files are models.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import msgspec
 from kernel.errors import BadOption
 from kernel.options import ServerOptions, check_options
 from kernel.repository.held_folders import new_locked_folder
-from kernel.repository.layout import CONFIG_FILENAME
-from kernel.repository.local import is_model_folder
+from kernel.repository.path_hints import CONFIG_FILENAME
 from kernel.tree_files import TREE_FILE_NAMES, TREE_HEAD_BYTE_SIZE, tree_file_type
 
 if TYPE_CHECKING:
@@ -68,6 +66,8 @@ KINDS = {
     ".pickle": ModelFileKind("model.pickle"),
     ".pkl": ModelFileKind("model.pkl"),
     ".plan": ModelFileKind("model.plan"),
+    ".pt": ModelFileKind("model.pt"),
+    ".pt2": ModelFileKind("model.pt2"),
     ".py": ModelFileKind("model.py", _is_importable_or_data),
     ".skops": ModelFileKind("model.skops"),
     ".tl": ModelFileKind("", by_content=True),
@@ -87,15 +87,33 @@ def file_kind(path: Path) -> ModelFileKind | None:
     return kind
 
 
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder is that of a model: it has a configuration, or versions and nothing that could be a model.
+
+    Blocks.
+    """
+    if (path / CONFIG_FILENAME).is_file():
+        return True
+    folders = [each for each in path.iterdir() if not each.name.startswith((".", "__")) and each.is_dir()]
+    if not any(each.name.isascii() and each.name.isdigit() for each in folders):
+        return False
+    return not any(is_model_folder(each) for each in folders)
+
+
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(TREE_HEAD_BYTE_SIZE)
 
 
+def is_mlflow_folder(path: Path) -> bool:
+    """Whether a folder is what MLflow saves as a model: it is a version of a model, and no folder of one. Blocks."""
+    return (path / "MLmodel").is_file()
+
+
 def is_single_model(path: Path) -> bool:
     """Whether `path` is a model: a file of a known kind, or the folder of one model. Blocks."""
     try:
-        return file_kind(path) is not None or (path.is_dir() and is_model_folder(path))
+        return file_kind(path) is not None or (path.is_dir() and (is_mlflow_folder(path) or is_model_folder(path)))
     except OSError:
         return False  # the server says what is wrong with it
 
@@ -149,7 +167,9 @@ def _repository_of(models: Sequence[Path]) -> Iterator[Path]:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             names: set[str] = set()
             for path in models:
-                if path.is_dir():
+                if path.is_dir() and is_mlflow_folder(path):
+                    _link_version(path, Path(folder) / _new_name(path.resolve().name, names))
+                elif path.is_dir():
                     (Path(folder) / _new_name(path.resolve().name, names)).symlink_to(path.resolve())
                 else:
                     _link(path, Path(folder) / _new_name(_model_name(path), names))
@@ -196,6 +216,14 @@ def _link(path: Path, model: Path) -> None:
             (model / CONFIG_FILENAME).symlink_to(beside)
         elif beside != file and beside.name != kind.filename and kind.belongs(file, beside):
             (version / beside.name).symlink_to(beside)
+
+
+def _link_version(version: Path, model: Path) -> None:
+    """Make the folder `model` of a model with the folder `version`. A configuration there is the model's."""
+    model.mkdir()
+    (model / "1").symlink_to(version.resolve())
+    if (version / CONFIG_FILENAME).is_file():
+        (model / CONFIG_FILENAME).symlink_to((version / CONFIG_FILENAME).resolve())
 
 
 def _visible(folder: Path) -> Iterable[Path]:

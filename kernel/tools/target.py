@@ -19,12 +19,13 @@ from kernel.repository.clouds.address import BadAddress, is_address, parse_addre
 from kernel.repository.clouds.listing import files_of, folders_of
 from kernel.repository.ensembles import parts_by_name
 from kernel.repository.held_folders import new_locked_folder
-from kernel.repository.layout import CONFIG_FILENAME, RepositoryContents, find_models
+from kernel.repository.layout import RepositoryContents, find_models
 from kernel.repository.load_progress import bytes_text
-from kernel.repository.local import is_model_folder
+from kernel.repository.path_hints import CONFIG_FILENAME
 from kernel.repository.repositories import Repositories
 from kernel.repository.source import scan
 from kernel.tools.printing import progress_bar
+from kernel.tools.run import is_model_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -124,6 +124,50 @@ def test_a_wrong_request_is_refused(model):
         model.infer({{"INPUT": np.ones((1, 1), np.int64)}})
 '''
 
+FUNCTION_MODEL = '''\
+"""A model that is one function: its arguments are the inputs, and what it returns is the output `output`.
+
+Their names and datatypes follow from the annotations, so no configuration is needed. A ValueError is an error of the
+client. The function gets one request at a time; a class TritonPythonModel gets batches.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def scale(x: NDArray[np.float32], factor: float = 2.0) -> NDArray[np.float32]:
+    if factor < 0:
+        raise ValueError("factor is negative")
+    return x * factor
+'''
+
+FUNCTION_TEST = '''\
+"""Tests of the model, without a server: `python -m pytest {folder}`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from naiad.testing import load_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    with load_model(Path(__file__).parent) as model:
+        yield model
+
+
+def test_the_numbers_are_scaled(model):
+    assert model.infer({{"x": np.array([1, 2], np.float32)}})["output"].tolist() == [2, 4]
+    assert model.infer({{"x": np.array([1, 2], np.float32), "factor": [3.0]}})["output"].tolist() == [3, 6]
+
+
+def test_a_wrong_factor_is_an_error_of_the_client(model):
+    with pytest.raises(Exception, match="factor is negative"):
+        model.infer({{"x": np.array([1], np.float32), "factor": [-1.0]}})
+'''
+
 CHAT_TEST = '''\
 """Tests of the model, without a server: `python -m pytest {folder}`."""
 
@@ -222,6 +266,11 @@ def chat_files(name: str, folder: str, demo_file: Callable[[str], str]) -> dict[
     """Return path → text of the files of a chat model. `demo_file` returns a file of the demo, which is copied."""
     copied = {path: demo_file(path) for path in ("config.pbtxt", "1/model.py")}
     return {**copied, _test_file(name): CHAT_TEST.format(name=name, folder=folder)}
+
+
+def function_files(name: str, folder: str) -> dict[str, str]:
+    """Return path → text of the files of a model that is a plain function."""
+    return {"1/model.py": FUNCTION_MODEL, _test_file(name): FUNCTION_TEST.format(folder=folder)}
 
 
 def onnx_files(config: ModelConfig, spec: ModelSpec, folder: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The operator of a server that was started at the command line: log, tables of models, signals.
 
-How far the loading of the models is shows a bar on a terminal, else a line of the log every ten seconds.
+`LoadDisplay` shows how far the loading of the models is: as a bar on a terminal, else as a line of the log every ten
+seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import anyio
 
 from kernel.machine import give_memory_back
 from kernel.observe.logs import set_up_logging
-from kernel.operator import stop_signals
+from kernel.operator import ServerOperator, stop_signals
 from kernel.texts import printable
 from kernel.tools.first_requests import first_requests
 from kernel.tools.printing import backends_table, demo_hint, models_table, options_table, server_url
@@ -44,8 +45,8 @@ _SAME_SIGNAL_S = 1.0
 _COLLECTED_AFTER_S = 0.5
 
 
-class Terminal:
-    """Writes the log, prints the models, and stops the server on `stop_signals`. Implements `ServerOperator`."""
+class Terminal(ServerOperator):
+    """Writes the log, prints the models, and stops the server on `stop_signals`."""
 
     def __init__(self, options: ServerOptions, notes: Sequence[str], backends: Callable[[], Mapping[str, str]]) -> None:
         """`notes` are logged as warnings. `backends` returns what is printed, see `backends_table`."""
@@ -58,10 +59,6 @@ class Terminal:
         self._collection: asyncio.TimerHandle | None = None
         #: None before models load.
         self._display: LoadDisplay | None = None
-
-    @property
-    def owns_process(self) -> bool:
-        return True
 
     @property
     def _prints_tables(self) -> bool:

@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from kernel.errors import BadOption
-from kernel.operator import stop_signals
+from kernel.operator import ServerOperator, stop_signals
 from kernel.options import ListenAddress, RepositoryOptions, ServerOptions
 from kernel.repository.lifecycle import Lifecycle
 from kernel.start import start
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from kernel.repository.load_progress import LoadStep
-    from kernel.serving.catalog import Catalog
     from kernel.serving.kernel import Kernel
     from kernel.settings import LogSettings
 
@@ -76,8 +74,8 @@ def _options(repositories: Sequence[Path]) -> ServerOptions:
     )
 
 
-class ToolOperator(Generic[_Result]):
-    """Runs the work of a command as soon as the server is ready, and stops it then. Implements `ProcessOperator`."""
+class ToolOperator(ServerOperator, Generic[_Result]):
+    """Runs the work of a command as soon as the server is ready, and stops it then."""
 
     def __init__(self, work: Callable[[ToolServer], Awaitable[_Result]], *, verbose: bool) -> None:
         self._work = work
@@ -98,10 +96,6 @@ class ToolOperator(Generic[_Result]):
 
     # ---- ServerOperator ----------------------------------------------------------------------
 
-    @property
-    def owns_process(self) -> bool:
-        return True
-
     def begin(self, log: LogSettings) -> None:
         """Show the log or drop it: the command itself says what it has found."""
         self._opened = asyncio.Event()
@@ -113,9 +107,6 @@ class ToolOperator(Generic[_Result]):
 
     def imported(self) -> None:
         gc.enable()
-
-    def lost_log_lines(self) -> int:
-        return 0
 
     async def wait_for_stop(self, stop: asyncio.Event) -> None:
         """Do the work, unless a signal comes first; then stop the server."""
@@ -133,23 +124,9 @@ class ToolOperator(Generic[_Result]):
             async for _ in received:
                 scope.cancel()
 
-    def models_loading(self, step: LoadStep) -> None:
-        """Do nothing: no models load at the start."""
-
-    def models_loaded(self, catalog: Catalog) -> None:
-        """Do nothing, as above."""
-
-    def model_retired(self) -> None:
-        """Do nothing: the process ends soon."""
-
-    def advice(self, catalog: Catalog, failed: Sequence[str]) -> str:
-        return ""
-
     def opened(self, kernel: Kernel, ports: Mapping[str, int]) -> None:
         self._kernel = kernel
         self._opened.set()
-
-    # ---- ProcessOperator ---------------------------------------------------------------------
 
     def failed(self, reason: str) -> None:
         self._failure = reason

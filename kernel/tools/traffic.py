@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from kernel.errors import BadOption, ServingError
-from kernel.tools.client import ClientError, base_url, call
-from kernel.tools.printing import table_text
+from kernel.records.recording_format import segment_name
+from kernel.tools.client import ClientError, base_url, call, download
+from kernel.tools.printing import pretty_json, table_text
 from kernel.traffic.settings import TrafficSettings, read_toml
 
 if TYPE_CHECKING:
@@ -29,36 +30,64 @@ def show_traffic(
     weights: Sequence[str] = (),
     labels: Sequence[str] = (),
     key: str | None = None,
+    shadow: str | None = None,
     file: Path | None = None,
+    worst: Path | None = None,
     reset: bool = False,
     as_json: bool = False,
-) -> int:
-    """Change the rule if that is asked for, and print it as it is then. Returns the exit code. Raises `BadOption`."""
-    members = changes_of(weights, labels, key, file)
+) -> None:
+    """Change the rule if that is asked for, and print it as it is then. Raises `BadOption`."""
+    members = changes_of(weights, labels, key, file, shadow)
     if reset and members:
         raise BadOption("--reset cannot be used with another change")
-    path = f"/v2/models/{urllib.parse.quote(model, safe='')}/traffic"
+    if "labels" in members and file is None:
+        members["labels"] = {**_call(url, model, "traffic")["rule"].get("labels", {}), **members["labels"]}
+    found = _call(url, model, "traffic/reset", {}) if reset else _call(url, model, "traffic", members or None)
+    if worst is not None:
+        _write_worst(worst, _address(url, model, "traffic/shadow/worst"))
+    typer.echo(pretty_json(found) if as_json else traffic_text(found), nl=as_json)
+
+
+def _call(url: str, model: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Return what the server at `url` says of a model. Raises `BadOption` if it does not, or refuses."""
     try:
-        address = f"{base_url(url)}{path}"
-        if "labels" in members and file is None:
-            members["labels"] = {**call(address)["rule"].get("labels", {}), **members["labels"]}
-        if reset:
-            address, members = f"{address}/reset", {}
-        found = call(address, members) if members or reset else call(address)
+        return call(_address(url, model, path), body)
     except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
-    else:
-        typer.echo(traffic_text(found), nl=False)
-    return 0
+        raise BadOption(str(error)) from None
 
 
-def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, file: Path | None) -> dict[str, Any]:
+def _address(url: str, model: str, path: str) -> str:
+    return f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}"
+
+
+def _write_worst(folder: Path, address: str) -> None:
+    """Write a recording that `naiad replay` reads. Raises `BadOption`."""
+    try:
+        content = download(address)
+    except ClientError as error:
+        raise BadOption(str(error)) from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / segment_name(1)
+        path.write_bytes(content)
+    except OSError as error:
+        raise BadOption(f"'{folder}' cannot be written: {error.strerror}") from None
+    typer.echo(f"the requests that differ most are in '{folder}': naiad replay {folder} --to HOST:PORT", err=True)
+
+
+#: The members of a rule without content.
+_EMPTY: dict[str, Any] = {
+    "labels": {}, "weights": {}, "rules": [], "key": "", "salt": "", "shadow": None, "outputs": {}, "rollout": {},
+    "feedback": None,
+}  # fmt: skip
+
+
+def changes_of(
+    weights: Sequence[str], labels: Sequence[str], key: str | None, file: Path | None, shadow: str | None = None
+) -> dict[str, Any]:
     """Return the members of the rule that the command line sets. Raises `BadOption`."""
     if file is not None:
-        if weights or labels or key is not None:
+        if weights or labels or key is not None or shadow is not None:
             raise BadOption("--file replaces the whole rule: give no other change with it")
         try:
             settings = read_toml(file.read_bytes())
@@ -67,8 +96,7 @@ def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, f
         except ServingError as error:
             raise BadOption(f"'{file}': {error.message}") from None
         every: dict[str, Any] = msgspec.to_builtins(TrafficSettings())
-        empty = {"labels": {}, "weights": {}, "rules": [], "key": "", "salt": ""}
-        return {**empty, **every, **settings.as_dict()}
+        return {**_EMPTY, **every, **settings.as_dict()}
     members: dict[str, Any] = {}
     if weights:
         members["weights"] = dict(_pair(text, "TARGET=WEIGHT") for text in weights)
@@ -76,7 +104,19 @@ def changes_of(weights: Sequence[str], labels: Sequence[str], key: str | None, f
         members["labels"] = dict(_pair(text, "LABEL=VERSION") for text in labels)
     if key is not None:
         members["key"] = key
+    if shadow is not None:
+        members["shadow"] = _shadow(shadow)
     return members
+
+
+def _shadow(text: str) -> dict[str, Any] | None:
+    """Return the member of the rule for `TARGET[=PERCENT]` or `off`. Raises `BadOption`."""
+    if text == "off":
+        return None
+    target, found, percent = text.partition("=")
+    if not target or (found and re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,6})?", percent) is None):
+        raise BadOption(f"expected --shadow TARGET, TARGET=PERCENT or off, not '{text}'")
+    return {"to": target, "percent": float(percent)} if found else {"to": target}
 
 
 def _pair(text: str, form: str) -> tuple[str, int]:
@@ -116,7 +156,60 @@ def traffic_text(found: dict[str, Any]) -> str:
         where = next(f"{kind} {match[kind]}" for kind in ("header", "parameter", "sequence") if match.get(kind))
         values = f" = {' or '.join(match['is'])}" if match.get("is") else ""
         lines.append(f"rule: {where}{values} -> {match['to']}\n")
+    if (shadow := found.get("shadow")) is not None:
+        lines.append(shadow_text(shadow))
+    if (feedback := found.get("feedback")) is not None:
+        lines.append(feedback_text(feedback))
     return "".join(lines)
+
+
+def shadow_text(found: dict[str, Any]) -> str:
+    """Return what is printed of a shadow."""
+    state = found["trouble"] or ("" if found["active"] else "it has ended")
+    lines = [
+        f"shadow: {found['to']}, {found.get('percent', 100):g} % of the requests{': ' if state else ''}{state}\n",
+        f"pairs: {found['pairs']}, different {found['different']}, chosen {found['sampled']}\n",
+        *(f"not compared: {count}, {reason}\n" for reason, count in found["dropped"].items()),
+    ]
+    rows = [
+        (
+            name or "(errors)",
+            str(each["compared"]),
+            ", ".join(f"{count} {kind}" for kind, count in each["different"].items()) or "0",
+            *(f"{each['distance'][quantile]:g}" for quantile in ("p50", "p90", "p99", "largest")),
+        )
+        for name, each in found["outputs"].items()
+    ]
+    if rows:
+        head = ("Output", "Compared", "Different", "Distance p50", "p90", "p99", "largest")
+        lines.append(table_text(head, rows))
+    lines += [f"worst: request '{each['id']}': {each['why']}\n" for each in found["worst"][:5]]
+    return "".join(lines)
+
+
+def feedback_text(found: dict[str, Any]) -> str:
+    """Return what is printed of rewards."""
+    rows = []
+    for each in found["versions"]:
+        difference = each["difference"] or {"mean": None, "interval": None}
+        rows.append(
+            (
+                f"{each['model']} {each['version']}",
+                str(each["rewards"]),
+                f"{each['mean']:.6g}",
+                _interval(each["interval"]),
+                "-" if difference["mean"] is None else f"{difference['mean']:+.6g}",
+                _interval(difference["interval"]) if difference["mean"] is not None else "-",
+            )
+        )
+    lines = [f"feedback: {found['remembered']} requests wait for rewards, {found['unknown']} rewards had unknown ids\n"]
+    if rows:
+        lines.append(table_text(("Version", "Rewards", "Mean", "95 %", "Difference", "95 %"), rows))
+    return "".join(lines)
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "too few" if ends is None else f"{ends[0]:.6g} to {ends[1]:.6g}"
 
 
 rollout_cli = typer.Typer(
@@ -130,6 +223,20 @@ Name = Annotated[str, typer.Argument(metavar="MODEL")]
 Url = Annotated[str, typer.Option("--url", "-u", help="Address of the server's HTTP port.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_Guards = Annotated[
+    str | None,
+    typer.Option("--guard", metavar="NAME,...", help="errors, latency, outputs, metric:NAME; default: errors,latency."),
+]
+
+_ShadowPercent = Annotated[
+    float | None,
+    typer.Option("--shadow-percent", help="For outputs: the share of requests that both execute; default 100."),
+]
+
+_Differences = Annotated[
+    float | None, typer.Option("--differences", help="For outputs: percent of pairs that may differ; default 0.1.")
+]
 
 _URL = "127.0.0.1:8000"
 
@@ -146,20 +253,24 @@ def start(
     stable: Annotated[
         int | None, typer.Option("--stable", min=0, metavar="VERSION", help="Default: that with the largest share.")
     ] = None,
-    steps: Annotated[str, typer.Option("--steps", metavar="PERCENT,...")] = "1,5,25,50,100",
+    steps: Annotated[str | None, typer.Option("--steps", metavar="PERCENT,...", help="Default: 1,5,25,50,100.")] = None,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m, 2h.")
-    ] = "10m",
+        str | None, typer.Option("--every", metavar="TIME", help="The least time of a step: 30s, 10m (default), 2h.")
+    ] = None,
     least_requests: Annotated[
-        int, typer.Option("--least-requests", min=0, help="The least requests of the new version in a step.")
-    ] = 300,
+        int | None,
+        typer.Option("--least-requests", min=0, help="The least requests of the new version in a step; default 300."),
+    ] = None,
     step_timeout: Annotated[
-        str, typer.Option("--step-timeout", metavar="TIME", help="A step without a verdict pauses then.")
-    ] = "2h",
+        str | None, typer.Option("--step-timeout", metavar="TIME", help="A step without a verdict pauses then: 2h.")
+    ] = None,
     hang: Annotated[
-        str, typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped.")
-    ] = "30s",
-    guard: Annotated[str, typer.Option("--guard", metavar="NAME,...", help="errors, latency")] = "errors,latency",
+        str | None,
+        typer.Option("--hang", metavar="TIME", help="A version that ends no execution for so long is stopped: 30s."),
+    ] = None,
+    guard: _Guards = None,
+    shadow_percent: _ShadowPercent = None,
+    differences: _Differences = None,
     slow_ms: Annotated[
         float | None,
         typer.Option(
@@ -173,18 +284,25 @@ def start(
     url: Url = _URL,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a rollout to a version, which the server loads if it has not."""
-    document: dict[str, Any] = {
+    """Begin a rollout to a version, which the server loads if it has not.
+
+    What is not given comes from `rollout` of the model's traffic rule.
+    """
+    given = {
         "to": to,
-        "steps": [_whole(text) for text in steps.split(",")],
-        "every_s": seconds(every),
+        "stable": stable,
+        "steps": None if steps is None else [_whole(text) for text in steps.split(",")],
+        "every_s": None if every is None else seconds(every),
         "least_requests": least_requests,
-        "step_timeout_s": seconds(step_timeout),
-        "hang_s": seconds(hang),
-        "guards": guard.split(","),
+        "step_timeout_s": None if step_timeout is None else seconds(step_timeout),
+        "hang_s": None if hang is None else seconds(hang),
+        "guards": None if guard is None else guard.split(","),
+        "shadow_percent": shadow_percent,
+        "differences": differences,
+        "slow_ms": slow_ms,
+        "key": key,
     }
-    given = {"stable": stable, "slow_ms": slow_ms, "key": key}
-    document |= {name: value for name, value in given.items() if value is not None}
+    document = {name: value for name, value in given.items() if value is not None}
     raise typer.Exit(_ask(url, model, "rollout", document, as_json=as_json))
 
 
@@ -197,13 +315,9 @@ def status(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
 @rollout_cli.command()
 def history(model: Name, url: Url = _URL, as_json: AsJson = False) -> None:
     """Show the last changes of the traffic of a model, newest first: when, who, why, and the weights from then on."""
-    try:
-        found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/traffic")["history"]
-    except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    found = _call(url, model, "traffic")["history"]
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(pretty_json(found))
         return
     rows = [(each["time"], each["by"], _weights(each["rule"]), each["reason"]) for each in found]
     typer.echo(table_text(("Time", "By", "Weights", "Reason"), rows), nl=False)
@@ -253,19 +367,11 @@ def _weights(rule: dict[str, Any] | None) -> str:
     return " ".join(f"{target}={weight}" for target, weight in rule.get("weights", {}).items()) or "-"
 
 
-def _json(found: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
-
-
 def _ask(url: str, model: str, path: str, body: dict[str, Any] | None, *, as_json: bool, by_phase: bool = False) -> int:
-    """Ask a server and print where the rollout is. Returns the exit code."""
-    try:
-        found = call(f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}", body)
-    except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 1
+    """Ask a server and print where the rollout is. Returns the exit code. Raises `BadOption`."""
+    found = _call(url, model, path, body)
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(pretty_json(found))
     elif found is None:
         typer.echo(f"model '{model}' had no rollout")
     else:

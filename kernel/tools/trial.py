@@ -1,6 +1,6 @@
 """Tries a loaded model: the same requests alone, together and shuffled, which must have the same outputs.
 
-Submits the requests of a trial to the kernel, on its event loop, and waits for their responses.
+`respond` submits requests to the kernel, on its event loop, and waits for their responses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from kernel.embedding.arrays import input_tensor, output_array
 from kernel.errors import ServingError
 from kernel.repository.warmup import warmup_samples
-from kernel.serving.request import Request
+from kernel.serving.request import ClientlessSink, Request
 from kernel.tools.trial_arrays import (
     VARIABLE_SIZES,
     Arrays,
@@ -54,18 +54,13 @@ class Responses(msgspec.Struct):
     endless: bool = False
 
 
-class _Collector:
+class _Collector(ClientlessSink):
     """The sink of a request: copies its outputs and consumes them at once."""
-
-    peer = ""
 
     def __init__(self) -> None:
         self.responses = Responses()
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.request: Request
-
-    def header(self, name: str) -> str:
-        return ""
 
     def send(self, response: Response) -> None:
         if response.error is not None:

@@ -1,9 +1,8 @@
-"""Inputs for trials of models, and comparisons of their outputs. Uses NumPy, which only commands for authors import.
+"""Inputs for trials of models, and what is wrong with their outputs. Uses NumPy, as only commands for authors do.
 
-Compares the outputs of a trial with the model's configuration, which is what clients are promised. Pure.
-
-The server sends outputs as the model made them, as Triton does; so a model that breaks its configuration serves, and
-its clients fail.
+Outputs are compared with outputs of an equal request (`difference`), and with the model's configuration, which is what
+clients are promised (`departures`): the server sends outputs as the model made them, as Triton does, so a model that
+breaks its configuration serves, and its clients fail.
 """
 
 from __future__ import annotations

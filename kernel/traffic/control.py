@@ -6,6 +6,7 @@ is read when the models of a repository are listed: at the start, at each poll, 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections import deque
@@ -15,23 +16,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ModelNotFound, ServingError
-from kernel.serving.interface import RolloutFigures, RoutedCount, TargetShare
+from kernel.serving.interface import KeptPair, RewardFigures, RolloutFigures, RoutedCount, ShadowFigures, TargetShare
+from kernel.traffic.feedback import Feedback, read_rewards
+from kernel.traffic.rollout_states import read_defaults
 from kernel.traffic.rollouts import Rollouts
 from kernel.traffic.route import BUCKETS, REASONS, TrafficRoute
 from kernel.traffic.settings import TrafficSettings, changed, read_settings, read_toml
+from kernel.traffic.shadow import Shadow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernel.loop.clock import Clock
+    from kernel.loop.clock import Alarm, Clock
     from kernel.serving.route import RouteRules
     from kernel.traffic.rollouts import ModelLoads
-    from kernel.traffic.route import Routed
+    from kernel.traffic.route import FeedbackMemory, Routed
+    from kernel.traffic.shadow import ShadowParts
 
 logger = logging.getLogger(__name__)
 
 #: How many changes of the rules of a model are remembered.
 MOST_CHANGES = 100
+
+#: How often it is looked whether a rollout has to begin by itself.
+WATCH_NS = 500_000_000
 
 #: The most models that can have a rule of a client: names of models that are not there yet could be many.
 _MOST_MODELS = 1000
@@ -66,9 +74,18 @@ class _ModelTraffic:
         self.file_error = ""
         self.of_client: TrafficSettings | None = None
         self.route: TrafficRoute | None = None
+        #: The last shadow, also if it gets nothing any more: people look at what it has found.
+        self.shadow: Shadow | None = None
+        #: The last one, also if nobody reports rewards any more.
+        self.feedback: Feedback | None = None
         #: By model and version.
         self.routed: dict[tuple[str, int], Routed] = {}
         self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
+
+    @property
+    def automatic(self) -> bool:
+        """Whether rollouts of the model begin by themselves."""
+        return self.route is not None and self.route.settings.rollout.get("automatic", False) is True
 
 
 class Traffic:
@@ -89,6 +106,7 @@ class Traffic:
         """
         self._rules = rules
         self._catalog = rules.catalog
+        self._clock = clock
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
@@ -96,6 +114,10 @@ class Traffic:
         self.rollouts = Rollouts(self, rules.catalog, clock, loads)
         #: None: a restart forgets what clients have set.
         self.keeper: TrafficKeeper | None = None
+        #: Set by the composition root; None where no shadow can be.
+        self.shadow_parts: ShadowParts | None = None
+        #: Rings while a rule lets rollouts begin by themselves; made when it is first needed.
+        self._watch: Alarm | None = None
 
     # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
@@ -113,7 +135,7 @@ class Traffic:
                 raise error
             if text is not None and self._namespacing:
                 raise InvalidArgument("traffic rules are not possible with --model-namespacing=true")
-            settings = None if text is None else read_toml(text)
+            settings = None if text is None else _checked(read_toml(text))
         except ServingError as wrong:
             if traffic.file_error != wrong.message:
                 logger.error("model '%s': traffic.toml has no effect: %s", name, wrong.message)
@@ -145,6 +167,8 @@ class Traffic:
             **({"file_error": traffic.file_error} if traffic.file_error else {}),
             "rule": {} if route is None else route.settings.as_dict(),
             "targets": [] if route is None else [msgspec.to_builtins(state) for state in route.states()],
+            "shadow": _shadow_report(traffic),
+            "feedback": self._feedback_report(traffic),
             "requests": [msgspec.to_builtins(count) for count in _counts(traffic)],
             "history": [msgspec.to_builtins(change) for change in reversed(traffic.changes)],
         }
@@ -157,7 +181,7 @@ class Traffic:
             raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
         if name not in self._models and len(self._models) >= _MOST_MODELS:
             raise InvalidArgument(f"{_MOST_MODELS} models have traffic rules already")
-        settings = changed(traffic.of_client or traffic.file or TrafficSettings(), members)
+        settings = _checked(changed(traffic.of_client or traffic.file or TrafficSettings(), members))
         self._models[name] = traffic
         traffic.of_client = settings
         self._use(name, traffic, settings, by)
@@ -187,6 +211,51 @@ class Traffic:
             RolloutFigures(name, state.candidate, state.stable, state.phase, state.share, figures[name])
             for name, state in self.rollouts.states().items()
         ]
+
+    def _feedback_report(self, traffic: _ModelTraffic) -> dict[str, Any] | None:
+        if traffic.feedback is None:
+            return None
+        traffic.feedback.forget_old(self._clock.now_ns())
+        return traffic.feedback.as_dict()
+
+    def reward(self, name: str, document: Any) -> dict[str, int]:
+        traffic = self._of(name)
+        if traffic.route is None or traffic.route.settings.feedback is None or traffic.feedback is None:
+            raise InvalidArgument(f"the traffic rule of model '{name}' has no 'feedback': no rewards are counted")
+        rewards = read_rewards(document)
+        counted = traffic.feedback.reward(rewards, self._clock.now_ns())
+        return {"counted": counted, "unknown": len(rewards) - counted}
+
+    def rewards(self) -> list[RewardFigures]:
+        return [
+            RewardFigures(model, version, each.count, each.mean * each.count)
+            for traffic in self._models.values()
+            if traffic.feedback is not None
+            for (model, version), each in traffic.feedback.by_version().items()
+        ]
+
+    def shadow_figures(self) -> list[ShadowFigures]:
+        return [
+            ShadowFigures(
+                name,
+                shadow.settings.to,
+                shadow.report.pairs,
+                shadow.report.differing,
+                dict(shadow.report.dropped),
+                {output: dict(each.differing) for output, each in shadow.report.outputs.items()},
+                {output: each.quantiles() for output, each in shadow.report.outputs.items()},
+            )
+            for name, traffic in self._models.items()
+            if (shadow := traffic.shadow) is not None
+        ]
+
+    def shadow_of(self, name: str) -> Shadow | None:
+        """Return the last shadow of a model. Raises `ModelNotFound`."""
+        return self._of(name).shadow
+
+    def worst_pairs(self, name: str) -> list[KeptPair]:
+        shadow = self._of(name).shadow
+        return [] if shadow is None else [kept for _, _, kept in shadow.report.worst]
 
     def routed(self) -> list[RoutedCount]:
         return [count for traffic in self._models.values() for count in _counts(traffic)]
@@ -264,6 +333,14 @@ class Traffic:
         targets = [settings.target(text) for text in [*settings.labels, *settings.weights]]
         return {int(version) for model, version in targets if version and model in ("", name)}
 
+    def may_fail(self, name: str, version: int) -> bool:
+        """Whether the clients do not need a version: it is on trial or was stopped, or another one is in its place."""
+        state = self.rollouts.states().get(name)
+        if state is not None and version == (state.stable if state.phase == "done" else state.candidate):
+            return True
+        traffic = self._models.get(name)
+        return traffic is not None and traffic.automatic and version > max(self.kept_versions(name), default=version)
+
     def _use(
         self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None, by: str, reason: str = ""
     ) -> None:
@@ -273,18 +350,88 @@ class Traffic:
         traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
         if settings is None:
             traffic.route = None
+            self._set_shadow(name, traffic, None)
             self._catalog.set_labels(name, {})
         else:
-            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed)
+            shadow = self._set_shadow(name, traffic, settings)
+            feedback = self._set_feedback(traffic, settings)
+            traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed, shadow, feedback)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
         self._rules.set(name, traffic.route)
+        self._set_watch()
         if self.keeper is not None:
             self.keeper.save(self.document())
         logger.info("model '%s': traffic rule %s in place of %s, set by %s", name, rule, former, by)
         for state in () if traffic.route is None else traffic.route.states():
             if state.trouble:
                 logger.warning("model '%s': target '%s' gets no requests: %s", name, state.text, state.trouble)
+        if traffic.route is not None and traffic.route.shadow_trouble:
+            logger.warning("model '%s': the shadow gets no requests: %s", name, traffic.route.shadow_trouble)
+
+    def _set_feedback(self, traffic: _ModelTraffic, settings: TrafficSettings) -> FeedbackMemory | None:
+        """Return what remembers requests by a rule. Rewards are counted on, whatever the weights are."""
+        if settings.feedback is None:
+            return None
+        feedback = traffic.feedback
+        if feedback is None or feedback.settings != settings.feedback:
+            feedback = traffic.feedback = Feedback(settings.feedback)
+        now_ns, remember = self._clock.now_ns, feedback.remember
+        return lambda id, version: remember(id, version, now_ns())
+
+    def _set_watch(self) -> None:
+        if any(each.automatic for each in self._models.values()):
+            if self._watch is None:
+                self._watch = self._clock.alarm(self._begin_rollouts)
+            self._watch.set(self._clock.now_ns() + WATCH_NS)
+
+    def _begin_rollouts(self) -> None:
+        """Begin the rollouts that begin by themselves."""
+        for name, traffic in list(self._models.items()):
+            if not traffic.automatic or (version := self.rollouts.due(name, self.rule_of(name))) is None:
+                continue
+            try:
+                self.rollouts.start(name, {"to": version}, "traffic.toml")
+            except ServingError as error:
+                logger.error("the rollout of version %d of model '%s' cannot begin: %s", version, name, error)
+        self._set_watch()
+
+    def _set_shadow(self, name: str, traffic: _ModelTraffic, settings: TrafficSettings | None) -> Shadow | None:
+        """Return the shadow for a rule: the one that is there, if nothing of it changes. Another one counts anew."""
+        found, wanted = traffic.shadow, None if settings is None else settings.shadow
+        if found is not None and not found.closed:
+            if settings is not None and (found.settings, found.outputs) == (wanted, settings.outputs):
+                return found
+            found.close()
+        if wanted is None or settings is None or self.shadow_parts is None:
+            return None
+        if found is not None:
+            found.forget()
+        shadow = Shadow(wanted, settings.outputs, self._clock, self.shadow_parts, self._draw)
+        shadow.observer = functools.partial(self.rollouts.compared, name)
+        traffic.shadow = shadow
+        return shadow
+
+
+def _checked(settings: TrafficSettings) -> TrafficSettings:
+    """Return the settings. Raises `InvalidArgument` if what they say of rollouts is wrong."""
+    read_defaults(settings.rollout)
+    if settings.rollout.get("automatic") and not settings.weights:
+        raise InvalidArgument(
+            "'automatic' in 'rollout' needs 'weights' with the stable version: without them the newest version "
+            "would get all requests before its rollout"
+        )
+    return settings
+
+
+def _shadow_report(traffic: _ModelTraffic) -> dict[str, Any] | None:
+    """Return what is known of the shadow of a model; None if it has had none."""
+    shadow, route = traffic.shadow, traffic.route
+    if shadow is None:
+        return None
+    trouble = "" if route is None or shadow.closed else route.shadow_trouble
+    settings = msgspec.to_builtins(shadow.settings)
+    return {**settings, "active": not shadow.closed, "trouble": trouble, **shadow.report.as_dict()}
 
 
 def _counts(traffic: _ModelTraffic) -> list[RoutedCount]:

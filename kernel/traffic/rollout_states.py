@@ -9,6 +9,7 @@ The plan is the body of `POST /v2/models/M/rollout`, with its defaults.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -48,7 +49,11 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_timeout_s: _Seconds = 600.0
     #: How long the candidate may execute without an end of any execution.
     hang_s: Annotated[float, msgspec.Meta(gt=0, le=24 * 3600)] = 30.0
-    guards: tuple[str, ...] = ("errors", "latency")
+    guards: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] = ("errors", "latency")
+    #: For the guard `outputs`: percent of the requests of the stable version that the candidate gets a copy of, and
+    #: percent of the pairs of outputs that may differ.
+    shadow_percent: Annotated[float, msgspec.Meta(gt=0, le=100)] = 100.0
+    differences: Annotated[float, msgspec.Meta(gt=0, lt=100)] = 0.1
     #: Slower responses count for the guard `latency`, in milliseconds of execution; None: the 99 % quantile of the
     #: stable version, found at the begin.
     slow_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -57,7 +62,25 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: The guards that there are.
-GUARD_NAMES = ("errors", "latency")
+GUARD_NAMES = ("errors", "latency", "outputs")
+
+#: A counter of the model that counts bad events, at most one for a request.
+METRIC_GUARD = re.compile(r"metric:[a-zA-Z_:][a-zA-Z0-9_:]{0,255}")
+
+
+def read_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members that a model's rule sets for its rollouts, without `automatic`. Raises `InvalidArgument`."""
+    members = {name: value for name, value in document.items() if name != "automatic"}
+    if not isinstance(document.get("automatic", False), bool):
+        raise InvalidArgument("'automatic' in 'rollout' must be true or false")
+    for name in ("to", "stable"):
+        if name in members:
+            raise InvalidArgument(f"'{name}' cannot be in 'rollout': each rollout has its own versions")
+    try:
+        read_rollout({"to": 1, **members})
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'rollout' is wrong: {error.message}") from None
+    return members
 
 
 def read_rollout(document: Mapping[str, Any]) -> RolloutSettings:
@@ -69,8 +92,12 @@ def read_rollout(document: Mapping[str, Any]) -> RolloutSettings:
     if any(later <= earlier for earlier, later in zip(settings.steps, settings.steps[1:], strict=False)):
         raise InvalidArgument(f"the steps must ascend, and are {list(settings.steps)}")
     for name in settings.guards:
-        if name not in GUARD_NAMES:
-            raise InvalidArgument(f"'{name}' is no guard: expected {' or '.join(GUARD_NAMES)}")
+        if name not in GUARD_NAMES and METRIC_GUARD.fullmatch(name) is None:
+            raise InvalidArgument(f"'{name}' is no guard: expected one of {', '.join(GUARD_NAMES)}, metric:NAME")
+    if "outputs" in settings.guards and any(METRIC_GUARD.fullmatch(name) for name in settings.guards):
+        raise InvalidArgument(
+            "a guard 'metric:NAME' is not possible with 'outputs': copies of requests count in the metrics of a model"
+        )
     if not settings.guards or len(set(settings.guards)) < len(settings.guards):
         raise InvalidArgument(f"a rollout needs one or more different guards: {', '.join(GUARD_NAMES)}")
     if settings.key is not None and not is_key(settings.key):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from kernel.errors import ErrorCode, ExecutionTimeout, NoInstanceInTime, SequenceLost, WorkerLost
 from kernel.traffic.verdicts import GUARDS, BadEvents, Counts, Guard, GuardVerdict, judge, together
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 Side = Literal["candidate", "stable"]
 
+_METRIC = "metric:"
+
 #: How many executions of the stable version decide what is slow.
 BASELINE = 500
 
@@ -31,7 +35,11 @@ class RolloutTrial:
     """Counts for the guards of one rollout. At most 10,000 buckets are remembered for each guard."""
 
     def __init__(self, settings: RolloutSettings, *, sticky: bool) -> None:
-        self._guards = [GUARDS[name] for name in settings.guards]
+        #: The counters of the versions that are looked at.
+        self.metrics = [name.removeprefix(_METRIC) for name in settings.guards if name.startswith(_METRIC)]
+        self._guards = [self._guard(name, settings) for name in settings.guards]
+        #: Counter and side → its last value.
+        self._values: dict[tuple[str, Side], float] = {}
         self._sticky = sticky
         self._counts = {guard.name: Counts(bad=[]) for guard in self._guards}
         #: Errors at a share of 100 %.
@@ -43,6 +51,15 @@ class RolloutTrial:
         self.slow_ns: int | None = None if settings.slow_ms is None else round(settings.slow_ms * 1e6)
         #: Guard → side → buckets whose first event was counted in this step; and the same of bad events.
         self._seen: dict[tuple[str, Side, bool], set[int]] = {}
+
+    def _guard(self, name: str, settings: RolloutSettings) -> Guard:
+        if name == "outputs":
+            return msgspec.structs.replace(GUARDS[name], at_most=settings.differences / 100)
+        if name in GUARDS:
+            return GUARDS[name]
+        # They share the part of `outputs`, which no rollout has beside them.
+        event = f"events of {name.removeprefix(_METRIC)}"
+        return Guard(name, GUARDS["outputs"].part / len(self.metrics), ratio=2.0, event=event)
 
     def begin_step(self, share: int) -> None:
         """Count for a new share of the candidate, in percent."""
@@ -64,12 +81,39 @@ class RolloutTrial:
                 self._baseline = []
         if side == "candidate":
             self.requests += 1
+        for name in self.metrics:
+            self._count(_METRIC + name, side, bucket, bad=False)
+
+    def forget_metrics(self) -> None:
+        """The versions are others: their counters have begun anew."""
+        self._values.clear()
+
+    def metric(self, name: str, side: Side, value: float) -> None:
+        """A counter of a version has this value: what was added since the last time are bad events."""
+        last = self._values.get((name, side))
+        self._values[name, side] = value
+        counts = self._counts[_METRIC + name]
+        if last is None or value <= last or not counts.bad or not 0 < self._share < 100:
+            return
+        more = round(value - last)
+        counts.bad[-1].candidate += more if side == "candidate" else 0
+        counts.bad[-1].stable += more if side == "stable" else 0
 
     def failed(self, side: Side, bucket: int) -> None:
         """A request has failed by the fault of the version."""
         self._count("errors", side, bucket, bad=True)
         if side == "candidate":
             self.requests += 1
+
+    def compared(self, bucket: int, *, differs: bool) -> None:
+        """The outputs of both versions for a request of the stable one were compared: a pair counts in every step."""
+        counts = self._counts.get("outputs")
+        if counts is None or not self._is_new("outputs", "candidate", bucket, bad=False):
+            return
+        if not counts.bad:
+            counts.bad.append(BadEvents(1.0))
+        counts.candidate += 1
+        counts.bad[-1].candidate += differs
 
     def _count(self, name: str, side: Side, bucket: int, *, bad: bool) -> None:
         if self._share == 100:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.errors import InvalidArgument, ServingError, Unavailable
+from kernel.observe.metric_rules import MetricKind
 from kernel.serving.catalog import UNLOADED, ModelState
 from kernel.traffic.rollout_states import (
     ACTIONS,
@@ -18,10 +19,13 @@ from kernel.traffic.rollout_states import (
     commanded,
     described,
     looked,
+    read_defaults,
     read_rollout,
     restarted,
 )
 from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
+from kernel.traffic.route import untold
+from kernel.traffic.settings import ShadowSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from kernel.serving.catalog import Catalog
     from kernel.serving.model import Model
     from kernel.serving.request import Request
+    from kernel.traffic.rollout_trial import Side
     from kernel.traffic.settings import TrafficSettings
 
 logger = logging.getLogger(__name__)
@@ -98,14 +103,22 @@ class Rollouts:
         """Begin a rollout. Raises `ServingError`."""
         if self.is_active(name):
             raise InvalidArgument(f"a rollout of model '{name}' is {described(self._rollouts[name].state)} already")
-        settings = read_rollout(document)
         rule = self._rules.rule_of(name)
+        settings = read_rollout({**read_defaults(rule.rollout), **document})
         stable = settings.stable if settings.stable is not None else self._stable_of(name, rule, settings.to)
         if stable == settings.to:
             raise InvalidArgument(f"version {stable} has the traffic of model '{name}' already")
-        self._catalog.resolve(name, str(stable))
+        sticky = bool(rule.key if settings.key is None else settings.key)
+        if sticky and any(guard.startswith("metric:") for guard in settings.guards):
+            raise InvalidArgument(
+                "a guard 'metric:NAME' is not possible with a key: requests with equal keys are alike, and a counter "
+                "does not say whose they are"
+            )
+        spec = self._catalog.resolve(name, str(stable)).spec
+        if "outputs" in settings.guards and (why := untold(spec, rule.outputs)):
+            raise InvalidArgument(f"the guard 'outputs' is not possible: {why}")
         state = begun(msgspec.structs.replace(settings, stable=stable), stable, self._clock.now_ns(), by)
-        self._rollouts[name] = _Rollout(state, sticky=bool(rule.key if settings.key is None else settings.key))
+        self._rollouts[name] = _Rollout(state, sticky=sticky)
         self._enter(name, by)
         if self._candidate(name, state) is None and self._loads is not None:
             rollout = self._rollouts[name]
@@ -159,6 +172,29 @@ class Rollouts:
         """Return the counts of the guards, by model."""
         return {name: rollout.trial.figures() for name, rollout in self._rollouts.items()}
 
+    def due(self, name: str, rule: TrafficSettings) -> int | None:
+        """Return the newest version that is READY, if its rollout is to begin by itself; None if none is.
+
+        One that was stopped is not tried again.
+        """
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.state.active:
+            return None
+        newest = max((model.version for model in self._catalog.ready_models(name)), default=-1)
+        if rollout is not None and rollout.state.candidate >= newest:
+            return None
+        try:
+            stable = self._stable_of(name, rule, newest)
+        except ServingError:
+            return None
+        return newest if newest > stable else None
+
+    def compared(self, name: str, bucket: int, *, differs: bool) -> None:
+        """The shadow of a model has compared a pair of outputs."""
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.state.active:
+            rollout.trial.compared(bucket, differs=differs)
+
     # ---- a restart -----------------------------------------------------------------------------------
 
     def document(self, name: str) -> Any:
@@ -199,6 +235,7 @@ class Rollouts:
         state = rollout.state
         candidate, now_ns = self._candidate(name, state), self._clock.now_ns()
         self._observe(name, rollout, candidate)
+        self._read_metrics(rollout)
         hangs = candidate is not None and self._hangs(rollout, candidate, now_ns)
         trouble = ""
         if candidate is not None:
@@ -258,12 +295,21 @@ class Rollouts:
             return
         self._unobserve(rollout)
         rollout.models = stable, candidate
+        rollout.trial.forget_metrics()
         if stable is not None:
             stable.statistics.observer = SideObserver(rollout.trial, "stable")
         if candidate is not None:
             candidate.statistics.observer = SideObserver(rollout.trial, "candidate")
             rollout.deaths = candidate.statistics.workers_lost
             rollout.timeouts = candidate.statistics.execution_timeouts
+
+    def _read_metrics(self, rollout: _Rollout) -> None:
+        """Count what the versions have added to the counters that guards look at."""
+        sides: tuple[Side, Side] = ("stable", "candidate")
+        for side, model in zip(sides, rollout.models, strict=True):
+            if model is not None:
+                for name in rollout.trial.metrics:
+                    rollout.trial.metric(name, side, counter_value(model, name))
 
     def _unobserve(self, rollout: _Rollout) -> None:
         for model in rollout.models:
@@ -308,6 +354,12 @@ class Rollouts:
         return below[-1]
 
 
+def counter_value(model: Model, name: str) -> float:
+    """Return the sum of a counter that a model defines, over all labels; 0 before it is defined."""
+    family = model.statistics.custom.families.get((name, MetricKind.COUNTER))
+    return 0.0 if family is None else sum(series.value for series in family.series.values())
+
+
 def _give_up(request: Request) -> None:
     """Fail a request that its version may never execute: one that is queued by way of its scheduler."""
     error = Unavailable(
@@ -331,6 +383,11 @@ def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:
             weights = {"stable": 1}
     others = {label: found for label, found in rule.labels.items() if label not in ("stable", "canary", "previous")}
     names = {*others, *labels}
+    shadow = None if rule.shadow is None or rule.shadow.to not in {*names, str(stable), str(candidate)} else rule.shadow
+    if "outputs" in state.settings.guards:
+        shadow = ShadowSettings("canary", state.settings.shadow_percent) if state.phase in ("step", "paused") else None
     rules = tuple(each for each in rule.rules if each.to.isdigit() or each.to in names)
     key = rule.key if state.settings.key is None else state.settings.key
-    return msgspec.structs.replace(rule, labels={**others, **labels}, weights=weights, rules=rules, key=key)
+    return msgspec.structs.replace(
+        rule, labels={**others, **labels}, weights=weights, rules=rules, key=key, shadow=shadow
+    )

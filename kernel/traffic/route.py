@@ -17,6 +17,7 @@ import msgspec
 
 from kernel.errors import ServingError
 from kernel.serving.model import Model  # noqa: TC001 - msgspec reads it
+from kernel.serving.route import WithSecond
 from kernel.serving.sequence_model import SequenceModel
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.serving.catalog import Catalog
     from kernel.serving.request import Request, WantedInference
-    from kernel.traffic.settings import MatchRule, TrafficSettings
+    from kernel.traffic.settings import MatchRule, OutputRule, TrafficSettings
+    from kernel.traffic.shadow import Shadow
 
 #: The resolution of shares.
 BUCKETS = 10_000
@@ -96,6 +98,12 @@ class TargetState(msgspec.Struct, frozen=True):
     trouble: str
 
 
+class FeedbackMemory(Protocol):
+    """Remembers which version has got a request."""
+
+    def __call__(self, id: str, version: tuple[str, int]) -> None: ...
+
+
 class _Matcher(Protocol):
     """Whether a request matches a rule."""
 
@@ -107,14 +115,21 @@ class TrafficRoute:
 
     def __init__(
         self, name: str, settings: TrafficSettings, catalog: Catalog, draw: Callable[[], float],
-        routed: dict[tuple[str, int], Routed],
+        routed: dict[tuple[str, int], Routed], shadow: Shadow | None = None, feedback: FeedbackMemory | None = None,
     ) -> None:  # fmt: skip
-        """`draw` returns a number from 0 to 1. `routed` has the counters by model and version, and keeps them."""
+        """`draw` returns a number from 0 to 1. `routed` has the counters by model and version, and keeps them.
+
+        `shadow` gets copies of requests, `feedback` the versions that have got them.
+        """
         self.settings = settings
         self._name = name
         self._catalog = catalog
         self._draw = draw
         self._routed = routed
+        self._shadow = shadow
+        self._feedback = feedback
+        #: Why the shadow gets nothing; empty if it can.
+        self.shadow_trouble = ""
         self._seed = seed_of(name, settings.salt)
         self._key_of = _key_reader(settings.key)
         self._generation = -1
@@ -128,8 +143,15 @@ class TrafficRoute:
 
     # ---- kernel.serving.route.RouteRule ------------------------------------------------
 
-    def choose(self, request: Request) -> Model:
-        """Return the version for `request`. Raises `ServingError` if none is READY."""
+    def choose(self, request: Request) -> Model | WithSecond:
+        """Return the version for `request`, and the shadow if it gets a copy. Raises `ServingError`: none is READY."""
+        model = self._version_for(request)
+        if self._feedback is not None and request.id:
+            self._feedback(request.id, model.identity)
+        shadow = self._shadow
+        return model if shadow is None or not shadow.wants(request, model) else WithSecond(model, shadow)
+
+    def _version_for(self, request: Request) -> Model:
         if self._generation != self._catalog.generation:
             self._resolve()
         if self._with_sequences and request.correlation_id and (owner := self._owner_of(request)) is not None:
@@ -239,6 +261,14 @@ class TrafficRoute:
         ]
         ready = (model for model in reversed(self._catalog.ready_models(self._name)))
         self._with_sequences = [self._target(model) for model in ready if isinstance(model, SequenceModel)]
+        if self._shadow is not None:
+            self._aim(self._shadow)
+
+    def _aim(self, shadow: Shadow) -> None:
+        """Let the shadow's target get copies, or say why it cannot."""
+        found = self._find(shadow.settings.to)
+        self.shadow_trouble = found if isinstance(found, str) else untold(found.model.spec, shadow.outputs)
+        shadow.aim(None if self.shadow_trouble or isinstance(found, str) else found.model)
 
     def _find(self, text: str) -> ResolvedTarget | str:
         """Return what a label or number means, or why that takes no requests."""
@@ -292,6 +322,21 @@ def signature_difference(own: ModelSpec, other: ModelSpec) -> str | None:
         if mine != its:
             return what
     return None
+
+
+def untold(spec: ModelSpec, rules: dict[str, OutputRule]) -> str:
+    """Return why the outputs of a model cannot be compared by `rules`; empty if they can."""
+    if spec.decoupled:
+        return f"model '{spec.name}' is decoupled: any number of responses cannot be compared in pairs"
+    if spec.sequence_batching is not None:
+        return f"model '{spec.name}' has sequences: a copy of a request would change the state of its sequence"
+    for name, rule in rules.items():
+        output = spec.outputs.get(name)
+        if output is None:
+            return f"model '{spec.name}' has no output '{name}', which 'outputs' has a rule for"
+        if rule.compare in ("top1", "order") and output.datatype == "BYTES":
+            return f"output '{name}' has the datatype BYTES, which has no best classes: '{rule.compare}' needs numbers"
+    return ""
 
 
 def _key_reader(key: str) -> Callable[[WantedInference], str] | None:

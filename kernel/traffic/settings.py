@@ -13,6 +13,11 @@ It is the content of `traffic.toml` beside the model's config.pbtxt, and the bod
     header = "x-tenant"
     is = ["acme"]
     to = "canary"
+    [shadow]
+    to = "canary"
+    percent = 10
+    [outputs]
+    PROBS = "top1"
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -61,6 +66,43 @@ class MatchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     values: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
 
 
+Comparing = Literal["close", "exact", "top1", "order", "ignore"]
+
+_Tolerance = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How an output of two versions is compared. `kernel.traffic.comparing` has the tolerances of the datatypes."""
+
+    #: `close`: each element within the tolerances; integers, BOOL and BYTES equal. `exact`: equal bytes. `top1`: the
+    #: same best class in each row of the last dimension. `order`: the same `top` best classes in the same order.
+    compare: Comparing = "close"
+    #: None: that of the datatype.
+    relative: _Tolerance | None = None
+    absolute: _Tolerance | None = None
+    #: Only for `order`.
+    top: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
+
+
+class ShadowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A target that also gets copies of requests, whose responses are compared and go nowhere."""
+
+    #: A label or the number of a version.
+    to: str
+    #: Of the requests that other versions execute.
+    percent: Annotated[float, msgspec.Meta(gt=0, le=100)] = 100.0
+    #: The most pairs that wait for a response or for their comparison.
+    waiting: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+
+
+class FeedbackSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Clients report rewards for requests by their ids."""
+
+    #: How many requests are remembered at most, and how long. An id takes about 250 bytes.
+    ids: Annotated[int, msgspec.Meta(ge=1, le=200_000)] = 20_000
+    minutes: Annotated[float, msgspec.Meta(gt=0, le=7 * 24 * 60)] = 60.0
+
+
 class TrafficSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A checked traffic rule. Equal values decide the same for requests with equal keys."""
 
@@ -75,6 +117,15 @@ class TrafficSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     key: str = ""
     #: Another salt chooses other keys for the same share.
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    #: Gets copies of requests beside the version that executes them; None: nothing does.
+    shadow: ShadowSettings | None = None
+    #: Output → how it is compared, where that is not `close` with the tolerances of its datatype.
+    outputs: Annotated[dict[_Text, OutputRule], msgspec.Meta(max_length=64)] = {}
+    #: None: no client reports rewards.
+    feedback: FeedbackSettings | None = None
+    #: Members of `kernel.traffic.rollout_states.RolloutSettings` for rollouts of the model that do not set them, and
+    #: `automatic`: whether one begins when a version above the stable one is READY. `kernel.traffic.control` checks it.
+    rollout: dict[str, Any] = {}
 
     def target(self, text: str) -> tuple[str, str]:
         """Return the model, "" for the own one, and the version, "" for the newest, that a label or number names."""
@@ -111,6 +162,10 @@ def read_settings(document: Mapping[str, Any]) -> TrafficSettings:
                 f"label '{label}' names no version: expected its number, or the name of another model as "
                 '{ model = "NAME" } or { model = "NAME", version = NUMBER }'
             )
+    outputs = document.get("outputs")
+    if isinstance(outputs, Mapping):  # `PROBS = "top1"` is short for `PROBS = { compare = "top1" }`
+        long = {name: {"compare": rule} if isinstance(rule, str) else rule for name, rule in outputs.items()}
+        document = {**document, "outputs": long}
     try:
         settings = msgspec.convert(document, TrafficSettings)
     except msgspec.ValidationError as error:
@@ -137,7 +192,12 @@ def _check(settings: TrafficSettings) -> None:
             raise InvalidArgument(
                 f"'{label}' cannot be a label: expected a letter or '_', then at most 63 letters, digits, '_', '-', '.'"
             )
-    for place, texts in (("weights", settings.weights), ("rules", [rule.to for rule in settings.rules])):
+    shadow = () if settings.shadow is None else (settings.shadow.to,)
+    for place, texts in (
+        ("weights", settings.weights),
+        ("rules", [rule.to for rule in settings.rules]),
+        ("shadow", shadow),
+    ):
         for text in texts:
             if text not in settings.labels and _NUMBER.fullmatch(text) is None:
                 known = ", ".join(settings.labels) or "none"

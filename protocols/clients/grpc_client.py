@@ -1,12 +1,13 @@
-"""The gRPC clients of `naiad infer`, `naiad bench` and `naiad replay`.
+"""The gRPC clients of `naiad infer`, `naiad bench` and `naiad replay`, over one `_Port`.
 
-Those of `infer` and `replay` send requests over ModelStreamInfer where a model may respond any number of times. For
+Clients of `infer` and `replay` send requests over ModelStreamInfer where a model may respond any number of times. For
 `bench` it asks for metadata and sends one request that is read; the load itself has its own client (`grpc_load.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
@@ -20,7 +21,13 @@ from grpclib.config import Configuration
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from kernel.config.to_text import to_dict
-from kernel.records.replay_target import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
+from kernel.records.replay_target import (
+    ReplayedOutput,
+    ReplayedResponse,
+    ReplayFailed,
+    TargetLost,
+    infer_parameters,
+)
 from kernel.tools.bench.requests import PLACEHOLDER_ID, cut_at_id, parameters_of, span_parameters
 from kernel.tools.bench.target import FoundOutput
 from kernel.tools.client import ClientError
@@ -28,7 +35,7 @@ from protocols.clients.grpc_load import sequence_id_bytes
 from protocols.grpc.generated import grpc_service_pb2 as messages
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 
     from kernel.records.recording_format import RequestRecord
     from kernel.tools.bench.requests import BenchRequest
@@ -43,28 +50,78 @@ _WINDOW = 64 << 20
 #: How long a response may take, in seconds.
 _TIMEOUT_S = 300
 
+_PREFIX = struct.Struct(">BL")
+
+_STATISTICS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+_MAX_INT64 = (1 << 63) - 1
+
 _Found = TypeVar("_Found")
 
+if TYPE_CHECKING:
+    _Responses = AsyncGenerator[messages.ModelStreamInferResponse, None]
 
-def connect_infer(host: str, port: int, *, tls: bool, model: str, version: str) -> GrpcInferServer:
-    """Return a model of the server at a gRPC port."""
-    return GrpcInferServer(host, port, tls=tls, model=model, version=version)
+
+class _Port:
+    """A connection to a gRPC port, made in a running event loop. It connects with its first call."""
+
+    def __init__(self, host: str | None, port: int, *, tls: bool, headers: Mapping[str, str] | None = None) -> None:
+        """`headers` are sent with each call."""
+        secure = ssl.create_default_context() if tls else None
+        if secure is not None:
+            secure.set_alpn_protocols(["h2"])
+        config = Configuration(http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW)
+        self._channel = Channel(host, port, ssl=secure, config=config)
+        self._headers = {name.lower(): value for name, value in (headers or {}).items()}
+
+    async def call(self, request: Any, response: type[_Found], timeout_s: float | None = None) -> _Found:
+        """Return the response to `request`: of the RPC that its type is named after."""
+        path = f"/{_SERVICE}/{request.DESCRIPTOR.name.removesuffix('Request')}"
+        method: Any = UnaryUnaryMethod(self._channel, path, type(request), response)
+        found: _Found = await method(request, timeout=timeout_s, metadata=self._headers)
+        return found
+
+    async def stream(self, request: messages.ModelInferRequest, timeout_s: float | None = None) -> _Responses:
+        """Yield the responses to one request on a stream."""
+        method: Any = StreamStreamMethod(
+            self._channel, f"/{_SERVICE}/ModelStreamInfer", type(request), messages.ModelStreamInferResponse
+        )
+        async with method.open(timeout=timeout_s, metadata=self._headers) as stream:
+            await stream.send_message(request, end=True)
+            async for message in stream:
+                yield message
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+async def _open(host: str, port: int, *, tls: bool, headers: Mapping[str, str] | None) -> _Port:
+    return _Port(host, port, tls=tls, headers=headers)
 
 
 class GrpcInferServer:
     """A gRPC port and a model of it. It has an event loop of its own, which runs only within its methods."""
 
-    def __init__(self, host: str, port: int, *, tls: bool, model: str, version: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: bool,
+        model: str,
+        version: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self._address = f"{host}:{port}"
         self._model, self._version = model, version
         self._runner = asyncio.Runner()
-        self._channel = self._runner.run(_open_channel(host, port, tls=tls))
+        self._port = self._runner.run(_open(host, port, tls=tls, headers=headers))
         #: The responses of the request in flight.
-        self._stream: AsyncGenerator[messages.ModelInferResponse, None] | None = None
+        self._stream: _Responses | None = None
 
     def metadata(self) -> dict[str, Any]:
         request = messages.ModelMetadataRequest(name=self._model, version=self._version)
-        found = self._run(self._call("ModelMetadata", request, messages.ModelMetadataResponse))
+        found = self._call(request, messages.ModelMetadataResponse)
         return {
             "name": found.name,
             **{
@@ -78,29 +135,37 @@ class GrpcInferServer:
 
     def config(self) -> dict[str, Any]:
         request = messages.ModelConfigRequest(name=self._model, version=self._version)
-        found = self._run(self._call("ModelConfig", request, messages.ModelConfigResponse))
-        return to_dict(found.config)
+        return to_dict(self._call(request, messages.ModelConfigResponse).config)
 
     def model_names(self) -> list[str]:
-        request = messages.RepositoryIndexRequest(ready=True)
-        found = self._run(self._call("RepositoryIndex", request, messages.RepositoryIndexResponse))
+        found = self._call(messages.RepositoryIndexRequest(ready=True), messages.RepositoryIndexResponse)
         return sorted({each.name for each in found.models})
 
     def responses(
         self, inputs: list[GivenInput], outputs: list[dict[str, Any]]
     ) -> Iterator[tuple[dict[str, Any], bytes]]:
-        self._stream = self._responses(encode_request(self._model, self._version, inputs, outputs))
-        while (response := self._run(self._next())) is not None:
-            yield decode_response(response)
+        self._stream = self._port.stream(encode_request(self._model, self._version, inputs, outputs))
+        while (message := self._run(self._next(self._stream))) is not None:
+            if message.error_message:
+                raise ClientError(message.error_message)
+            yield decode_response(message.infer_response)
+
+    async def _next(self, responses: _Responses) -> messages.ModelStreamInferResponse | None:
+        """Return the next response; None after the last one."""
+        async with asyncio.timeout(_TIMEOUT_S):
+            return await anext(responses, None)
 
     def close(self) -> None:
-        """See `InferServer`. A request in flight is cancelled."""
+        """Close the connection. A request in flight is cancelled."""
         try:
             if self._stream is not None:
                 self._runner.run(self._stream.aclose())
-            self._channel.close()
+            self._port.close()
         finally:
             self._runner.close()
+
+    def _call(self, request: Any, response: type[_Found]) -> _Found:
+        return self._run(self._port.call(request, response, _TIMEOUT_S))
 
     def _run(self, coroutine: Coroutine[Any, Any, _Found]) -> _Found:
         """Return what a coroutine returns. Raises every error of the connection and of gRPC as `ClientError`."""
@@ -120,53 +185,17 @@ class GrpcInferServer:
                 "'naiad run', or give the address of another with --url"
             ) from None
 
-    async def _call(self, name: str, request: Any, response: type[_Found]) -> _Found:
-        method: Any = UnaryUnaryMethod(self._channel, f"/{_SERVICE}/{name}", type(request), response)
-        found: _Found = await method(request, timeout=_TIMEOUT_S)
-        return found
-
-    async def _next(self) -> messages.ModelInferResponse | None:
-        """Return the next response; None after the last one."""
-        assert self._stream is not None
-        async with asyncio.timeout(_TIMEOUT_S):
-            return await anext(self._stream, None)
-
-    async def _responses(
-        self, request: messages.ModelInferRequest
-    ) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        method: Any = StreamStreamMethod(
-            self._channel, f"/{_SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
-            messages.ModelStreamInferResponse,
-        )  # fmt: skip
-        async with method.open() as stream:
-            await stream.send_message(request, end=True)
-            async for message in stream:
-                if message.error_message:
-                    raise ClientError(message.error_message)
-                yield message.infer_response
-
-
-async def _open_channel(host: str, port: int, *, tls: bool) -> Channel:
-    """Return a channel of the running event loop. It connects with its first call."""
-    secure = ssl.create_default_context() if tls else None
-    if secure is not None:
-        secure.set_alpn_protocols(["h2"])
-    config = Configuration(http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW)
-    return Channel(host, port, ssl=secure, config=config)
-
 
 def encode_request(
     model: str, version: str, inputs: list[GivenInput], outputs: list[dict[str, Any]]
 ) -> messages.ModelInferRequest:
-    """Return the message of a request; `outputs` are those of the JSON of HTTP."""
+    """Return the message of a request; `outputs` are as in the JSON of HTTP."""
     request = messages.ModelInferRequest(model_name=model, model_version=version)
     for tensor in inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.raw)
     for output in outputs:
-        wanted = request.outputs.add(name=output["name"])
-        if "classification" in output["parameters"]:
-            wanted.parameters["classification"].int64_param = output["parameters"]["classification"]
+        _add_output(request, output["name"], output["parameters"].get("classification"))
     return request
 
 
@@ -174,7 +203,7 @@ def decode_response(response: messages.ModelInferResponse) -> tuple[dict[str, An
     """Return a response as HTTP has it: the JSON, and the raw bytes behind it. Raises `ClientError`."""
     raws = response.raw_output_contents
     if len(raws) != len(response.outputs):
-        raise ClientError("the response has outputs that are not in raw_output_contents")
+        raise ClientError(_WITHOUT_RAW)
     outputs = [
         {
             "name": output.name,
@@ -190,34 +219,54 @@ def decode_response(response: messages.ModelInferResponse) -> tuple[dict[str, An
     return {**head, "outputs": outputs}, b"".join(raws)
 
 
+_WITHOUT_RAW = "the response has outputs that are not in raw_output_contents"
+
+
 def _value(parameter: messages.InferParameter) -> Any:
     kind = parameter.WhichOneof("parameter_choice")
     return None if kind is None else getattr(parameter, kind)
 
 
-_PREFIX = struct.Struct(">BL")
+def _add_output(request: messages.ModelInferRequest, name: str, classes: int | None) -> None:
+    output = request.outputs.add(name=name)
+    if classes:
+        output.parameters["classification"].int64_param = classes
 
-_STATISTICS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+
+def _set_all(parameters: Any, values: Mapping[str, str | int | bool | float]) -> None:
+    """Set parameters of a message, each in the field of its type."""
+    for name, value in values.items():
+        parameter = parameters[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int):
+            if value > _MAX_INT64:
+                parameter.uint64_param = value
+            else:
+                parameter.int64_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        else:
+            parameter.string_param = value
 
 
-def connect_bench(label: str, host: str, port: int, settings: TargetSettings) -> GrpcBenchTarget:
-    """Return a model of the server at a gRPC port."""
-    return GrpcBenchTarget(label, host, port, settings)
+# ---- naiad bench ----------------------------------------------------------------------------
 
 
 class GrpcBenchTarget(GrpcInferServer):
-    """A server's gRPC port."""
+    """A server's gRPC port. A `kernel.tools.bench.target.BenchTarget`."""
 
     protocol = "grpc"
 
     def __init__(self, label: str, host: str, port: int, settings: TargetSettings) -> None:
-        super().__init__(host, port, tls=False, model=settings.model, version=settings.version)
+        super().__init__(
+            host, port, tls=False, model=settings.model, version=settings.version, headers=settings.headers
+        )
         self.label, self.host, self.port = label, host, port
         self._settings = settings
 
     def server(self) -> dict[str, Any]:
-        request = messages.ServerMetadataRequest()
-        found = self._run(self._call("ServerMetadata", request, messages.ServerMetadataResponse))
+        found = self._call(messages.ServerMetadataRequest(), messages.ServerMetadataResponse)
         return {"name": found.name, "version": found.version, "extensions": list(found.extensions)}
 
     def config(self) -> dict[str, Any] | None:  # type: ignore[override]
@@ -227,9 +276,9 @@ class GrpcBenchTarget(GrpcInferServer):
             return None
 
     def statistics(self) -> list[dict[str, Any]] | None:
-        request = messages.ModelStatisticsRequest(name=self._settings.model, version=self._settings.version)
+        request = messages.ModelStatisticsRequest(name=self._model, version=self._version)
         try:
-            found = self._run(self._call("ModelStatistics", request, messages.ModelStatisticsResponse))
+            found = self._call(request, messages.ModelStatisticsResponse)
         except ClientError:
             return None
         return [
@@ -270,7 +319,7 @@ class GrpcBenchTarget(GrpcInferServer):
         if self._settings.streaming:
             response = self._run(self._first_response(request))
         else:
-            response = self._run(self._call("ModelInfer", request, messages.ModelInferResponse))
+            response = self._call(request, messages.ModelInferResponse)
         raws = list(response.raw_output_contents)
         return [
             FoundOutput(
@@ -281,41 +330,29 @@ class GrpcBenchTarget(GrpcInferServer):
         ]  # fmt: skip
 
     async def _first_response(self, request: messages.ModelInferRequest) -> messages.ModelInferResponse:
-        method: Any = StreamStreamMethod(
-            self._channel, f"/{_SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
-            messages.ModelStreamInferResponse,
-        )  # fmt: skip
-        found: messages.ModelInferResponse | None = None
-        async with method.open(timeout=_TIMEOUT_S, metadata=self._lower_headers()) as stream:
-            await stream.send_message(request, end=True)
-            async for message in stream:
+        """Return the first response with outputs, after the last one has come."""
+        found = messages.ModelInferResponse()
+        async with contextlib.aclosing(self._port.stream(request, _TIMEOUT_S)) as responses:
+            async for message in responses:
                 if message.error_message:
                     raise ClientError(f"the server returned an error on the stream: {message.error_message}")
-                if found is None or not found.outputs:
+                if not found.outputs:
                     found = message.infer_response
-        return found if found is not None else messages.ModelInferResponse()
+        return found
 
     def register(self, name: str, key: str, byte_size: int) -> None:
         request = messages.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size)
-        self._run(self._call("SystemSharedMemoryRegister", request, messages.SystemSharedMemoryRegisterResponse))
+        self._call(request, messages.SystemSharedMemoryRegisterResponse)
 
     def unregister(self, name: str) -> None:
         request = messages.SystemSharedMemoryUnregisterRequest(name=name)
-        self._run(self._call("SystemSharedMemoryUnregister", request, messages.SystemSharedMemoryUnregisterResponse))
+        self._call(request, messages.SystemSharedMemoryUnregisterResponse)
 
     def load(self, config: dict[str, Any] | None) -> None:
-        request = messages.RepositoryModelLoadRequest(model_name=self._settings.model)
+        request = messages.RepositoryModelLoadRequest(model_name=self._model)
         if config is not None:
             request.parameters["config"].string_param = json.dumps(config)
-        self._run(self._call("RepositoryModelLoad", request, messages.RepositoryModelLoadResponse))
-
-    async def _call(self, name: str, request: Any, response: type[_Found]) -> _Found:
-        method: Any = UnaryUnaryMethod(self._channel, f"/{_SERVICE}/{name}", type(request), response)
-        found: _Found = await method(request, timeout=_TIMEOUT_S, metadata=self._lower_headers())
-        return found
-
-    def _lower_headers(self) -> dict[str, str]:
-        return {name.lower(): value for name, value in self._settings.headers.items()}
+        self._call(request, messages.RepositoryModelLoadResponse)
 
 
 def encode_message(request: BenchRequest) -> messages.ModelInferRequest:
@@ -333,22 +370,7 @@ def encode_message(request: BenchRequest) -> messages.ModelInferRequest:
     return message
 
 
-def _set_all(parameters: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool):
-            parameters[name].bool_param = value
-        elif isinstance(value, int):
-            parameters[name].int64_param = value
-        else:
-            parameters[name].string_param = str(value)
-
-
-_MAX_INT64 = (1 << 63) - 1
-
-
-def connect_replay(url: str) -> GrpcReplayTarget:
-    """Return the server at `url`."""
-    return GrpcReplayTarget(url)
+# ---- naiad replay ---------------------------------------------------------------------------
 
 
 class GrpcReplayTarget:
@@ -359,63 +381,45 @@ class GrpcReplayTarget:
     def __init__(self, url: str) -> None:
         self._url = url
         parts = urllib.parse.urlsplit(url)
-        secure = ssl.create_default_context() if parts.scheme == "https" else None
-        if secure is not None:
-            secure.set_alpn_protocols(["h2"])
-        config = Configuration(http2_connection_window_size=_WINDOW, http2_stream_window_size=_WINDOW)
-        self._channel = Channel(parts.hostname, parts.port or 8001, ssl=secure, config=config)
-        self._live: Any = UnaryUnaryMethod(
-            self._channel, f"/{_SERVICE}/ServerLive", messages.ServerLiveRequest, messages.ServerLiveResponse
-        )
-        self._ready: Any = UnaryUnaryMethod(
-            self._channel, f"/{_SERVICE}/ModelReady", messages.ModelReadyRequest, messages.ModelReadyResponse
-        )
-        self._infer: Any = UnaryUnaryMethod(
-            self._channel, f"/{_SERVICE}/ModelInfer", messages.ModelInferRequest, messages.ModelInferResponse
-        )
-        self._stream: Any = StreamStreamMethod(
-            self._channel, f"/{_SERVICE}/ModelStreamInfer", messages.ModelInferRequest,
-            messages.ModelStreamInferResponse,
-        )  # fmt: skip
+        self._port = _Port(parts.hostname, parts.port or 8001, tls=parts.scheme == "https")
 
     async def check(self) -> None:
         try:
-            await self._live(messages.ServerLiveRequest())
+            await self._port.call(messages.ServerLiveRequest(), messages.ServerLiveResponse)
         except (GRPCError, StreamTerminatedError, OSError) as error:
             raise ReplayFailed(f"no inference server responds to gRPC at {self._url}: {error}") from None
 
     async def serves(self, model: str) -> bool:
         try:
-            return bool((await self._ready(messages.ModelReadyRequest(name=model))).ready)
+            found = await self._port.call(messages.ModelReadyRequest(name=model), messages.ModelReadyResponse)
         except GRPCError:  # an unknown model
             return False
         except (StreamTerminatedError, OSError) as error:
-            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
+            raise _lost(error) from None
+        return found.ready
 
     async def close(self) -> None:
-        self._channel.close()
+        self._port.close()
 
     async def send(self, request: RequestRecord) -> list[ReplayedResponse]:
         message = encode_model_infer(request)
         try:
             if request.decoupled:
-                return await self._send_on_stream(message)
-            return [decode_model_infer(await self._infer(message))]
+                return [
+                    ReplayedResponse(error=each.error_message)
+                    if each.error_message
+                    else decode_model_infer(each.infer_response)
+                    async for each in self._port.stream(message)
+                ]
+            return [decode_model_infer(await self._port.call(message, messages.ModelInferResponse))]
         except GRPCError as error:
             return [ReplayedResponse(error=error.message or str(error.status))]
         except (StreamTerminatedError, OSError) as error:
-            raise TargetLost(f"the connection failed: {error or type(error).__name__}") from None
+            raise _lost(error) from None
 
-    async def _send_on_stream(self, message: messages.ModelInferRequest) -> list[ReplayedResponse]:
-        found = []
-        async with self._stream.open() as stream:
-            await stream.send_message(message, end=True)
-            async for response in stream:
-                if response.error_message:
-                    found.append(ReplayedResponse(error=response.error_message))
-                else:
-                    found.append(decode_model_infer(response.infer_response))
-        return found
+
+def _lost(error: Exception) -> TargetLost:
+    return TargetLost(f"the connection failed: {error or type(error).__name__}")
 
 
 def encode_model_infer(request: RequestRecord) -> messages.ModelInferRequest:
@@ -427,41 +431,15 @@ def encode_model_infer(request: RequestRecord) -> messages.ModelInferRequest:
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_input_contents.append(tensor.data or b"")
     for wanted in request.outputs:
-        output = message.outputs.add(name=wanted.name)
-        if wanted.classification:
-            output.parameters["classification"].int64_param = wanted.classification
-    for name, value in request.parameters.items():
-        _set(message, name, value)
-    if request.sequence_id:
-        _set(message, "sequence_id", request.sequence_id)
-        _set(message, "sequence_start", request.sequence_start)
-        _set(message, "sequence_end", request.sequence_end)
-    if request.priority:
-        _set(message, "priority", request.priority)
-    if request.timeout_us:
-        _set(message, "timeout", request.timeout_us)
+        _add_output(message, wanted.name, wanted.classification)
+    _set_all(message.parameters, infer_parameters(request))
     return message
-
-
-def _set(message: messages.ModelInferRequest, name: str, value: str | int | bool | float) -> None:
-    parameter = message.parameters[name]
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, int):
-        if value > _MAX_INT64:
-            parameter.uint64_param = value
-        else:
-            parameter.int64_param = value
-    elif isinstance(value, float):
-        parameter.double_param = value
-    else:
-        parameter.string_param = value
 
 
 def decode_model_infer(message: messages.ModelInferResponse) -> ReplayedResponse:
     """Return a response with outputs."""
     if len(message.raw_output_contents) != len(message.outputs):
-        raise ReplayFailed("the response has outputs that are not in raw_output_contents")
+        raise ReplayFailed(_WITHOUT_RAW)
     return ReplayedResponse(
         [
             ReplayedOutput(output.name, output.datatype, list(output.shape), data)

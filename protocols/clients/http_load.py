@@ -1,8 +1,7 @@
 """HTTP/1.1 of one connection of `naiad bench`: prepared bytes out, responses counted and checked. Pure.
 
 A response is not decoded: its status and its length are enough. Heads that have come before are found by their bytes.
-
-What a piece of received bytes means for the request that is in flight on a connection of `naiad bench`. Pure.
+The outcomes of received bytes are the same for gRPC (`grpc_load.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
-from kernel.records.replay_target import ReplayedOutput, ReplayedResponse, ReplayFailed, TargetLost
+from kernel.records.replay_target import (
+    ReplayedOutput,
+    ReplayedResponse,
+    ReplayFailed,
+    TargetLost,
+    infer_parameters,
+)
 
 if TYPE_CHECKING:
     from kernel.records.recording_format import RequestRecord
@@ -18,11 +24,6 @@ _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 #: Seconds for a connection.
 _CONNECT_S = 10
-
-
-def connect_replay(url: str) -> HttpReplayTarget:
-    """Return the server at `url`."""
-    return HttpReplayTarget(url)
 
 
 class HttpReplayTarget:
@@ -113,20 +114,6 @@ def encode_infer_request(request: RequestRecord) -> tuple[bytes, bytes]:
     if parameters:
         message["parameters"] = parameters
     return msgspec.json.encode(message), b"".join(data)
-
-
-def infer_parameters(request: RequestRecord) -> dict[str, Any]:
-    """Return the request's own parameters, and those of the protocol."""
-    found: dict[str, Any] = dict(request.parameters)
-    if request.sequence_id:
-        found["sequence_id"] = request.sequence_id
-        found["sequence_start"] = request.sequence_start
-        found["sequence_end"] = request.sequence_end
-    if request.priority:
-        found["priority"] = request.priority
-    if request.timeout_us:
-        found["timeout"] = request.timeout_us
-    return found
 
 
 def decode_infer_response(body: bytes, header_length: int) -> ReplayedResponse:

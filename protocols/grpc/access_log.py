@@ -12,7 +12,9 @@ from grpclib.const import Status
 
 from kernel.observe.access_log import Access, log_access, peer_text
 from protocols.grpc.framing import PREFIX, CompressedMessage, RefusedMessage
+from protocols.grpc.h2.transport import PassingAcceptor
 from protocols.grpc.service import MODEL_INFER
+from protocols.grpc.wire_format import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,27 +24,15 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.headers import Trailers
     from protocols.grpc.h2.sending import SendingHalf
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
-    from protocols.grpc.h2.transport import CallAcceptor, ServerConnection
+    from protocols.grpc.h2.transport import ServerConnection
     from shm.tensor import Buffer
 
 #: Tags of the fields of a ModelInferRequest that clients send first (grpc_service.proto).
 _NAME, _VERSION, _ID = 0x0A, 0x12, 0x1A
 
 
-class LoggingAcceptor:
-    """A `protocols.grpc.h2.transport.CallAcceptor` that passes everything on, and logs each call when it has ended."""
-
-    def __init__(self, acceptor: CallAcceptor) -> None:
-        self._acceptor = acceptor
-
-    def connection_opened(self, connection: ServerConnection) -> None:
-        self._acceptor.connection_opened(connection)
-
-    def connection_closed(self, connection: ServerConnection) -> None:
-        self._acceptor.connection_closed(connection)
-
-    def connection_idle(self) -> None:
-        self._acceptor.connection_idle()
+class LoggingAcceptor(PassingAcceptor):
+    """Logs each call when it has ended."""
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         entry = _LogEntry(connection, stream)
@@ -167,18 +157,10 @@ class _LoggedCall:
 def names_in_request(message: Buffer) -> tuple[str, str, str]:
     """Return model, version and id from the start of a ModelInferRequest, where clients put them; else empty texts."""
     found = {_NAME: "", _VERSION: "", _ID: ""}
-    position = 0
-    while position < len(message) and message[position] in found:
-        tag, size, shift = message[position], 0, 0
-        position += 1
-        while position < len(message) and shift < 35:
-            octet = message[position]
-            position += 1
-            size |= (octet & 0x7F) << shift
-            shift += 7
-            if octet < 0x80:
-                break
-        found[tag] = bytes(message[position : position + size]).decode(errors="replace")
+    view, position = memoryview(message), 0
+    while position < len(view) and (tag := view[position]) in found:
+        size, position = read_varint(view, position + 1)
+        found[tag] = bytes(view[position : position + size]).decode(errors="replace")
         position += size
     return found[_NAME], found[_VERSION], found[_ID]
 

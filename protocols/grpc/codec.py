@@ -2,11 +2,8 @@
 
 The order of checks and the texts are Triton's (`SetInferenceRequestMetadata`, `InferGRPCToInput`,
 `InferAllocatorPayload` in infer_handler.cc and grpc_utils.h), so that of several mistakes the same one is reported.
-
-Typed tensor contents (`InferTensorContents`) to a tensor's raw bytes. Pure.
-
-The order in which the fields are checked, and the texts, are Triton's (`InferGRPCToInput` in
-infer_handler.cc). Numbers are packed in the machine's order, which is the wire's: little-endian.
+Typed contents of tensors stand first: their numbers are packed in the machine's order, which is the wire's
+(little-endian).
 """
 
 from __future__ import annotations

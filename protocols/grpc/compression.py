@@ -11,7 +11,7 @@ import asyncio
 import zlib
 from typing import TYPE_CHECKING
 
-from protocols.grpc.framing import PREFIX
+from protocols.grpc.framing import PREFIX, WINDOW_BITS
 from protocols.grpc.h2.headers import OK_TRAILERS, RESPONSE_BLOCK, encode_block
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import Stream
     from protocols.grpc.h2.transport import ServerConnection
     from shm.tensor import Buffer
-
-#: zlib's window bits of the algorithms, in gRPC core's order of increasing compression.
-_WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 #: Up to here compressing takes less time than passing the message to a thread and back (about 0.3 ms).
 _INLINE_BYTE_SIZE = 8 * 2**10
@@ -40,7 +37,7 @@ class ResponseCompression:
         """Return the algorithm for the responses of a call, None for none."""
         accepted = next((value for name, value in request_head.fields if name == "grpc-accept-encoding"), "")
         names = {name.strip() for name in accepted.split(",")}
-        ranked = [name for name in _WINDOW_BITS if name in names]
+        ranked = [name for name in WINDOW_BITS if name in names]
         if not ranked:
             return None
         rank = {"low": 0, "medium": len(ranked) // 2, "high": len(ranked) - 1}[self._level]
@@ -72,7 +69,7 @@ class ResponseCompression:
 def compressed(encoding: str, parts: Sequence[Buffer]) -> bytes:
     """Return a message with its prefix, compressed where that makes it smaller."""
     byte_size = sum(map(len, parts))
-    compressor = zlib.compressobj(wbits=_WINDOW_BITS[encoding])
+    compressor = zlib.compressobj(wbits=WINDOW_BITS[encoding])
     pieces = [compressor.compress(part) for part in parts]
     pieces.append(compressor.flush())
     size = sum(map(len, pieces))

@@ -2,8 +2,6 @@
 
 A large message is received into memory of its announced size; pages are used only when bytes arrive. Small compressed
 messages are inflated here, up to a limit; large ones by the code that takes them.
-
-Messages of a call that are not bytes ready to be parsed. Pure.
 """
 
 from __future__ import annotations
@@ -44,13 +42,12 @@ class RefusedMessage(msgspec.Struct, frozen=True):
     start: bytes
 
 
-#: The types of messages that are bytes.
-BYTES_TYPES = (bytes, bytearray, memoryview)
-
 if TYPE_CHECKING:
+    #: What `MessageReader.messages` has: usually bytes.
     ReceivedMessage = Buffer | CompressedMessage | RefusedMessage
 
-#: What `MessageReader.messages` has: usually bytes.
+#: The types of messages that are bytes.
+BYTES_TYPES = (bytes, bytearray, memoryview)
 
 #: The largest message that a compressed one may become; HTTP has the same limit for bodies.
 MAX_INFLATED_BYTE_SIZE = 64 * 2**20
@@ -61,13 +58,14 @@ MESSAGE_START_BYTE_SIZE = 1024
 
 _MAX_GATHERED_BYTE_SIZE = 2**20
 
-#: Compressions of messages that the server understands, for `grpc-accept-encoding`, and zlib's window bits for them.
+#: Compressions of messages that the server understands, for `grpc-accept-encoding`.
 ACCEPTED_ENCODINGS = ("identity", "deflate", "gzip")
 
 #: Compressed bytes that zlib gets in one step: at an error, and at the limit, it copies all that it has not inflated.
 _INFLATED_AT_A_TIME = 256 << 10
 
-_WINDOW_BITS = {"deflate": zlib.MAX_WBITS, "gzip": zlib.MAX_WBITS | 16}
+#: zlib's window bits of the compressions, in gRPC core's order of increasing compression.
+WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 PREFIX = struct.Struct(">BL")
 
@@ -106,7 +104,7 @@ class InflatedTooLarge(Exception):
 
 def inflate(message: Buffer, encoding: str, limit: int) -> bytes | None:
     """Return the content of a compressed message; None if it is broken. Raises `InflatedTooLarge`."""
-    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
     compressed, parts, byte_size = memoryview(message), [], 0
     for start in range(0, len(compressed), _INFLATED_AT_A_TIME):
         try:
@@ -274,7 +272,7 @@ class MessageReader:
         limit = min(MAX_INFLATED_BYTE_SIZE, self.max_byte_size) if flag else self.max_byte_size
         if flag > 1:
             self.fault = MessageFault(Status.INTERNAL, f"invalid compressed flag {flag} of a message")
-        elif flag and self._encoding not in _WINDOW_BITS:
+        elif flag and self._encoding not in WINDOW_BITS:
             self.fault = MessageFault(Status.INTERNAL, "a compressed message, but grpc-encoding names no compression")
         elif length > limit:
             self._refuse_size(length, limit)

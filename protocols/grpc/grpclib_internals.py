@@ -9,9 +9,8 @@ An update of grpclib may break what is here: `tests/protocols/grpc/test_grpclib_
 - `Stream._stream`, the stream that a handler was given, as we gave it.
 - `Peer`, made of a transport.
 - `StreamClosedError` of h2, which grpclib expects where a client has disconnected while a response is sent.
-- the functions of `grpclib.metadata` that decode headers and encode texts.
-
-Texts that are sent over gRPC: always encodable, and short enough for a trailer.
+- the functions of `grpclib.metadata` that decode headers and encode texts. `status_text` uses them for texts that
+  are always encodable, and short enough for a trailer.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Handlers:
 
 
 class HandlerCall:
-    """One call with its handler's task. Methods without a docstring are those of grpclib's stream."""
+    """One call with its handler's task. Methods without a docstring are as in grpclib's stream."""
 
     def __init__(self, connection: ServerConnection, stream: Stream) -> None:
         self.task: asyncio.Task[None] | None = None

@@ -1,6 +1,6 @@
-"""Messages of ModelInfer and ModelStreamInfer as requests.
+"""Messages of ModelInfer and ModelStreamInfer as requests, and metadata of calls as parameters of their requests.
 
-Metadata of calls as parameters of their requests (--grpc-header-forward-pattern).
+Which metadata that is says --grpc-header-forward-pattern.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Large ModelInferRequests, for helpers: typed contents are taken out before protobuf parses the rest. Pure.
+"""Large request messages of gRPC, decoded in a helper: `decode_message_task` runs there. Pure.
 
-Protobuf creates objects for all elements at once, and ends the process if there is not enough memory.
-
-Large request messages of gRPC, decoded in a helper: the function that runs there, and its arguments. Pure.
+Typed contents are taken out before protobuf parses the rest: protobuf creates objects for all elements at once, and
+ends the process if there is not enough memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from protocols.grpc.codec import (
 from protocols.grpc.framing import MAX_INFLATED_BYTE_SIZE, InflatedTooLarge, broken_compression, inflate
 from protocols.grpc.generated.grpc_service_pb2 import InferTensorContents, ModelInferRequest
 from protocols.grpc.wire_format import fields_of, read_length, varint
-from protocols.large_requests import MAX_DESCRIPTION_BYTE_SIZE, TensorBytes, decode_steps, joined
+from protocols.large_requests import MAX_DESCRIPTION_BYTE_SIZE, TensorBytes, decode_steps, given_bytes, joined
 from protocols.request_limits import check_count, decompression_limit, ratio_exceeded
 from shm.datatypes import element_count
 
@@ -262,7 +261,7 @@ def decode_message_task(arguments: bytes, sources: Sequence[memoryview], /) -> T
         return b""
 
     wants_empty_final = decode_request(parts.message, request, parts.raw_contents, defer)
-    tensors = [deferred.get(index) or _given_bytes(tensor) for index, tensor in enumerate(request.inputs)]
+    tensors = [deferred.get(index) or given_bytes(tensor) for index, tensor in enumerate(request.inputs)]
     return (yield from decode_steps(request, tensors, b"1" if wants_empty_final else b""))
 
 
@@ -305,9 +304,3 @@ def _broken(error: ServingError) -> ServingError:
     """Return the error of a message that is not a request at all: it ends a stream (`StreamCall.request_refused`)."""
     error.before_queueing = True
     return error
-
-
-def _given_bytes(tensor: Tensor) -> TensorBytes | None:
-    """Return raw contents, None for an input in a client's region."""
-    data = tensor.data
-    return None if data is None else TensorBytes.of(data)

@@ -1,6 +1,6 @@
 """Requests that differ from an earlier one only in their id and their tensors, made without parsing them. Pure.
 
-Clients send the same kind of request again and again. Its message is compared byte by byte with those of earlier
+Clients send the same kind of request again and again. Its message is compared byte by byte with the messages of earlier
 requests, and the prepared request of a matching one is used: it was parsed, checked and translated already. What was
 prepared is valid until the catalog of models changes.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.serving.prepared import PreparedCache, PreparedRequest, prepare
 from protocols.grpc.framing import CompressedMessage, RefusedMessage
-from protocols.grpc.wire_format import varint
+from protocols.grpc.wire_format import read_varint, varint
 from shm.datatypes import DATATYPES
 from shm.tensor import Tensor
 
@@ -78,7 +78,7 @@ class PreparedMessages:
     ) -> tuple[Request, PreparedMessage] | None:
         """Return the request in `message` and what it was prepared by, None if the message has to be decoded.
 
-        The head of the call says nothing about its message. `generation` is that of the catalog. Only the shared memory
+        The head of the call says nothing about its message. `generation` is the catalog's. Only the shared memory
         of the request is still to be checked.
         """
         cache = self._cache
@@ -107,7 +107,7 @@ class PreparedMessages:
     def match_start(self, message_start: bytes, byte_size: int, generation: int) -> tuple[ModelRoute, int] | None:
         """Return the route of a message of which only the start has arrived, and where in it the first contents begin.
 
-        `byte_size` is that of the whole message. None if no earlier message began like it.
+        `byte_size` is the size of the whole message. None if no earlier message began like it.
         """
         if generation != self._cache.generation:
             return None
@@ -200,18 +200,10 @@ def _first_fields(message: Buffer) -> tuple[bytes, str, int] | None:
 
 def _has_only_tensors(octets: bytes) -> bool:
     """Whether `octets` are parameters, inputs and outputs: no fields that could stand elsewhere as well."""
-    position = 0
-    while position < len(octets):
-        if octets[position] not in (_PARAMETERS, _INPUTS, _OUTPUTS):
+    view, position = memoryview(octets), 0
+    while position < len(view):
+        if view[position] not in (_PARAMETERS, _INPUTS, _OUTPUTS):
             return False
-        length = shift = 0
-        while True:
-            position += 1
-            if position >= len(octets) or shift > 28:
-                return False
-            length |= (octets[position] & 0x7F) << shift
-            shift += 7
-            if octets[position] < _SHORT:
-                break
-        position += 1 + length
-    return position == len(octets)
+        length, position = read_varint(view, position + 1)
+        position += length
+    return position == len(view)

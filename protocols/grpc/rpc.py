@@ -1,9 +1,8 @@
 """What every RPC does around its function: receive the request, send the response, turn errors into a status.
 
 The only place where a `ServingError` becomes a `GRPCError`. Any other exception is a bug; it is logged with a number
-that the client gets.
-
-What happens to calls when the server stops: new inference is refused, and calls without an end are ended.
+that the client gets. `OpenCalls` says what happens to calls when the server stops: new inference is refused, and calls
+without an end are ended.
 """
 
 from __future__ import annotations

@@ -1,55 +1,83 @@
-"""The RPCs of the server by their paths, each with its function and its messages.
+"""The RPCs of the server by their paths, each with its function, its messages and its category.
 
-Which calls are refused by their headers and by the address of their client. Pure.
-
-Every RPC belongs to one of Triton's nine categories; a call is refused before its handler is found. TraceSetting and
-LogSettings also read settings: their handlers refuse the changes of clients that may not administer the server.
+Every RPC belongs to one of Triton's nine categories. `Admission` refuses a call by its headers and by the address of
+its client, before its handler is found. TraceSetting and LogSettings also read settings: their handlers refuse the
+changes of clients that may not administer the server.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from grpclib.const import Cardinality, Handler
 
 from protocols.access import Category
 from protocols.grpc.generated import grpc_service_pb2 as pb
-from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.intake import MessageIntake
 from protocols.grpc.rpc import translated_errors, unary
-from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs, SettingsRpcs, SharedMemoryRpcs
-from protocols.grpc.rpcs.standard_services import Health, WatchCall
+from protocols.grpc.rpcs.admin import KernelRpcs
 from protocols.grpc.rpcs.stream import StreamCall
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from grpclib.server import Stream
 
     from kernel.serving.interface import KernelInterface
     from protocols.access import AdminAccess, Restrictions
     from protocols.grpc.h2.headers import Fields, RequestHead
     from protocols.grpc.intake import MetadataForwarder
-    from protocols.grpc.rpc import OpenCalls
+    from protocols.grpc.rpc import Caller, OpenCalls
     from protocols.loop_budgets import MessageBudget
 
-_INFERENCE_SERVICE = "inference.GRPCInferenceService"
+SERVICE = "inference.GRPCInferenceService"
 
-_RPCS: dict[Category, tuple[str, ...]] = {
-    Category.HEALTH: ("ServerLive", "ServerReady", "ModelReady"),
-    Category.METADATA: ("ServerMetadata", "ModelMetadata"),
-    Category.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
-    Category.SHARED_MEMORY: tuple(
-        f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")
-    ),
-    Category.MODEL_CONFIG: ("ModelConfig",),
-    Category.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
-    Category.STATISTICS: ("ModelStatistics",),
-    Category.TRACE: ("TraceSetting",),
-    Category.LOGGING: ("LogSettings",),
+#: The one RPC without a handler of grpclib: `protocols.grpc.rpcs.infer` responds to it.
+MODEL_INFER = f"/{SERVICE}/ModelInfer"
+
+MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
+
+MODEL_LOAD = f"/{SERVICE}/RepositoryModelLoad"
+
+
+class Rpc(msgspec.Struct, frozen=True):
+    """An RPC of Triton's service. The messages of `NAME` are `NAMERequest` and `NAMEResponse`."""
+
+    category: Category
+    #: None for the three that get their messages in a way of their own.
+    function: Callable[[KernelRpcs, Any, Caller], Awaitable[Any]] | None
+    #: Whether only those who administer the server may call it (--admin-access).
+    administers: bool = False
+
+
+RPCS = {
+    "ServerLive": Rpc(Category.HEALTH, KernelRpcs.server_live),
+    "ServerReady": Rpc(Category.HEALTH, KernelRpcs.server_ready),
+    "ServerMetadata": Rpc(Category.METADATA, KernelRpcs.server_metadata),
+    "ModelReady": Rpc(Category.HEALTH, KernelRpcs.model_ready),
+    "ModelMetadata": Rpc(Category.METADATA, KernelRpcs.model_metadata),
+    "ModelConfig": Rpc(Category.MODEL_CONFIG, KernelRpcs.model_config),
+    "ModelStatistics": Rpc(Category.STATISTICS, KernelRpcs.model_statistics),
+    "ModelInfer": Rpc(Category.INFERENCE, None),
+    "ModelStreamInfer": Rpc(Category.INFERENCE, None),
+    "RepositoryIndex": Rpc(Category.MODEL_REPOSITORY, KernelRpcs.repository_index),
+    "RepositoryModelLoad": Rpc(Category.MODEL_REPOSITORY, None, administers=True),
+    "RepositoryModelUnload": Rpc(Category.MODEL_REPOSITORY, KernelRpcs.repository_model_unload, administers=True),
+    "SystemSharedMemoryStatus": Rpc(Category.SHARED_MEMORY, KernelRpcs.system_shared_memory_status),
+    "SystemSharedMemoryRegister": Rpc(Category.SHARED_MEMORY, KernelRpcs.system_shared_memory_register, True),
+    "SystemSharedMemoryUnregister": Rpc(Category.SHARED_MEMORY, KernelRpcs.system_shared_memory_unregister, True),
+    "CudaSharedMemoryStatus": Rpc(Category.SHARED_MEMORY, KernelRpcs.cuda_shared_memory_status),
+    "CudaSharedMemoryRegister": Rpc(Category.SHARED_MEMORY, KernelRpcs.cuda_shared_memory_register, True),
+    "CudaSharedMemoryUnregister": Rpc(Category.SHARED_MEMORY, KernelRpcs.cuda_shared_memory_unregister, True),
+    "TraceSetting": Rpc(Category.TRACE, KernelRpcs.trace_setting),
+    "LogSettings": Rpc(Category.LOGGING, KernelRpcs.log_settings),
 }
 
 #: The category of each call by its path.
 CATEGORIES: dict[str, Category] = {
-    **{f"/{_INFERENCE_SERVICE}/{name}": category for category, names in _RPCS.items() for name in names},
+    **{f"/{SERVICE}/{name}": rpc.category for name, rpc in RPCS.items()},
     "/grpc.health.v1.Health/Check": Category.HEALTH,
     "/grpc.health.v1.Health/Watch": Category.HEALTH,
     # Which services there are is metadata of the server; Triton has no reflection.
@@ -57,16 +85,8 @@ CATEGORIES: dict[str, Category] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Category.METADATA,
 }
 
-
-#: The calls of those who administer the server alone (--admin-access).
-ADMINISTERS = frozenset(
-    f"/{_INFERENCE_SERVICE}/{name}"
-    for name in (
-        "RepositoryModelLoad",
-        "RepositoryModelUnload",
-        *(f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Register", "Unregister")),
-    )
-)
+#: The paths of the calls that administer the server.
+ADMINISTERS = frozenset(f"/{SERVICE}/{name}" for name, rpc in RPCS.items() if rpc.administers)
 
 
 class Admission:
@@ -97,18 +117,6 @@ def _first_value(fields: Fields, name: str) -> bytes | None:
     return None if value is None else value.encode("latin-1")
 
 
-SERVICE = "inference.GRPCInferenceService"
-
-#: The one RPC without a handler of grpclib, see `protocols.grpc.rpcs.infer`.
-MODEL_INFER = f"/{SERVICE}/ModelInfer"
-
-MODEL_STREAM_INFER = f"/{SERVICE}/ModelStreamInfer"
-
-MODEL_LOAD = f"/{SERVICE}/RepositoryModelLoad"
-
-HEALTH_SERVICE = "grpc.health.v1.Health"
-
-
 class InferenceService:
     """`inference.GRPCInferenceService`, except ModelInfer."""
 
@@ -121,129 +129,41 @@ class InferenceService:
         max_response_pool_size: int | None = None,
         messages: MessageBudget | None = None,
     ) -> None:
-        """`max_response_pool_size` is that of `GrpcOptions`, None for no limit; `messages` is that of `Intake`."""
-        self._kernel = kernel
-        self._admin = admin
+        """`max_response_pool_size` is as in `GrpcOptions`, None for no limit; `messages` as in `Intake`."""
+        self._rpcs = KernelRpcs(kernel, admin)
         self._calls = calls
         self._max_response_pool_size = max_response_pool_size
         self._streams = MessageIntake(kernel, forwarder, streaming=True)
         self._streams.messages = messages
 
     def __mapping__(self) -> dict[str, Handler]:
-        handlers = {
-            **self._inference_handlers(),
-            **self._model_handlers(),
-            **self._repository_handlers(),
-            **self._shared_memory_handlers(),
-            **self._settings_handlers(),
-        }
-        return {f"/{SERVICE}/{name}": handler for name, handler in handlers.items()}
-
-    def _inference_handlers(self) -> dict[str, Handler]:
         return {
-            "ModelStreamInfer": Handler(
+            MODEL_STREAM_INFER: Handler(
                 self._model_stream_infer,
                 Cardinality.STREAM_STREAM,
                 pb.ModelInferRequest,
                 pb.ModelStreamInferResponse,
             ),
+            MODEL_LOAD: Handler(
+                self._rpcs.repository_model_load,
+                Cardinality.UNARY_UNARY,
+                pb.RepositoryModelLoadRequest,
+                pb.RepositoryModelLoadResponse,
+            ),
+            **{
+                f"/{SERVICE}/{name}": unary(
+                    functools.partial(rpc.function, self._rpcs),
+                    getattr(pb, f"{name}Request"),
+                    getattr(pb, f"{name}Response"),
+                )
+                for name, rpc in RPCS.items()
+                if rpc.function is not None
+            },
         }
 
     async def _model_stream_infer(self, stream: Stream[pb.ModelInferRequest, pb.ModelStreamInferResponse]) -> None:
         with translated_errors("ModelStreamInfer"):
             self._calls.check_accepting()
             call = StreamCall(self._streams, stream, max_response_pool_size=self._max_response_pool_size)
-            with self._calls.stoppable(call):
-                await call.run()
-
-    def _model_handlers(self) -> dict[str, Handler]:
-        server, model = ServerRpcs(self._kernel), ModelRpcs(self._kernel)
-        return {
-            "ServerLive": unary(server.live, pb.ServerLiveRequest, pb.ServerLiveResponse),
-            "ServerReady": unary(server.ready, pb.ServerReadyRequest, pb.ServerReadyResponse),
-            "ServerMetadata": unary(server.metadata, pb.ServerMetadataRequest, pb.ServerMetadataResponse),
-            "ModelReady": unary(model.ready, pb.ModelReadyRequest, pb.ModelReadyResponse),
-            "ModelMetadata": unary(model.metadata, pb.ModelMetadataRequest, pb.ModelMetadataResponse),
-            "ModelConfig": unary(model.config, pb.ModelConfigRequest, pb.ModelConfigResponse),
-            "ModelStatistics": unary(model.statistics, pb.ModelStatisticsRequest, pb.ModelStatisticsResponse),
-        }
-
-    def _repository_handlers(self) -> dict[str, Handler]:
-        repository = RepositoryRpcs(self._kernel)
-        return {
-            "RepositoryIndex": unary(repository.index, pb.RepositoryIndexRequest, pb.RepositoryIndexResponse),
-            "RepositoryModelLoad": Handler(
-                repository.serve_load,
-                Cardinality.UNARY_UNARY,
-                pb.RepositoryModelLoadRequest,
-                pb.RepositoryModelLoadResponse,
-            ),
-            "RepositoryModelUnload": unary(
-                repository.unload, pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse
-            ),
-        }
-
-    def _shared_memory_handlers(self) -> dict[str, Handler]:
-        rpcs = SharedMemoryRpcs(self._kernel)
-        return {
-            "SystemSharedMemoryStatus": unary(
-                rpcs.system_status,
-                pb.SystemSharedMemoryStatusRequest,
-                pb.SystemSharedMemoryStatusResponse,
-            ),
-            "SystemSharedMemoryRegister": unary(
-                rpcs.system_register,
-                pb.SystemSharedMemoryRegisterRequest,
-                pb.SystemSharedMemoryRegisterResponse,
-            ),
-            "SystemSharedMemoryUnregister": unary(
-                rpcs.system_unregister,
-                pb.SystemSharedMemoryUnregisterRequest,
-                pb.SystemSharedMemoryUnregisterResponse,
-            ),
-            "CudaSharedMemoryStatus": unary(
-                rpcs.cuda_status,
-                pb.CudaSharedMemoryStatusRequest,
-                pb.CudaSharedMemoryStatusResponse,
-            ),
-            "CudaSharedMemoryRegister": unary(
-                rpcs.cuda_register,
-                pb.CudaSharedMemoryRegisterRequest,
-                pb.CudaSharedMemoryRegisterResponse,
-            ),
-            "CudaSharedMemoryUnregister": unary(
-                rpcs.cuda_unregister,
-                pb.CudaSharedMemoryUnregisterRequest,
-                pb.CudaSharedMemoryUnregisterResponse,
-            ),
-        }
-
-    def _settings_handlers(self) -> dict[str, Handler]:
-        rpcs = SettingsRpcs(self._kernel, self._admin)
-        return {
-            "TraceSetting": unary(rpcs.trace, pb.TraceSettingRequest, pb.TraceSettingResponse),
-            "LogSettings": unary(rpcs.log, pb.LogSettingsRequest, pb.LogSettingsResponse),
-        }
-
-
-class HealthService:
-    """`grpc.health.v1.Health`."""
-
-    def __init__(self, kernel: KernelInterface, calls: OpenCalls) -> None:
-        self._kernel = kernel
-        self._calls = calls
-
-    def __mapping__(self) -> dict[str, Handler]:
-        check = Health(self._kernel).check
-        return {
-            f"/{HEALTH_SERVICE}/Check": unary(check, HealthCheckRequest, HealthCheckResponse),
-            f"/{HEALTH_SERVICE}/Watch": Handler(
-                self._watch, Cardinality.UNARY_STREAM, HealthCheckRequest, HealthCheckResponse
-            ),
-        }
-
-    async def _watch(self, stream: Stream[HealthCheckRequest, HealthCheckResponse]) -> None:
-        with translated_errors("Watch"):
-            call = WatchCall(self._kernel, stream)
             with self._calls.stoppable(call):
                 await call.run()

@@ -65,6 +65,8 @@ class HttpListener:
         self.first: FastPath | None = None
         self._tls = tls
         self._access_logger = access_logger
+        #: Gives new connections to front doors in processes of their own, or to `first`; None without such. As `first`.
+        self.arrival: Callable[[], asyncio.BaseProtocol] | None = None
         self._draining = False
         self.title = f"{service} at {listening_address(sock)}"
         self.aiohttp_server: AiohttpServer | None = None
@@ -75,7 +77,7 @@ class HttpListener:
         self.aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
         self.aiohttp_server.access_logger = self._access_logger
         connect = self.aiohttp_server if self.first is None else self.first.open(self.aiohttp_server)
-        self._server = await listen(self._sock, connect, self._tls, make_refusal=_Refusal)
+        self._server = await listen(self._sock, self.arrival or connect, self._tls, make_refusal=_Refusal)
 
     @property
     def connection_count(self) -> int:

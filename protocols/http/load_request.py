@@ -53,7 +53,8 @@ class DecodedLoad(msgspec.Struct, array_like=True):
         return sum(size for _, size in self.files)
 
 
-_decoder = msgspec.msgpack.Decoder(DecodedLoad)
+#: Returns what `decode_load_task` has found out.
+read_load = msgspec.msgpack.Decoder(DecodedLoad).decode
 
 
 class _LoadBody(msgspec.Struct):
@@ -159,11 +160,6 @@ def decode_load_task(arguments: bytes, sources: Sequence[memoryview], /) -> Task
         memory[position : position + len(content)] = content
         position += len(content)
     return TaskResult(message)
-
-
-def read_load(message: bytes) -> DecodedLoad:
-    """Return what `decode_load_task` has found out."""
-    return _decoder.decode(message)
 
 
 def load_parameters(message: bytes, memory: memoryview) -> dict[str, str | memoryview]:

@@ -37,6 +37,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     plain_errors: bool = False
     #: Whether its POST is for those who administer the server alone (--admin-access).
     administers: bool = False
+    #: Whether that is so for its GET too: it shows what clients have sent.
+    reveals: bool = False
     #: Whether it is there only with --http-dashboard.
     dashboard: bool = False
 
@@ -55,7 +57,9 @@ LITERAL_ENDPOINTS = {
 
 _ENDPOINTS = r"(?:/(?P<endpoint>infer|generate|generate_stream|ready|config|stats|trace/setting|poison/clear"
 _MODEL = re.compile(
-    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?" + _ENDPOINTS + r"|traffic|traffic/reset"
+    r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+    + _ENDPOINTS
+    + r"|traffic|traffic/reset|traffic/shadow/worst|feedback"
     r"|rollout|rollout/(?:pause|resume|promote|abort)))?"
 )
 #: A label in place of the number of a version: Triton has no such path, so it exists only for labels that a model has.
@@ -64,7 +68,15 @@ _LABELLED = re.compile(
 )
 #: What belongs to a model and not to a version.
 _WITHOUT_VERSION = frozenset(
-    {"trace/setting", "traffic", "traffic/reset", "rollout", *(f"rollout/{action}" for action in traffic.ACTIONS)}
+    {
+        "trace/setting",
+        "traffic",
+        "traffic/reset",
+        "traffic/shadow/worst",
+        "feedback",
+        "rollout",
+        *(f"rollout/{action}" for action in traffic.ACTIONS),
+    }
 )
 MODEL_ENDPOINTS = {
     "": Endpoint(Category.METADATA, {"GET": models.metadata}),
@@ -76,6 +88,10 @@ MODEL_ENDPOINTS = {
     "stats": Endpoint(Category.STATISTICS, {"GET": models.statistics}),
     "trace/setting": _TRACE_SETTING,
     "traffic": Endpoint(Category.MODEL_REPOSITORY, {"GET": traffic.report, "POST": traffic.change}, administers=True),
+    "traffic/shadow/worst": Endpoint(
+        Category.MODEL_REPOSITORY, {"GET": traffic.worst_pairs}, administers=True, reveals=True
+    ),
+    "feedback": Endpoint(Category.INFERENCE, {"POST": traffic.feedback}),
     "traffic/reset": Endpoint(Category.MODEL_REPOSITORY, {"POST": traffic.reset}, administers=True),
     "rollout": Endpoint(
         Category.MODEL_REPOSITORY, {"GET": traffic.rollout_status, "POST": traffic.start_rollout}, administers=True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import HttpVersion10, HttpVersion11
 
 from kernel.options import AdminOptions, HttpOptions
@@ -11,15 +14,17 @@ from protocols.access import Category, open_port
 from protocols.http.bodies import BodyTooSlow, TooManyChunks
 from protocols.http.call import DoorSettings, HttpCall, peer_of
 from protocols.http.door import HttpDoor
+from protocols.http.doors import Arrival, ToDoors, door_settings, take_back
 from protocols.http.endpoints.dashboard import Dashboard, asks_for_page
 from protocols.http.endpoints.docs import OpenApi
+from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.generate_call import GenerateIntake
 from protocols.http.inference.infer_call import HttpInference
 from protocols.http.responses import RESTRICTED, error_response, retry_headers
 from protocols.http.route_hints import method_hint, route_hint
 from protocols.http.routes import find_endpoint, request_path
-from protocols.listening import local_url
+from protocols.listening import is_local, local_url
 from protocols.status import http_status
 
 if TYPE_CHECKING:
@@ -27,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from kernel.errors import ServingError
+    from kernel.server_parts import DoorFigures
     from kernel.serving.interface import KernelInterface
     from protocols.access import KeyReader, OpenPort, Restrictions
-    from protocols.frontend import DoorParts
+    from protocols.frontend import DoorParts, DoorProcesses
     from protocols.http import web
 
 _DEFAULTS = HttpOptions()
@@ -39,8 +45,9 @@ def make_door(parts: DoorParts) -> HttpServer:
     """Return the front door. Raises `BadOption`."""
     options = parts.options
     return HttpServer(
-        parts.kernel, parts.sock, options.http, log_access=options.log.access, admin=options.admin, keys=parts.keys
-    )
+        parts.kernel, parts.sock, options.http, log_access=options.log.access, admin=options.admin, keys=parts.keys,
+        processes=parts.processes,
+    )  # fmt: skip
 
 
 class HttpServer(HttpDoor[HttpCall]):
@@ -56,8 +63,12 @@ class HttpServer(HttpDoor[HttpCall]):
         log_access: bool = False,
         admin: AdminOptions | None = None,
         keys: KeyReader | None = None,
+        processes: DoorProcesses | None = None,
     ) -> None:
-        """As `HttpDoor`. Without `fast_path` aiohttp serves inference, too: the same responses, in more time."""
+        """As `HttpDoor`. Without `fast_path` aiohttp serves inference, too: the same responses, in more time.
+
+        `processes` are front doors in processes of their own, which need the fast path and a port without TLS.
+        """
         super().__init__("HTTP", kernel, sock, options, log_access=log_access, admin=admin, keys=keys)
         rules = self._rules
         self._administration = open_port("HTTP", sock, options.tls, rules.restrictions)
@@ -71,8 +82,28 @@ class HttpServer(HttpDoor[HttpCall]):
             OpenApi(kernel, rules.restrictions, local_url(sock, tls=options.tls is not None)),
             self._dashboard,
         )
+        self._processes = processes
+        self._returning: set[asyncio.Task[None]] = set()
         if fast_path:
             self.listener.first = FastPath(inference, rules, log_access=log_access)
+        if processes is not None:
+            assert self.listener.first is not None, "processes of front doors need the fast path"
+            self.listener.first.moves = ToDoors(processes)
+            self.listener.arrival = functools.partial(Arrival, processes, self._make_connection)
+            self._door_settings = door_settings(
+                options, rules, loopback_only=is_local(sock.getsockname()), log_access=log_access
+            )
+
+    def _make_connection(self) -> FastConnection:
+        assert self.listener.first is not None, "the front door has no fast path"
+        return FastConnection(self.listener.first)
+
+    def _take_back(self, sock: socket.socket, received: bytes, passes: int) -> None:
+        """Serve a connection that a process of a front door gives back."""
+        work = take_back(self._make_connection, sock, received, passes, stays=True)
+        task = asyncio.get_running_loop().create_task(work)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
 
     @property
     def restrictions(self) -> Restrictions:
@@ -84,12 +115,23 @@ class HttpServer(HttpDoor[HttpCall]):
 
     async def start(self) -> None:
         await super().start()
+        if self._processes is not None:
+            self._processes.open("protocols.http.doors", self._door_settings, self._take_back)
         if self._has_dashboard:
             self._dashboard.start()
 
     async def stop(self, grace_s: float) -> None:
         self._dashboard.close()
-        await super().stop(grace_s)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(super().stop(grace_s))
+            if self._processes is not None:
+                tasks.create_task(self._processes.drain(grace_s))
+
+    def figures(self) -> DoorFigures:
+        figures = super().figures()
+        if self._processes is None:
+            return figures
+        return msgspec.structs.replace(figures, connections=figures.connections + self._processes.connection_count)
 
     def _begin(
         self, http: web.BaseRequest, headers: dict[str, str]
@@ -103,7 +145,7 @@ class HttpServer(HttpDoor[HttpCall]):
         if found is None or (found[0].dashboard and not (self._has_dashboard and asks_for_page(path, http))):
             return self._not_found(http, path)
         endpoint, names = found
-        administers = endpoint.administers and http.method == "POST"
+        administers = endpoint.administers and (http.method == "POST" or endpoint.reveals)
         refusal = self._rules.refusal(
             http.method, endpoint.category, http.headers.get, peer_of(http), administers=administers
         )

@@ -9,16 +9,20 @@ import msgspec
 
 from protocols.http.bodies import read_body_into
 from protocols.openai.errors import ApiError
+from protocols.openai.meter import GenerationMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
     from kernel.serving.interface import KernelInterface
+    from kernel.serving.route import ModelRoute
     from protocols.http import web
     from protocols.http.request_rules import RequestRules
-    from protocols.openai.api_keys import ApiKey
+    from protocols.openai.api_keys import ApiKey, KeyUse
     from protocols.openai.generation import GenerationIntake, SilenceWatch
+    from protocols.openai.meter import GenerationCounts
+    from protocols.openai.plans import GenerationPlan
 
 #: The header with the id of a request, which clients log.
 REQUEST_ID_HEADER = "x-request-id"
@@ -42,12 +46,21 @@ class DoorSettings(msgspec.Struct, frozen=True):
     now_s: Callable[[], float]
     #: When a model was first seen, in seconds since the epoch.
     created_s: Callable[[str], int]
+    counts: GenerationCounts
+
+    def meter(
+        self, route: ModelRoute, plan: GenerationPlan, begin_ns: int, use: KeyUse | None, *, ready: bool
+    ) -> GenerationMeter:
+        """Return what counts the tokens of a client's request, which came at `begin_ns`, and in the use of its key."""
+        name, version = route.spec.name, route.model.version_text
+        statistics = self.counts.of(name, version, self.kernel.catalog.ready_names())
+        return GenerationMeter(statistics, plan.choices, begin_ns, use, stream=plan.stream, ready=ready)
 
 
 class OpenAiCall:
     """One HTTP request. `names` are parts of the path, such as the model."""
 
-    __slots__ = ("door", "http", "key", "names", "request_id", "response_headers")
+    __slots__ = ("door", "http", "key", "key_use", "names", "request_id", "response_headers")
 
     def __init__(
         self,
@@ -56,10 +69,13 @@ class OpenAiCall:
         door: DoorSettings,
         response_headers: dict[str, str],
         key: ApiKey | None = None,
+        key_use: KeyUse | None = None,
     ) -> None:
         self.http = http
         #: The API key of the client; None if it needs none.
         self.key = key
+        #: Of an inference with a key that has limits: what it has used.
+        self.key_use = key_use
         self.names = names
         self.door = door
         self.request_id = request_id_of(http)

@@ -39,6 +39,8 @@ class ApiError(InvalidArgument):
         self.param = param
         self.code_text = code
         self.kind = kind
+        #: After how many seconds the client may try again; 0 where that would not help.
+        self.retry_after_s = 0
 
 
 class Mismatch(Exception):

@@ -8,6 +8,7 @@ checks.
 from __future__ import annotations
 
 import enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,13 +16,13 @@ import msgspec
 from protocols.openai.errors import Mismatch, invalid_field, refused_field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from protocols.openai.dialects import Dialect, EmbeddingDialect
 
-if TYPE_CHECKING:
     #: Returns the value as the server uses it. Raises `Mismatch`.
     Check = Callable[[Any], Any]
+
 
 #: Limits of stop words. The search for them is linear in the text, for each of them.
 MAX_STOP_WORDS = 16
@@ -230,10 +231,56 @@ EMBEDDING_FIELDS: dict[str, Field] = {
     "user": Field(_WITHOUT, text),
 }
 
+_OBFUSCATION = Field(_REFUSED, boolean, absent=(False,), reason="chunks have the size of their text")
+
 #: Members of `stream_options`.
-STREAM_OPTIONS = {
-    "include_usage": Field(_SERVER, boolean),
-    "include_obfuscation": Field(_REFUSED, boolean, absent=(False,), reason="chunks have the size of their text"),
+STREAM_OPTIONS = {"include_usage": Field(_SERVER, boolean), "include_obfuscation": _OBFUSCATION}
+
+_KEEPS_NOTHING = "the server keeps no responses: send the whole conversation as 'input'"
+
+#: POST /v1/responses.
+RESPONSE_FIELDS: dict[str, Field] = {
+    "model": Field(_SERVER, text, required=True),
+    "input": Field(_SERVER, required=True),
+    "instructions": Field(_SERVER, text),
+    "max_output_tokens": Field(_SERVER, integer(1)),
+    "stream": Field(_SERVER, boolean),
+    "stream_options": Field(_SERVER, json_object),
+    "text": Field(_SERVER, json_object),
+    "reasoning": Field(_SERVER, json_object),
+    "metadata": Field(_SERVER, json_object),
+    "include": Field(_SERVER, json_list, absent=([],)),
+    "temperature": Field(_MODEL, number(0, 2)),
+    "top_p": Field(_MODEL, number(0, 1)),
+    "tools": Field(_DECLARED, json_list, absent=([],)),
+    "tool_choice": Field(_DECLARED, absent=("none", "auto")),
+    "parallel_tool_calls": Field(_DECLARED, boolean, absent=(True,)),
+    "previous_response_id": Field(_REFUSED, reason=_KEEPS_NOTHING),
+    "conversation": Field(_REFUSED, reason=_KEEPS_NOTHING),
+    "background": Field(_REFUSED, boolean, absent=(False,), reason="the server keeps no responses"),
+    "background_options": Field(_REFUSED, reason="the server keeps no responses"),
+    "context_management": Field(_REFUSED, absent=([],), reason="the server changes no conversation"),
+    "truncation": Field(_REFUSED, text, absent=("disabled",), reason="the server shortens no conversation"),
+    "prompt": Field(_REFUSED, reason="the server keeps no prompts"),
+    "moderation": Field(_REFUSED, reason="there is no moderation"),
+    "image": Field(_REFUSED, reason="no tool of the server makes images"),
+    "access_programs": Field(_REFUSED, reason="there are none"),
+    "top_logprobs": Field(_REFUSED, integer(0, 20), absent=(0,), reason="responses have no log probabilities"),
+    "max_tool_calls": Field(_WITHOUT, _COUNT),  # it limits tools of the server, which has none
+    "prompt_cache_key": Field(_WITHOUT, text),
+    "prompt_cache_options": Field(_WITHOUT, json_object),
+    "prompt_cache_retention": Field(_WITHOUT, text),
+    "safety_identifier": Field(_WITHOUT, text),
+    "service_tier": Field(_WITHOUT, text),
+    "store": Field(_WITHOUT, boolean),
+    "user": Field(_WITHOUT, text),
+}
+
+#: Members of `stream_options` and of `text` there.
+RESPONSE_STREAM_OPTIONS = {"include_obfuscation": _OBFUSCATION}
+RESPONSE_TEXT = {
+    "format": Field(_SERVER, json_object),
+    "verbosity": Field(_DECLARED, text, absent=("medium",)),
 }
 
 
@@ -241,15 +288,11 @@ def checked(document: Any, table: dict[str, Field]) -> dict[str, Any]:
     """Return the fields that are given and ask for something, with checked values. Raises `ApiError`."""
     if not isinstance(document, dict):
         raise invalid_field("", "model_attributes_type", "Input should be a valid dictionary")
-    return _checked(document, table, "")
+    return checked_members(document, table, "")
 
 
-def checked_stream_options(options: dict[str, Any]) -> dict[str, Any]:
-    """As `checked`, for the members of `stream_options`."""
-    return _checked(options, STREAM_OPTIONS, "stream_options.")
-
-
-def _checked(document: dict[str, Any], table: dict[str, Field], prefix: str) -> dict[str, Any]:
+def checked_members(document: dict[str, Any], table: dict[str, Field], prefix: str) -> dict[str, Any]:
+    """As `checked`, for the members of a field; `prefix` is its name and a full stop."""
     for name, each in table.items():
         if each.required and name not in document:
             raise invalid_field(prefix + name, "missing", "Field required")
@@ -272,8 +315,16 @@ def _checked(document: dict[str, Any], table: dict[str, Field], prefix: str) -> 
     return found
 
 
-def refuse_others(fields: Collection[str], table: dict[str, Field], dialect: Dialect | EmbeddingDialect) -> None:
-    """Raise `ApiError` for the first of `fields` that is the model's matter and that does not reach it."""
+def refuse_others(
+    fields: Collection[str],
+    table: dict[str, Field],
+    dialect: Dialect | EmbeddingDialect,
+    sent_as: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise `ApiError` for the first of `fields` that is the model's matter and that does not reach it.
+
+    `sent_as` has fields that the client calls otherwise.
+    """
     for name in fields:
         if table[name].treatment in (Treatment.MODEL, Treatment.DECLARED) and name not in dialect.honoured:
-            raise refused_field(name, f"model '{dialect.model}' {dialect.reason}")
+            raise refused_field(sent_as.get(name, name), f"model '{dialect.model}' {dialect.reason}")

@@ -15,7 +15,7 @@ import msgspec
 from kernel.records.front_doors import HTTP, Reception, at_iteration_end
 from kernel.serving.request import Request
 from protocols.forwarding import last_value
-from protocols.intake import Decoded, HelperJob, Intake, take
+from protocols.intake import Decoded, Intake, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,18 +63,6 @@ class GenerationIntake(Intake):
         request.leased = any(tensor.span is not None for tensor in message)
         # The models may have changed since the body was decoded.
         return Decoded(request, self.kernel.route(head.model_name))
-
-    def keep(self, call: ChoiceCall, message: Sequence[Tensor], decoded: Decoded) -> None:
-        """Keep nothing: no two requests are equal."""
-
-    def helper_job(
-        self, call: ChoiceCall, message: Sequence[Tensor], received_in: ReceiveBuffer | None
-    ) -> tuple[Request, HelperJob]:
-        """Never called: `decode` needs no helper."""
-        raise AssertionError("the inputs of a generation are decoded before")
-
-    def read_options(self, octets: bytes, route: ModelRoute) -> None:
-        """Return nothing: the response needs to know nothing."""
 
 
 def _match_nothing(head: object, message: object, generation: int, call: object) -> None:

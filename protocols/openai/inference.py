@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions, /v1/completions and /v1/embeddings: a stream of chunks, one body, a vector for each input.
+"""POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings: a stream, one body, or vectors.
 
-The way from the body of a request to requests of the model (`submitted`) is the same for all three.
+The way from the body of a request to requests of the model (`submitted`) is the same for all.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from protocols.http.bodies import BodyCollector
 from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import SERVER_HEADER, json_text_response
 from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
-from protocols.openai.errors import error_event
 from protocols.openai.generation import Generation, GenerationHead
 from protocols.openai.plans import Api
 from protocols.openai.preparing import prepare
 from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
+from protocols.openai.responses_api import ResponseBody, ResponseEvents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from kernel.config.spec import ModelSpec
     from kernel.serving.response import Response
+    from kernel.serving.route import ModelRoute
     from protocols.openai.call import OpenAiCall
     from protocols.openai.dialects import Dialect, EmbeddingDialect
     from protocols.openai.generation import ChoiceCall
+    from protocols.openai.meter import GenerationMeter
     from protocols.openai.plans import GenerationPlan
     from protocols.openai.responses import Receiver
     from shm.tensor import Tensor
@@ -66,22 +67,36 @@ async def completions(call: OpenAiCall) -> web.StreamResponse:
     return await _generate(call, Api.COMPLETIONS)
 
 
+async def responses(call: OpenAiCall) -> web.StreamResponse:
+    """Continue a conversation, for clients of the Responses API."""
+    return await _generate(call, Api.RESPONSES)
+
+
+#: What ids of responses begin with.
+_PREFIXES = {Api.CHAT: "chatcmpl-", Api.COMPLETIONS: "cmpl-", Api.RESPONSES: "resp_"}
+
+
 async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
+    begin_ns = monotonic_ns()
     async with submitted(call, api) as found:
-        plan, dialect = found.plan, required_dialect(found.spec)
-        prefix = "chatcmpl-" if api.is_chat else "cmpl-"
-        identity = Identity(prefix + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
-        requests = _ModelRequests(found.generation, dialect, plan.model)
-        if plan.stream:
-            return await _stream(call, requests, (ReadyEvents if dialect.ready else TextEvents)(plan, identity))
-        return await _whole(call, requests, (ReadyBody if dialect.ready else TextBody)(plan, identity))
+        plan, dialect = found.plan, required_dialect(found.route.spec)
+        identity = Identity(_PREFIXES[api] + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
+        with call.door.meter(found.route, plan, begin_ns, call.key_use, ready=dialect.ready) as meter:
+            requests = _ModelRequests(found.generation, dialect, plan.model, meter)
+            if plan.stream:
+                events = (ReadyEvents if dialect.ready else TextEvents)(plan, identity)
+                around = ResponseEvents(events, plan, identity) if api is Api.RESPONSES else events
+                return await _stream(call, requests, around)
+            body = (ReadyBody if dialect.ready else TextBody)(plan, identity)
+            return await _whole(call, requests, ResponseBody(body, plan, identity) if api is Api.RESPONSES else body)
 
 
 class _ModelRequests:
     """How far the requests to the model are."""
 
-    def __init__(self, generation: Generation, dialect: Dialect, model: str) -> None:
+    def __init__(self, generation: Generation, dialect: Dialect, model: str, meter: GenerationMeter) -> None:
         self.generation = generation
+        self._meter = meter
         self._output = dialect.output
         self._model = model
         #: How many requests have not ended.
@@ -89,33 +104,40 @@ class _ModelRequests:
 
     def take(self, receiver: Receiver) -> bool:
         """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
-        arrived = self.generation.arrived()
-        last, count = None, 0
-        for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
-            call, response = arrived.popleft()
-            if isinstance(response, Exception):
-                raise_refusal(response, f"a request to model '{self._model}'")
-            try:
-                self._take(call, response, receiver)
-            finally:
-                response.release()
-            if call is not last:  # responses of one choice come together: its model is given credit once for all
-                if last is not None:
-                    last.consumed(count)
-                last, count = call, 0
-            count += 1
+        arrived, meter = self.generation.arrived(), self._meter
+        last, count, now_ns = None, 0, monotonic_ns()
+        try:
+            for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
+                call, response = arrived.popleft()
+                if call is not last:  # responses of one choice come together: they are counted once for all
+                    if last is not None:
+                        meter.came(last.number, now_ns)
+                        last.consumed(count)  # its model is given credit
+                    last, count = call, 0
+                if isinstance(response, Exception):
+                    raise_refusal(response, f"a request to model '{self._model}'")
+                try:
+                    self._take(call, response, receiver, now_ns)
+                finally:
+                    response.release()
+                count += 1
+        finally:
+            if last is not None:
+                meter.came(last.number, now_ns)
         if last is not None:
             last.consumed(count)
         return bool(arrived)
 
-    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver) -> None:
+    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> None:
         if call.ended:
             return
-        number = call.number
+        number, meter = call.number, self._meter
         if response.error is not None and not receiver.is_finished(number):
             raise response.error
         if response.outputs is not None:
-            receiver.add(number, read_piece(response, self._output))
+            piece = read_piece(response, self._output)
+            receiver.add(number, piece)
+            meter.add(number, piece)
         if response.final:
             call.ended = True
         elif receiver.is_stopped(number):  # the model would go on for nothing
@@ -124,9 +146,12 @@ class _ModelRequests:
         if call.ended:
             self.open -= 1
             receiver.end(number)
+            meter.ended(number, now_ns)
 
 
-async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody | ReadyBody) -> web.StreamResponse:
+async def _whole(
+    call: OpenAiCall, progress: _ModelRequests, receiver: TextBody | ReadyBody | ResponseBody
+) -> web.StreamResponse:
     """Return the response when the model has ended. Its text counts in the budget meanwhile."""
     budget, counted = call.door.kernel.budget, 0
     try:
@@ -141,9 +166,15 @@ async def _whole(call: OpenAiCall, progress: _ModelRequests, receiver: TextBody 
         budget.remove(counted)
 
 
-async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents) -> web.StreamResponse:
-    """Send chunks as they come: all that wait in one write. The first response decides the status."""
+async def _stream(
+    call: OpenAiCall, progress: _ModelRequests, receiver: TextEvents | ReadyEvents | ResponseEvents
+) -> web.StreamResponse:
+    """Send chunks as they come: all that wait in one write. The first response decides the status.
+
+    What the receiver keeps until the end counts in the budget.
+    """
     silence, generation = call.door.silence, progress.generation
+    budget, counted = call.door.kernel.budget, 0
     response = web.StreamResponse(headers=_EVENT_STREAM | call.response_headers)
     silence.add(generation)
     try:
@@ -160,8 +191,11 @@ async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEven
             events = receiver.take()
             generation.silent_s = 0
             if failure is not None:
-                await response.write(events + error_event(failure))
+                await response.write(events + receiver.failure(failure))
                 return response
+            if receiver.byte_size != counted:
+                budget.add(receiver.byte_size - counted)
+                counted = receiver.byte_size
             if not response.prepared and (events or not heard or not progress.open):
                 await response.prepare(call.http)
                 silence.begun(generation)
@@ -171,6 +205,7 @@ async def _stream(call: OpenAiCall, progress: _ModelRequests, receiver: TextEven
         await response.write(receiver.take())
         return response
     finally:
+        budget.remove(counted)
         silence.remove(generation)
 
 
@@ -188,7 +223,7 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
     budget, counted = call.door.kernel.budget, 0
     try:
         async with submitted(call, Api.EMBEDDINGS) as found:
-            dialect = required_embedding_dialect(found.spec)
+            dialect = required_embedding_dialect(found.route.spec)
             vectors = _Vectors(found.generation, dialect, as_base64=found.plan.as_base64)
             while vectors.open:
                 await found.generation.wait()
@@ -196,6 +231,8 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
                 budget.add(vectors.byte_size - counted)
                 counted = vectors.byte_size
                 await asyncio.sleep(0)
+            if call.key_use is not None:
+                call.key_use.spend(vectors.token_count)
             return json_text_response(vectors.body(found.plan.model))
     finally:
         budget.remove(counted)
@@ -237,6 +274,11 @@ class _Vectors:
                 response.release()
             call.consumed(1)
 
+    @property
+    def token_count(self) -> int:
+        """How many tokens the inputs have, as far as the model says it."""
+        return sum(each for each in self._tokens if each is not None)
+
     def _encode(self, vector: bytes) -> bytes:
         if self._as_base64:
             return b'"%b"' % base64.b64encode(vector)
@@ -268,7 +310,7 @@ class SubmittedChoices(msgspec.Struct, frozen=True):
     """The requests to a model that one request of a client has become."""
 
     plan: GenerationPlan
-    spec: ModelSpec
+    route: ModelRoute
     generation: Generation
 
 
@@ -291,7 +333,7 @@ async def submitted(call: OpenAiCall, api: Api) -> AsyncGenerator[SubmittedChoic
     generation = Generation(door.intake, head, begin_ns)
     try:
         await _submit(generation, prepared.inputs)
-        yield SubmittedChoices(plan, route.spec, generation)
+        yield SubmittedChoices(plan, route, generation)
     finally:
         generation.close()
 

@@ -17,10 +17,13 @@ from protocols.openai.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     EMBEDDING_FIELDS,
+    RESPONSE_FIELDS,
+    STREAM_OPTIONS,
     checked,
-    checked_stream_options,
+    checked_members,
     refuse_others,
 )
+from protocols.openai.responses_api import SENT_AS, as_chat
 
 if TYPE_CHECKING:
     from protocols.openai.dialects import Dialect, EmbeddingDialect
@@ -51,10 +54,12 @@ class Api(enum.Enum):
     COMPLETIONS = "completions"
     #: Makes vectors, and no text.
     EMBEDDINGS = "embeddings"
+    #: The Responses API, whose requests become those of a chat.
+    RESPONSES = "responses"
 
     @property
     def is_chat(self) -> bool:
-        return self is Api.CHAT
+        return self is Api.CHAT or self is Api.RESPONSES
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -62,7 +67,12 @@ class Api(enum.Enum):
         return _FIELDS[self]
 
 
-_FIELDS = {Api.CHAT: CHAT_FIELDS, Api.COMPLETIONS: COMPLETION_FIELDS, Api.EMBEDDINGS: EMBEDDING_FIELDS}
+_FIELDS = {
+    Api.CHAT: CHAT_FIELDS,
+    Api.COMPLETIONS: COMPLETION_FIELDS,
+    Api.EMBEDDINGS: EMBEDDING_FIELDS,
+    Api.RESPONSES: RESPONSE_FIELDS,
+}
 
 
 class GenerationPlan(msgspec.Struct, array_like=True):
@@ -87,6 +97,8 @@ class GenerationPlan(msgspec.Struct, array_like=True):
     echoed: list[str] = []
     #: Of embeddings: whether vectors are base64 of FP32, and not lists of numbers.
     as_base64: bool = False
+    #: Of the Responses API: the members of a response that repeat the request, as JSON.
+    repeated: bytes = b""
 
     @property
     def choices(self) -> int:
@@ -100,6 +112,10 @@ class Document(msgspec.Struct):
     fields: dict[str, Any]
     #: How many bytes the body has.
     byte_size: int
+    #: As `GenerationPlan.repeated`.
+    repeated: bytes = b""
+    #: Where each message was in the request; None where they are its field `messages`.
+    places: list[str] | None = None
 
     @property
     def model(self) -> str:
@@ -114,7 +130,11 @@ def read_document(body: Buffer, api: Api) -> Document:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"the body is not valid JSON: {error}", param=None) from None
-    return Document(api, checked(document, api.fields), len(body))
+    fields = checked(document, api.fields)
+    if api is Api.RESPONSES:
+        chat = as_chat(fields)
+        return Document(api, chat.fields, len(body), chat.repeated, chat.places)
+    return Document(api, fields, len(body))
 
 
 def make_plan(
@@ -127,8 +147,13 @@ def make_plan(
     fields, api, ready = document.fields, document.api, dialect.ready
     if api.is_chat and not dialect.chats:
         raise ApiError(f"model '{dialect.model}' has no chat template: use /v1/completions", param="model")
-    refuse_others(fields, api.fields, dialect)
-    plan = GenerationPlan(api, document.model, fields.get("stream", False), n=fields.get("n", 1))
+    if api is Api.RESPONSES:
+        refuse_others(fields, CHAT_FIELDS, dialect, SENT_AS)
+    else:
+        refuse_others(fields, api.fields, dialect)
+    plan = GenerationPlan(
+        api, document.model, fields.get("stream", False), n=fields.get("n", 1), repeated=document.repeated
+    )
     _add_stream_options(plan, fields)
     if "top_logprobs" in fields and not fields.get("logprobs"):
         raise ApiError("`top_logprobs` can only be used when `logprobs` is True", param="top_logprobs")
@@ -140,7 +165,7 @@ def make_plan(
     if plan.max_tokens is not None:
         common["max_tokens"] = plan.max_tokens
     if api.is_chat:
-        check_messages(fields["messages"], dialect)
+        check_messages(fields["messages"], dialect, document.places)
         common["messages"] = msgspec.Raw(_encoder.encode(fields["messages"]))  # once for all choices
     else:
         _add_prompts(plan, common, dialect)
@@ -154,7 +179,7 @@ def make_plan(
 def _add_stream_options(plan: GenerationPlan, fields: dict[str, Any]) -> None:
     if "stream_options" not in fields:
         return
-    options = checked_stream_options(fields["stream_options"])
+    options = checked_members(fields["stream_options"], STREAM_OPTIONS, "stream_options.")
     if not plan.stream:
         raise ApiError("`stream_options` can only be used when `stream` is True", param="stream_options")
     plan.include_usage = options.get("include_usage", False)
@@ -245,10 +270,13 @@ _OTHER_PARTS = ("image_url", "input_audio", "file")
 _TEXT_PARTS = {"text": "text", "refusal": "refusal"}
 
 
-def check_messages(messages: list[Any], dialect: Dialect) -> None:
-    """Raise `ApiError` for a value that is not a message, and for parts that the model does not take."""
+def check_messages(messages: list[Any], dialect: Dialect, places: list[str] | None = None) -> None:
+    """Raise `ApiError` for a value that is not a message, and for parts that the model does not take.
+
+    `places` are the names of the messages in errors.
+    """
     for number, message in enumerate(messages):
-        place = f"messages.{number}"
+        place = f"messages.{number}" if places is None else places[number]
         if not isinstance(message, dict):
             raise invalid_field(place, "model_attributes_type", "Input should be a valid dictionary")
         role = message.get("role")

@@ -13,8 +13,10 @@ import msgspec
 from kernel.errors import InternalError
 from protocols.http.json.document import UNDECODABLE, member_texts
 from protocols.openai.choices import Choices
+from protocols.openai.errors import error_event
 
 if TYPE_CHECKING:
+    from kernel.errors import ServingError
     from protocols.openai.choices import Usage
     from protocols.openai.dialects import Piece
     from protocols.openai.plans import GenerationPlan
@@ -51,6 +53,10 @@ class Receiver:
         """Whether the text of the choice is complete, so that a later failure changes nothing."""
         return False
 
+    def failure(self, error: ServingError) -> bytes:
+        """Return the event that ends a stream with `error`."""
+        return error_event(error)
+
 
 class _TextReceiver(Receiver):
     """Takes the text of each choice."""
@@ -68,6 +74,9 @@ class _TextReceiver(Receiver):
 
 class TextEvents(_TextReceiver):
     """The events of a stream, of a model that sends text."""
+
+    #: How many bytes are kept until the end of the stream.
+    byte_size = 0
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         super().__init__(plan)
@@ -109,6 +118,9 @@ class TextEvents(_TextReceiver):
 
 class ReadyEvents(Receiver):
     """The events of a stream, of a model that makes its chunks itself."""
+
+    #: As in `TextEvents`.
+    byte_size = 0
 
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         self._writer = ChunkWriter(plan, identity)

@@ -111,6 +111,7 @@ class OpenAiRoute(msgspec.Struct, frozen=True):
 _LITERAL = {
     "/v1/chat/completions": OpenAiRoute(Category.INFERENCE, {"POST": inference.chat_completions}),
     "/v1/completions": OpenAiRoute(Category.INFERENCE, {"POST": inference.completions}),
+    "/v1/responses": OpenAiRoute(Category.INFERENCE, {"POST": inference.responses}),
     "/v1/embeddings": OpenAiRoute(Category.INFERENCE, {"POST": inference.embeddings}),
     "/v1/models": OpenAiRoute(Category.METADATA, {"GET": list_models}),
     "/health/ready": OpenAiRoute(Category.HEALTH, {"GET": ready}),

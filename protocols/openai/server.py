@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
+from kernel.server_parts import GenerationFigures
 from protocols.access import Category, open_port
 from protocols.http import web
 from protocols.http.bodies import BodyTooSlow, TooManyChunks
@@ -19,6 +20,7 @@ from protocols.openai.api_keys import ApiKeys
 from protocols.openai.call import REQUEST_ID_HEADER, DoorSettings, OpenAiCall, request_id_of
 from protocols.openai.errors import ApiError, error_body, status_of
 from protocols.openai.generation import GenerationIntake, SilenceWatch
+from protocols.openai.meter import GenerationCounts
 from protocols.openai.routes import find_route
 
 if TYPE_CHECKING:
@@ -89,6 +91,7 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
             options.default_max_tokens,
             now_s,
             self._created_s,
+            GenerationCounts(),
         )
 
     @property
@@ -104,6 +107,12 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         if self._keys is not None:
             self._keys.watch.stop()
         await super().stop(grace_s)
+
+    def figures(self) -> GenerationFigures:
+        door = super().figures()
+        return GenerationFigures(
+            door.protocol, door.connections, door.certificate_expiry_s, dict(self.door.counts.by_model)
+        )
 
     def _created_s(self, name: str) -> int:
         """Return when the model was first listed; forgets models that are gone."""
@@ -128,10 +137,13 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         )
         if refusal is not None:
             raise ApiError(refusal, 401, code="invalid_auth")
-        key = None
+        key, use = None, None
         if self._keys is not None and route.category is not Category.HEALTH:
             key = self._keys.find(http.headers.get("Authorization"))
-        return handler, OpenAiCall(http, names, self.door, headers, key)
+            if route.category is Category.INFERENCE and key.is_limited:
+                use = self._keys.use_of(key)
+                use.begin(key, time.monotonic_ns())
+        return handler, OpenAiCall(http, names, self.door, headers, key, use)
 
     def _methods(self, http: web.BaseRequest) -> Iterable[str] | None:
         found = find_route(request_path(http.raw_path))
@@ -145,6 +157,8 @@ class OpenAiServer(HttpDoor[OpenAiCall]):
         elif isinstance(error, TooManyChunks):
             error = ApiError(str(error))
         headers = {**SERVER_HEADER, **retry_headers(error), REQUEST_ID_HEADER: request_id_of(http)}
+        if isinstance(error, ApiError) and error.retry_after_s:
+            headers["Retry-After"] = str(error.retry_after_s)
         if isinstance(error, _NotAllowed):
             headers["Allow"] = error.allowed
         return web.Response(status=status_of(error), body=error_body(error), content_type=JSON, headers=headers)

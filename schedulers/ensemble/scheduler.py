@@ -10,7 +10,7 @@ written anew for the client.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernel.loop.clock import Clock
     from kernel.serving.inbox import Inbox
     from kernel.serving.instances import InstanceSet
+    from kernel.serving.kernel import Kernel
     from kernel.serving.model import Model
     from kernel.serving.request import Request
     from schedulers.ensemble.progress import StepCall
@@ -52,31 +53,6 @@ _stalls = LimitedLog(logger, logging.WARNING)
 
 #: How many kinds of requests are remembered: clients choose the shapes.
 _MOST_CHECKED = 256
-
-
-class ModelCaller(Protocol):
-    """Submits requests of steps. Implemented by `kernel.serving.kernel.Kernel`."""
-
-    @property
-    def generation(self) -> int:
-        """Grows with every change of the models."""
-
-    def resolve(self, name: str, version: str = "", namespace: str = "") -> Model:
-        """Return the version for a request, in the repository `namespace` first. Raises `ServingError`."""
-
-    def has_rules(self) -> bool:
-        """Whether rules decide for any model which version executes a request."""
-
-    def resolve_for(
-        self, request: Request, parent: Request, name: str, version: str = "", namespace: str = ""
-    ) -> Model:
-        """As `resolve`, for a request that is made for `parent`: its rules decide. Raises `ServingError`."""
-
-    def submit(self, request: Request, *, pinned: Model, checked: bool) -> None:
-        """Check and queue a request for a version that is pinned. A refusal is a response to its sink.
-
-        With `checked` a request with equal tensors, apart from their bytes, was checked before.
-        """
 
 
 class _StepSink(msgspec.Struct, eq=False):
@@ -115,9 +91,7 @@ class _StepSink(msgspec.Struct, eq=False):
 class EnsembleDriver:
     """The living requests of one version of an ensemble."""
 
-    def __init__(
-        self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, caller: ModelCaller
-    ) -> None:
+    def __init__(self, spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, caller: Kernel) -> None:
         assert spec.ensemble is not None
         self._plan = EnsemblePlan(spec, spec.ensemble)
         self._inbox = inbox
@@ -460,7 +434,7 @@ def _title(tensor: str, model: str) -> str:
     return f"for inference input '{tensor}' for model '{model}'"
 
 
-async def ensemble(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, *, caller: ModelCaller) -> None:
+async def ensemble(spec: ModelSpec, inbox: Inbox, instances: InstanceSet, clock: Clock, *, caller: Kernel) -> None:
     """Schedule an ensemble: its steps are requests to other models, submitted through `caller`."""
     driver = EnsembleDriver(spec, inbox, instances, clock, caller)
     try:

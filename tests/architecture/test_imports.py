@@ -40,7 +40,7 @@ LAYERS = (
     {"errors", "machine"},
     {"config", "file_threads", "settings"},
     {"extensions", "observe", "packaging"},
-    {"serving"},
+    {"background", "serving"},
     {"cache", "memory", "records", "testing", "traffic"},
     {"repository"},
     {"options", "startup"},
@@ -80,11 +80,14 @@ ROOMS = {
     "backends/launch": _FOR_WORKERS
     | {"backends/environments", "backends/process_control", "backends/transport"}
     | {"kernel/repository", "kernel/server_parts"},
-    "backends/supervision": _FOR_WORKERS | _SUPERVISION | {"kernel/repository", "kernel/server_parts"},
+    "backends/supervision": _FOR_WORKERS
+    | _SUPERVISION
+    | {"kernel/background", "kernel/repository", "kernel/server_parts"},
     **{
         f"backends/{name}": _FOR_WORKERS | _WORKER_SIDE
         for name in ("fil", "onnxruntime", "portable", "pytorch", "sklearn", "tensorrt", "zygote")
     },
+    "backends/mlflow": _FOR_WORKERS | _WORKER_SIDE | {"backends/fil", "backends/onnxruntime", "backends/sklearn"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},
@@ -118,8 +121,10 @@ FOREIGN = {
         "kernel/tools/bench/inputs.py",
         "kernel/tools/infer_arguments.py",
         "kernel/tools/replay_report.py",
+        "kernel/tools/shadow_of.py",
         "kernel/tools/trial.py",
         "kernel/tools/trial_arrays.py",
+        "kernel/traffic/comparing.py",
         "shm/arrays.py",
     ),
     "onnxruntime": ("backends/onnxruntime",),

@@ -23,6 +23,9 @@ with (ROOT / "pyproject.toml").open("rb") as _file:
 #: Modules that belong to no distribution: what a worker offers to models, and what a test's models have beside them.
 NO_DISTRIBUTION = {"triton_python_backend_utils", "loader", "lab_above", "lab_beside"}
 
+#: Modules of distributions with another name that are not installed for `make test`.
+NAMED_OTHERWISE = {"mlflow": "mlflow-skinny"}
+
 #: Our public module, in `kernel/importable`.
 PUBLIC_MODULE = "naiad"
 
@@ -185,7 +188,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 def distributions(module: str) -> set[str]:
     """Return the distributions that have a module of this name; the name itself if it is not installed (extras)."""
-    return names(_distributions().get(module, [module]))
+    return names(_distributions().get(module, [NAMED_OTHERWISE.get(module, module)]))
 
 
 def declared() -> set[str]:

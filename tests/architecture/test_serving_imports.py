@@ -1,4 +1,8 @@
-"""A server that serves has imported nothing that only others need: its memory and the time of its start count."""
+"""A server that serves, and `naiad ready`, have imported nothing that only others need.
+
+The memory of a server and the time of its start count. A health check asks every few seconds, beside a server that has
+work to do.
+"""
 
 from __future__ import annotations
 
@@ -122,3 +126,63 @@ def test_the_modules_that_must_not_be_there_and_are_ours_exist() -> None:
     for name in ours:
         path = Path(__file__).parents[2] / name.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), name
+
+
+#: Our modules that `naiad ready` imports, and no others: flags may say where the server is.
+OF_READY = {
+    "kernel",
+    "kernel.__main__",
+    "kernel.cache",
+    "kernel.cache.config",
+    "kernel.config",
+    "kernel.config.gpus",
+    "kernel.errors",
+    "kernel.flags",
+    "kernel.flags.flag",
+    "kernel.flags.known",
+    "kernel.flags.read",
+    "kernel.flags.trace_flags",
+    "kernel.naiad_module",
+    "kernel.options",
+    "kernel.records",
+    "kernel.records.record_settings",
+    "kernel.regular_files",
+    "kernel.repository",
+    "kernel.repository.backend_config",
+    "kernel.repository.clouds",
+    "kernel.repository.clouds.address",
+    "kernel.repository.execution_environment",
+    "kernel.repository.gpus",
+    "kernel.repository.held_folders",
+    "kernel.repository.host_policy",
+    "kernel.repository.path_hints",
+    "kernel.settings",
+    "kernel.texts",
+    "kernel.tools",
+    "kernel.tools.main",
+    "kernel.tools.ready",
+    "kernel.tools.run",
+    "kernel.tree_files",
+}
+
+#: What else it must not import: each of them takes as long as all that it needs.
+NOT_FOR_READY = {"aiohttp", "asyncio", "google", "numpy", "rich", "typer", "urllib.request"}
+
+
+def test_a_health_check_imports_only_what_it_needs() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "kernel", "ready"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+    environment["NAIAD_URL"] = "127.0.0.1:1"  # nobody listens there
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1, found.stderr[-500:]
+    imported = set(_IMPORTED.findall(found.stderr))
+    ours = {name for name in imported if _is_in(name, "kernel")}
+    assert ours | {"kernel.__main__"} == OF_READY
+    assert {name for name in imported for foreign in NOT_FOR_READY if _is_in(name, foreign)} == set()
+
+
+def test_a_command_that_starts_a_server_has_imported_neither_protobuf_nor_asyncio_before() -> None:
+    """The zygote of workers starts before the server is imported: what comes first delays it."""
+    code = "import sys, kernel.tools.main; print(sorted({'asyncio', 'google.protobuf'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"

@@ -8,6 +8,12 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
+    "protocols/clients/http_shadow.py Copies._begin": "one for each copy in flight; `__aexit__` awaits it",
+    "backends/doors/__main__.py OwnHelpers.add": "its end, also by a failure, ends the task of the front door",
+    "backends/doors/__main__.py _Process._adopt": "in the group of `wait`",
+    "backends/doors/__main__.py _Process._drain": "in the group of `wait`",
+    "backends/doors/pool.py DoorPool._start_soon": "starts a door again until it runs; `close` cancels it",
+    "protocols/http/server.py HttpServer._take_back": "takes over a connection, which a failure closes",
     "kernel/observe/gpu_figures.py GpuFigureReader.refresh": "a driver may take longer than a page waits; "
     "`close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory._send_soon": "runs while batches wait; `close` cancels it",
@@ -18,9 +24,7 @@ FREE_TASKS = {
     "backends/hosts/launcher.py AgentLauncher.start": "connects again and again; `close` cancels and awaits it",
     "backends/helper/pool.py HelperPool._run_waiting": "one for each helper that works; `close` awaits it",
     "backends/helper/pool.py HelperPool.start_ahead": "starts the first helper; `close` awaits it",
-    "kernel/cache/caching.py ResponseCaching._start": "runs while a request waits at the cache; `close` cancels it",
-    "kernel/cache/stored.py StoredCache._run": "runs while a store is asked, within a timeout; `close` cancels it",
-    "kernel/repository/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
+    "kernel/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
     "kernel/repository/clouds/repository.py _completed": "awaited at once, and again before it is undone",
     "protocols/file_watch.py FileWatch._look_later": "its end plans the next look, also if it has failed",
     "kernel/repository/running_loads.py RunningLoads.run": "awaited at once; `end` cancels them meanwhile",
@@ -33,6 +37,8 @@ FREE_TASKS = {
 
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
+    "backends/doors/__main__.py OwnHelpers._run": "a task that fails must not end its door",
+    "backends/doors/door_end.py DoorKernel.submit": "a refusal is a response, whatever it comes from",
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",
     "backends/supervision/watchdog.py Watchdog.look": "one look that fails must not keep the others from it",
     "backends/custom_backend.py SteppedBackend.finalize": "a backend may raise anything: its other steps follow",
@@ -48,7 +54,7 @@ CATCH_ALL = {
     "backends/python/model_modules.py ModelModules._is_own": "libraries put objects that raise into sys.modules",
     "backends/worker/members.py Members._run": "the top of a thread: what ended it is logged and sent",
     "backends/worker/loop.py Worker._run_backend": "a backend may raise anything: its requests fail, the worker stays",
-    "backends/worker/pipelined_batches.py PipelinedBatches._compute": "as `Worker._run_backend`",
+    "backends/worker/pipelined_batches.py PipelinedBatches._do": "as `Worker._run_backend`",
     "backends/worker/pipelined_batches.py PipelinedBatches._prepared": "as `Worker._run_backend`",
     "backends/worker/pipelined_batches.py PipelinedBatches._tried": "as `Worker._run_backend`",
     "backends/worker/loop.py Worker._tried": "a backend may raise anything: the load fails with its text",
@@ -66,12 +72,11 @@ CATCH_ALL = {
     "kernel/embedding/server.py ServerThread._run": "the top of a thread: `start` raises it to the program",
     "kernel/config/load.py from_pbtxt": "protobuf raises errors of its own and of Python: the file is wrong",
     "kernel/config/load.py from_json": "protobuf raises errors of its own and of Python: the text is wrong",
-    "kernel/repository/background.py BackgroundTasks._again": "what fails is logged and counted, and begins again",
+    "kernel/background.py BackgroundTasks._again": "what fails is logged and counted, and begins again",
     "kernel/repository/ensembles.py parts_by_name": "what is wrong with one model is found by its load",
     "kernel/file_threads.py _Job.work": "the top of a thread: who waits for it raises it",
     "kernel/repository/lifecycle.py Lifecycle._load_guarded": "one model that fails must not keep others from theirs",
     "kernel/extensions.py extension": "code of a package may raise anything: the load fails with its text",
-    "kernel/repository/agents.py in_own_thread.run": "the top of a thread: who waits for it raises it",
     "kernel/repository/agents.py ModelAgents._load": "an agent may raise anything: the load fails with it",
     "kernel/repository/agents.py ModelAgents._act": "an agent may raise anything: other actions follow",
     "kernel/loop/iteration_end.py IterationEnd._call": "one callback that fails must not keep the others from running",
@@ -81,6 +86,7 @@ CATCH_ALL = {
     "kernel/serving/inbox.py Inbox.post": "a scheduler that raises fails its model, not its caller",
     "kernel/serving/model.py Model._scheduler_failed": "a scheduler that cannot start again fails its model",
     "kernel/serving/model.py Model.start": "a scheduler of a package may raise anything: the load fails with its text",
+    "kernel/serving/kernel.py Kernel.submit_copy": "as Kernel.submit",
     "kernel/serving/kernel.py Kernel.submit": "a refusal is a response, whatever it comes from",
     "protocols/grpc/handlers.py CompressedCall._compress": "the top of a task: a failure ends the call",
     "protocols/grpc/rpc.py translated_errors": "the connection handler of gRPC: a bug is logged, the call fails",

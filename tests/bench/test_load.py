@@ -1,7 +1,4 @@
-"""The load client and a real server: small loads over both protocols, on several models.
-
-The load client's protocols: a response is complete with its last byte, and an error is never counted.
-"""
+"""The load client: small loads on a real server; responses are complete with their last byte, errors do not count."""
 
 from __future__ import annotations
 

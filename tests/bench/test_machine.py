@@ -1,7 +1,4 @@
-"""Whether a machine is busy is measured by its processors at that moment.
-
-The memory of a process is read from the system's counts.
-"""
+"""Whether a machine is busy is measured by its processors at that moment; memory is what the system counts."""
 
 from __future__ import annotations
 

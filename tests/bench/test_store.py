@@ -1,7 +1,4 @@
-"""Results are written completely or not at all.
-
-Kept figures: a run replaces those of its rows, and a ratio says whether the machine is another one.
-"""
+"""Results are written completely or not at all. A run replaces figures of its rows; a ratio names another machine."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ PYTHON_EXAMPLES = {
     "docs/embedding.md": 1,
     "docs/follow-one-request.md": 1,
     "docs/metrics.md": 1,
+    "docs/mlflow.md": 1,
     "docs/openai.md": 1,
     "docs/python-models.md": 3,
     "docs/schedulers.md": 2,
@@ -149,6 +150,7 @@ def test_the_python_model_works_as_shown(folder: Path) -> None:
     [
         ("docs/trees.md", "xgboost", "cancer.json", "xgboost.json"),
         ("docs/sklearn.md", "skops", "cancer.skops", "model.skops"),
+        ("docs/mlflow.md", "mlflow", "cancer", ""),  # a folder; run by `make test-mlflow`
     ],
 )
 def test_a_trained_model_is_served_as_shown(folder: Path, page: str, package: str, trained: str, served: str) -> None:
@@ -164,7 +166,7 @@ def test_a_trained_model_is_served_as_shown(folder: Path, page: str, package: st
             [tensor] = json.load(response)["inputs"]
         datatype = {"FP32": np.float32, "FP64": np.float64}[tensor["datatype"]]
         outputs = server.infer("cancer", {tensor["name"]: rows[:20].astype(datatype)})
-    found = outputs["predict" if "predict" in outputs else "output__0"]
+    [found] = [outputs[name] for name in ("predict", "output__0", "output-0") if name in outputs]
     assert found.ravel().tolist() == classes[:20].tolist()
 
 

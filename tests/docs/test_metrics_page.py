@@ -10,7 +10,7 @@ from kernel.observe.metrics_config import DEFAULT_BUCKETS, MetricsConfig, bucket
 from protocols.http.metrics import model_families
 from protocols.http.metrics.model_families import render_models
 from tests.docs.documents import code_blocks, code_spans, document, section, table
-from tests.docs.metrics_page import kinds, shown_page
+from tests.docs.metrics_page import kinds, language_kinds, shown_page
 
 if TYPE_CHECKING:
     import pytest
@@ -27,6 +27,7 @@ def test_the_tables_have_every_family_and_no_other() -> None:
     ours = stated(section(page, "Families that Triton does not have"))
     assert stated(triton) | ours == kinds(shown_page(cache=False))
     assert stated(cache) == kinds(shown_page(cache=True))
+    assert stated(section(page, "Families of language models")) == language_kinds()
     assert all(name.startswith("nv_") for name in stated(triton))
     assert all(name.startswith("naiad_") for name in ours)
 

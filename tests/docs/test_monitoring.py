@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.docs.documents import DASHBOARD, ROOT
-from tests.docs.metrics_page import kinds, shown_page
+from tests.docs.metrics_page import kinds, language_kinds, shown_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,13 +35,13 @@ def promtool(*arguments: str | Path) -> str:
 
 def sample_names() -> set[str]:
     """Return the names of all samples that can be on the metrics page."""
-    found = kinds(shown_page(cache=False)) | kinds(shown_page(cache=True))
+    found = kinds(shown_page(cache=False)) | kinds(shown_page(cache=True)) | language_kinds()
     return {f"{name}{suffix}" for name, kind in found.items() for suffix in SUFFIXES.get(kind, ("",))}
 
 
 def names_in(text: str) -> set[str]:
     """Return the names of metrics in a text."""
-    return set(re.findall(r"\b(?:nv|naiad)_\w+", text))
+    return set(re.findall(r"\b(?:(?:nv|naiad)_|vllm:)\w+", text))
 
 
 def panels() -> list[dict[str, Any]]:

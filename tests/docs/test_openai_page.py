@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 from kernel.config.model_parameters import DECLARABLE_FIELDS, DECLARABLE_PARTS
-from protocols.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, STREAM_OPTIONS, Treatment
+from protocols.openai.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    EMBEDDING_FIELDS,
+    RESPONSE_FIELDS,
+    RESPONSE_STREAM_OPTIONS,
+    RESPONSE_TEXT,
+    STREAM_OPTIONS,
+    Treatment,
+)
 from protocols.openai.routes import PATHS
 from tests.docs.documents import document, section, table
 
@@ -25,6 +34,14 @@ def test_every_field_is_in_the_table_with_its_treatment() -> None:
     }
     known |= {f"stream_options.{name}": (*(each.treatment.value,) * 2, "—") for name, each in STREAM_OPTIONS.items()}
     assert found == known
+
+
+def test_every_field_of_the_responses_api_is_in_its_table() -> None:
+    rows = table(section(PAGE, "The Responses API"))
+    found = {name: treatment for names, treatment in rows for name in re.findall(r"`([^`]+)`", names)}
+    members = {f"stream_options.{name}": each for name, each in RESPONSE_STREAM_OPTIONS.items()}
+    members["text.verbosity"] = RESPONSE_TEXT["verbosity"]
+    assert found == {name: each.treatment.value for name, each in (RESPONSE_FIELDS | members).items()}
 
 
 def test_every_route_is_in_the_table() -> None:

@@ -30,6 +30,24 @@ def defined_names(text: str) -> set[str]:
     return found
 
 
+#: A file to open, and what to look for in it.
+_TO_OPEN = re.compile(r"`([^`]+/[^`]+)`(?: \(`(\w+)`\))?")
+
+
+def test_ten_questions_of_a_new_developer_need_at_most_five_files_each() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+\?) \| (.+) \|$", section(document("CONTRIBUTING.md"), "Where to find what"), re.MULTILINE
+    )
+    assert len(rows) == 10
+    for question, cell in rows:
+        files = _TO_OPEN.findall(cell)
+        assert 0 < len(files) <= 5, question
+        for path, name in files:
+            assert (ROOT / path).is_file(), path
+            if path.endswith(".py") and not path.startswith("tests/"):
+                assert name in defined_names((ROOT / path).read_text()), (path, name)
+
+
 def test_there_is_a_recipe_for_what_is_added_most_often() -> None:
     added = " ".join(TITLES)
     for what in ("flag", "backend", "scheduler", "metric", "endpoint", "rule for configurations"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import urllib.request
 from typing import TYPE_CHECKING
 
 import trustme
 
 from bench.server import ServerProcess, wait_for
+from kernel.options import CHAT_DEMO_REPOSITORY
 from tests.docs.documents import code_spans, document, section, table
 from tests.end_to_end.echo_model import infer
 
@@ -57,7 +60,7 @@ output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 FLAGS = (
     "--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true",
     "--model-control-mode=poll", "--repository-poll-secs=1", "--cache-config=local,size=1048576",
-    "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1",
+    "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", "--openai-port=0",
 )  # fmt: skip
 
 
@@ -75,6 +78,7 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     write_model("echo", CONFIG, ECHO)
     (tmp_path / "echo" / "2").mkdir()
     (tmp_path / "echo" / "2" / "model.py").write_text((tmp_path / "echo" / "1" / "model.py").read_text())
+    shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", tmp_path / "chat")
     (tmp_path / "echo" / "traffic.toml").write_text("weights = { 1 = 1 }\n")
     reporting = tmp_path / "reporting"
     (reporting / "1").mkdir(parents=True)
@@ -90,6 +94,11 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
         with urllib.request.urlopen(f"http://{server.url}/v2/models/echo/rollout", b'{"to": 2}') as response:
             assert response.status == 200
 
+        asked = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+        url = f"http://127.0.0.1:{server.openai_port}/v1/chat/completions"
+        with urllib.request.urlopen(url, json.dumps(asked).encode()) as response:
+            said = json.load(response)
+
         def page() -> str:
             return server.get("/metrics", server.metrics_port)[1]
 
@@ -99,8 +108,11 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
         shown = page()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", shown, re.MULTILINE))
     assert kinds == documented()
-    samples = re.findall(r"^(\w+)(?:\{.*\})? ", shown, re.MULTILINE)
+    samples = re.findall(r"^([\w:]+)(?:\{.*\})? ", shown, re.MULTILINE)
     without_values = {name for name in kinds if not any(sample.startswith(name) for sample in samples)}
     assert without_values == set()
     assert 'naiad_model_instance_memory_bytes{device="1",instance="reporting_0",kind="GPU"' in shown
     assert re.search(r'nv_cache_num_hits_per_model\{model="echo",version="1"\} 1$', shown, re.MULTILINE)
+    for name, count in (("prompt", "prompt_tokens"), ("generation", "completion_tokens")):
+        assert f'vllm:{name}_tokens_total{{model="chat",version="1"}} {said["usage"][count]}\n' in shown
+    assert 'vllm:time_to_first_token_seconds_count{model="chat",version="1"} 1\n' in shown

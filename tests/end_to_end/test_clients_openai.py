@@ -119,6 +119,32 @@ def test_completions_of_several_prompts_come_in_order(client: openai.OpenAI) -> 
     assert "".join(chunk.choices[0].text for chunk in streamed) == "You said: one That is all I know."
 
 
+def test_a_response_is_created_and_continued_by_its_own_items(client: openai.OpenAI) -> None:
+    found = client.responses.create(model="chat", input="hello there", instructions="Be kind.", store=False)
+    assert (found.output_text, found.status) == (SAID, "completed")
+    assert found.usage is not None
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (2, 5)
+    conversation: Any = [{"role": "user", "content": "hello there"}, *found.output, {"role": "user", "content": "more"}]
+    assert client.responses.create(model="chat", input=conversation).output_text.startswith("You said: more ")
+    cut = client.responses.create(model="chat", input="hello there", max_output_tokens=2)
+    assert cut.incomplete_details is not None
+    assert (cut.output_text, cut.status, cut.incomplete_details.reason) == (
+        "You said: ", "incomplete", "max_output_tokens",
+    )  # fmt: skip
+    with pytest.raises(openai.BadRequestError, match="'previous_response_id' is not supported"):
+        client.responses.create(model="chat", input="more", previous_response_id=found.id)
+
+
+def test_the_events_of_a_response_are_those_that_the_client_joins(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="chat", input="hello there") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert len(deltas) > 1
+    assert "".join(deltas) == final.output_text == SAID
+    assert final.usage is not None
+    assert final.usage.output_tokens == 5
+
+
 def test_embeddings_come_in_both_forms(client: openai.OpenAI) -> None:
     forms: list[dict[str, Any]] = [{}, {"encoding_format": "float"}]  # the client asks for base64 by itself
     for form in forms:

@@ -254,8 +254,8 @@ class TritonPythonModel:
         for request in requests:
             given = pb_utils.get_input_tensor_by_name(request, "IN")
             rows = given.shape()[0]
-            # What the instance has made on the device: a stream is a context in CUDA.
-            counts.append(np.full((rows, 1), float(len(runtime._streams)), np.float32))
+            # On how many devices the process has a context.
+            counts.append(np.full((rows, 1), float(len(runtime.contexts)), np.float32))
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for count in counts]
 """
 

@@ -58,6 +58,7 @@ CANDIDATES = {
     "crashing": ("", "os._exit(3)"),
     "hanging": ("", "time.sleep(3600)"),
     "slow": ("", "time.sleep(0.05)"),
+    "wrong": ("", ""),  # each version adds its number
     "broken": ('raise ValueError("it has no weights")', ""),
 }
 
@@ -170,6 +171,7 @@ def test_a_rollout_to_the_end_loads_the_version_and_keeps_the_former_one(reposit
         ("hanging", "the candidate has ended no execution for 2 s"),
         ("slow", "slow responses: candidate "),
         ("broken", "it has no weights"),
+        ("wrong", "different outputs in "),
     ],
 )
 def test_a_bad_version_is_stopped_and_the_former_one_gets_all_requests_again(
@@ -177,7 +179,8 @@ def test_a_bad_version_is_stopped_and_the_former_one_gets_all_requests_again(
 ) -> None:
     with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=m") as server:
         write(repository, 4, kind)
-        start = {**START, "steps": [50, 100], "guards": ["errors", "latency"] if kind == "slow" else ["errors"]}
+        guards = {"slow": ["errors", "latency"], "wrong": ["errors", "outputs"]}.get(kind, ["errors"])
+        start = {**START, "steps": [50, 100], "guards": guards}
         call(server, "/v2/models/m/rollout", start)
         counts = asyncio.run(load_until(server, 16, lambda: rollout(server)["phase"] == "aborted"))
         assert counts["3"] > 0
@@ -199,6 +202,45 @@ def test_a_version_that_a_poll_finds_gets_nothing_before_its_rollout(repository:
         call(server, "/v2/models/m/rollout", START)
         asyncio.run(load_until(server, 8, lambda: rollout(server)["phase"] == "done"))
         assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"4"}
+
+
+def test_a_version_that_a_poll_finds_is_rolled_out_by_the_rule_and_a_broken_one_costs_nothing(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Version 4 cannot be loaded, version 5 is good; nobody calls anything."""
+    rule = "labels = { stable = 3 }\nweights = { stable = 1 }\n[rollout]\nautomatic = true\nevery_s = 0.2\n"
+    rule += 'steps = [20, 100]\nleast_requests = 20\nguards = ["errors"]\n'
+    (repository / "m" / "traffic.toml").write_text(rule)
+    with ServerProcess(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as server:
+        write(tmp_path / "new", 4, "broken")
+        os.rename(tmp_path / "new" / "m" / "4", repository / "m" / "4")
+        server.wait_for_log("it has no weights")
+        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"3"}
+        assert rollout(server) is None
+        write(tmp_path / "new", 5)
+        os.rename(tmp_path / "new" / "m" / "5", repository / "m" / "5")
+        counts = asyncio.run(load_until(server, 8, lambda: (rollout(server) or {}).get("phase") == "done"))
+        assert counts.keys() == {"3", "5"}, "no request has failed"
+        assert rollout(server)["candidate"] == 5
+
+
+def test_a_restart_with_a_candidate_that_cannot_be_loaded_stays_with_the_stable_version(
+    repository: Path, tmp_path: Path
+) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=m", f"--state-directory={tmp_path / 'state'}")
+    with ServerProcess(repository, *flags) as server:
+        write(repository, 4)
+        call(server, "/v2/models/m/rollout", {**START, "every_s": 3600})
+        asyncio.run(load_until(server, 4, lambda: rollout(server)["phase"] == "step"))
+        wait_for_state(tmp_path / "state", 20)
+        os.kill(server.pid, signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            server.wait(10)
+    (repository / "m" / "4" / "model.py").write_text("raise ValueError('it has no weights')")
+    with ServerProcess(repository, *flags) as server:
+        counts = asyncio.run(load_until(server, 4, lambda: rollout(server)["phase"] == "aborted"))
+        assert counts.keys() == {"3"}
+        assert "it has no weights" in rollout(server)["reason"]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])

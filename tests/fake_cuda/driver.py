@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from tests.fake_cuda import memory
+from tests.fake_cuda import memory, runtime
 
 
 class CUresult(enum.IntEnum):
@@ -23,7 +23,7 @@ def cuDeviceGet(ordinal: int) -> tuple[CUresult, int]:
 
 
 def cuDevicePrimaryCtxGetState(device: int) -> tuple[CUresult, int, int]:
-    return CUresult.CUDA_SUCCESS, 0, 1
+    return CUresult.CUDA_SUCCESS, 0, int(device in runtime.contexts)
 
 
 def cuGetErrorString(error: CUresult) -> tuple[CUresult, bytes]:

@@ -2,14 +2,17 @@
 
 Copies on a stream are made when the stream is waited for: who forgets that gets old bytes. Copies and computations can
 be given a duration; then events say when they are reached on a clock of this module, without any wait. As in CUDA, each
-thread has a current device (0 at first), the handles 0 to 2 mean streams of that device, and an event can only be
-recorded on a stream of the device that it was made on.
+thread has a current device (0 at first), the handles 0 to 2 mean streams of that device, an event can only be recorded
+on a stream of the device that it was made on, and memory is filled and graphs are launched only on streams of the
+current device. Most functions make a context of the current device, if the process has none there. A computation that
+stores vectors at an address for which it is not made is an error of all calls after it (`lose_device`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 import mmap
 import os
 import threading
@@ -39,6 +42,7 @@ class cudaError_t(enum.IntEnum):
     cudaErrorIllegalAddress = 700
     cudaErrorHostMemoryAlreadyRegistered = 712
     cudaErrorHostMemoryNotRegistered = 713
+    cudaErrorMisalignedAddress = 716
     cudaErrorNotSupported = 801
 
 
@@ -65,6 +69,23 @@ _current = threading.local()
 
 def _current_device() -> int:
     return getattr(_current, "device", 0)
+
+
+#: The devices on which this process has a context.
+contexts: set[int] = set()
+
+#: The error after which nothing works any more; empty if there was none.
+_lost: list[cudaError_t] = []
+
+
+def lose_device(error: cudaError_t) -> None:
+    """A computation has failed: all calls return this error from now on."""
+    _lost[:] = [error]
+
+
+def find_device() -> None:
+    """Forget `lose_device`."""
+    _lost.clear()
 
 
 class cudaIpcMemHandle_t:
@@ -503,6 +524,8 @@ launches: list[Graph] = []
 
 
 def cudaMemsetAsync(address: Any, value: int, byte_size: int, stream: Stream) -> tuple[cudaError_t]:
+    if stream.device != _current_device():
+        return (cudaError_t.cudaErrorInvalidResourceHandle,)
     stream.work.append(Fill(int(address), value, byte_size))
     return _OK
 
@@ -535,6 +558,8 @@ def cudaGraphInstantiate(graph: Graph, flags: int) -> tuple[cudaError_t, Graph]:
 
 
 def cudaGraphLaunch(graph: Graph, stream: Stream) -> tuple[cudaError_t]:
+    if stream.device != _current_device():
+        return (cudaError_t.cudaErrorInvalidResourceHandle,)
     launches.append(graph)
     stream.work.extend(graph.work)
     return _OK
@@ -546,3 +571,32 @@ def cudaGraphDestroy(graph: Graph) -> tuple[cudaError_t]:
 
 def cudaGraphExecDestroy(graph: Graph) -> tuple[cudaError_t]:
     return _OK
+
+
+# ---- contexts -------------------------------------------------------------------------------------
+
+#: What makes no context, and works without one.
+_WITHOUT_CONTEXT = {
+    "cudaGetDeviceCount", "cudaGetDevice", "cudaGetDeviceProperties", "cudaDeviceGetAttribute", "cudaGetErrorString",
+    "cudaGetLastError", "cudaStream_t",
+}  # fmt: skip
+
+
+def _in_context(function: Any) -> Any:
+    """Return `function`, which makes a context of the device that is the current one after it, and fails where the
+    device is lost."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        found = (_lost[0],) if _lost else function(*arguments)
+        if _lost:  # by what was computed meanwhile
+            found = (_lost[0], *found[1:])
+        contexts.add(_current_device())
+        return found
+
+    return call
+
+
+for _name, _function in list(globals().items()):
+    if _name.startswith("cuda") and type(_function) is type(_in_context) and _name not in _WITHOUT_CONTEXT:
+        globals()[_name] = _in_context(_function)

@@ -36,14 +36,14 @@ def table(results: Iterable[Result]) -> str:
 
 
 def measurement_of(result: Result) -> str:
-    """Return when a row was measured, at which commit, and how long the machine itself stood still meanwhile."""
+    """Return when a row was measured, at which commit, and how much the machine was disturbed meanwhile."""
     if not result.date:
         return ""
     parts = [result.date, result.commit]
     if result.full:
         parts.append("all repetitions")
     if result.stall_ms:
-        parts.append(f"machine {result.stall_ms:.0f} ms")
+        parts.append(f"woken {result.stall_ms:.0f} ms late, others {result.others:.0%}")
     if result.measurements > 1:
         parts.append(f"measured {result.measurements} times")
     return ", ".join(parts)

@@ -72,9 +72,10 @@ class Result(msgspec.Struct, frozen=True):
     machine: str
     full: bool
     texts: list[str] = []
-    #: How late the machine woke a process that only sleeps, at most, while the row was measured.
+    #: How much the machine was disturbed meanwhile: `Disturbance`.
     stall_ms: float = 0.0
-    #: How often it was measured until the machine did not stand still.
+    others: float = 0.0
+    #: How often it was measured until it passed, or was not disturbed.
     measurements: int = 1
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import msgspec
 import pytest
 
 from bench.machine import this_machine
-from tests.faults.__main__ import SECRETS, measured_on_a_quiet_machine
+from tests.faults.__main__ import SECRETS, measured_undisturbed
+from tests.faults.disturbance import Disturbance, DisturbanceWatch, busy_time_s, watched
 from tests.faults.page import BEGIN, END, measurement_of, merged, number_of, summary, table, with_table
 from tests.faults.row import Finding, Result, Row, Settings, at_most, percentile
 from tests.faults.rows.table import ROWS
-from tests.faults.stalls import Stalls
 from tests.faults.stored import PAGE, STORED
 
 RESULT = Result("S1", "P1", "a kill", "0 lost", "0 lost | 20 kills", True, "", "2026-01-01", "abc", "2 cores", False)
@@ -95,41 +98,61 @@ def test_usual_error_texts_have_none_of_these() -> None:
     assert not SECRETS.search("400 unexpected shape for input 'IN' for model 'm'. Expected [1], got [2]")
 
 
-def test_a_row_says_how_long_the_machine_stood_still_and_how_often_it_was_measured() -> None:
-    found = msgspec.structs.replace(RESULT, full=True, stall_ms=12.4, measurements=2)
-    assert measurement_of(found) == "2026-01-01, abc, all repetitions, machine 12 ms, measured 2 times"
+def test_a_row_says_how_much_the_machine_was_disturbed_and_how_often_it_was_measured() -> None:
+    found = msgspec.structs.replace(RESULT, full=True, stall_ms=12.4, others=0.034, measurements=2)
+    text = "2026-01-01, abc, all repetitions, woken 12 ms late, others 3%, measured 2 times"
+    assert measurement_of(found) == text
     assert measurement_of(RESULT) == "2026-01-01, abc"
     assert measurement_of(msgspec.structs.replace(RESULT, date="")) == ""
 
 
+QUIET, STALLED, SHARED = Disturbance(2.0, 0.01), Disturbance(40.0, 0.01), Disturbance(2.0, 0.4)
+
+
 @pytest.mark.parametrize(
-    ("stalls_ms", "fails", "measurements"),
+    ("disturbances", "fails", "measurements"),
     [
-        ([40.0], 0, 1),  # a row that passes is right, however the machine was
-        ([2.0], 1, 1),  # the machine was quiet: it was the server
-        ([40.0, 2.0], 1, 2),
-        ([40.0, 40.0, 40.0], 3, 3),
+        ([STALLED], 0, 1),  # a row that passes is right, however the machine was
+        ([QUIET], 1, 1),  # it was the server
+        ([STALLED, QUIET], 1, 2),
+        ([SHARED, QUIET], 1, 2),
+        ([STALLED, SHARED, STALLED], 3, 3),
     ],
 )
-def test_a_row_that_fails_is_measured_again_only_if_the_machine_stood_still(
-    stalls_ms: list[float], fails: int, measurements: int
+def test_a_row_that_fails_is_measured_again_only_if_the_machine_was_disturbed(
+    disturbances: list[Disturbance], fails: int, measurements: int
 ) -> None:
-    figures = iter(stalls_ms)
     runs: list[int] = []
 
-    class StallsInOrder(Stalls):
+    class Watch(DisturbanceWatch):
         def __init__(self) -> None:
             self._asked = 0
 
-        def longest_ms(self) -> float:
+        def seen(self) -> Disturbance:
             self._asked += 1
-            return 0.0 if self._asked % 2 else next(figures)
+            return QUIET if self._asked % 2 else disturbances[len(runs) - 1]
 
     def measure(_settings: Settings) -> Finding:
         runs.append(1)
         return Finding("", ["too late"] if len(runs) <= fails else [])
 
     row = Row(id="S1", promise="P1", fault="a kill", limit="0", measure=measure)
-    result = measured_on_a_quiet_machine(row, this_machine(), StallsInOrder(), full=False)
+    result = measured_undisturbed(row, this_machine(), Watch(), full=False)
     assert (result.passed, result.measurements, len(runs)) == (fails < len(runs), measurements, measurements)
-    assert result.stall_ms == stalls_ms[-1]
+    assert (result.stall_ms, result.others) == (disturbances[-1].stall_ms, disturbances[-1].others)
+
+
+def test_the_time_of_the_machine_is_all_but_idle_and_waiting_for_disks() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert busy_time_s(f"cpu  {ticks} 0 {2 * ticks} 700 900 0 0 {ticks} 5 5\ncpu0 1 2 3") == 4.0
+
+
+def test_the_watch_measures_this_machine() -> None:
+    """The processor time of this process and of its children is the row's own."""
+    with watched() as watch:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+        seen = watch.seen()
+    assert seen.stall_ms >= 0
+    assert 0 <= seen.others <= (os.cpu_count() or 1)

@@ -11,7 +11,7 @@ import pytest
 
 from kernel import file_threads
 from kernel.file_threads import in_file_thread, oldest_path, uses
-from kernel.repository.testing import until
+from tests.kernel.repository_lab import until
 
 
 def test_the_result_or_the_error_of_the_function_is_that_of_the_call() -> None:

@@ -5,6 +5,7 @@ How many file descriptors there may be, and which of them clients may not keep.
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel import machine
-from kernel.machine import is_reserved, raise_descriptor_limit, reserved_count
+from kernel.machine import is_reserved, private_byte_size, raise_descriptor_limit, reserved_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,3 +181,10 @@ def test_a_system_that_refuses_the_limit_does_not_end_the_start(
     monkeypatch.setattr(resource, "setrlimit", refuse)
     raise_descriptor_limit()
     assert limits == [1024, 4096]
+
+
+def test_memory_of_files_and_shared_memory_is_not_private() -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert private_byte_size("9999 300 120 1 0 500 0\n") == 180 * page
+    assert private_byte_size("900 100 300 1 0 200 0") == 0
+    assert private_byte_size("") == 0, "the process has ended"

@@ -1,11 +1,4 @@
-"""Restricted APIs: what the flags may say, and who is let in.
-
-Keys come from files and environment variables, too, and a source without a usable key stops the start.
-
-Who a client is: a user of this machine, or an address.
-
-The line of the start names what is open, to whom, and the flag that closes it.
-"""
+"""Who a client is, and who is let in: restricted APIs, keys in files and variables, and what the log says of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The way of a request from its message to the kernel, with a protocol whose messages are texts.
 
-Streams own the responses in them until they are taken, and release the others; a call has one response.
+Queues own the responses in them until they are taken, and release the others; a call has one response.
 """
 
 from __future__ import annotations

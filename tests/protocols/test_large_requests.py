@@ -1,7 +1,4 @@
-"""A request that a helper decodes: its memory, its leases, and what its caller learns, also when things go wrong.
-
-Tasks that a coroutine waits for: their results, their errors, and what is released when nobody waits any more.
-"""
+"""Work that a helper does: its memory, its leases, and what its caller learns, also when things go wrong."""
 
 from __future__ import annotations
 

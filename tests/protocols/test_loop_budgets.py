@@ -1,9 +1,4 @@
-"""How many small messages connections handle in one event-loop iteration, and the order in which they wait.
-
-How much work on medium messages the event loop does in one iteration.
-
-How many bytes of large messages are moved in one event-loop iteration.
-"""
+"""How many small messages, bytes of large ones and time for medium ones an event-loop iteration has, and who waits."""
 
 from __future__ import annotations
 

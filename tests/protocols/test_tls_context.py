@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -17,16 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    class Certificates(Protocol):
-        authority: Path
-        server: Path
-        server_key: Path
-        client: Path
-        client_key: Path
-
-        def options(self, *, mutual: bool = False) -> TlsOptions: ...
-
-        def client_context(self, *, with_certificate: bool = False) -> ssl.SSLContext: ...
+    from tests.protocols.certificates import Certificates
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str | None, str | None]:

@@ -17,7 +17,6 @@ from kernel.config.spec import DynamicBatching, SequenceBatching
 from kernel.errors import InvalidArgument, ModelLoadFailed, ServerStopping, WorkerLost
 from kernel.observe.execution_reports import ExecutionTimes
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled
 from kernel.serving.batch import Batch
 from kernel.serving.model import Model, SchedulerFactory
 from kernel.serving.request import Request
@@ -28,6 +27,7 @@ from schedulers.direct import direct
 from schedulers.dynamic import dynamic
 from schedulers.ratelimit import RateLimiter, RateLimiting, parse_limits
 from shm.tensor import Tensor
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled
 
 AT_ONCE = ExecutionTimes(0, 0, 0, 0)
 

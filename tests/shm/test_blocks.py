@@ -1,7 +1,4 @@
-"""The allocator never hands out overlapping blocks, and forgets nothing.
-
-A budget counts the bytes in use of all who share it.
-"""
+"""The allocator never hands out overlapping blocks, and forgets nothing; a budget counts bytes of all who share it."""
 
 from __future__ import annotations
 

@@ -146,9 +146,14 @@ def test_errors_have_the_numbers_that_we_know() -> None:
     }
 
 
-def test_the_driver_has_the_one_function_that_is_called() -> None:
+def test_the_driver_has_the_functions_that_are_called() -> None:
     driver: Any = importlib.import_module("cuda.bindings.driver")
-    inspect.signature(driver.cuMemGetAddressRange).bind(4096)
+    for name, arguments in (
+        ("cuMemGetAddressRange", (4096,)),
+        ("cuDeviceGet", (0,)),
+        ("cuDevicePrimaryCtxGetState", (0,)),
+    ):
+        inspect.signature(getattr(driver, name)).bind(*arguments)
     assert int(driver.CUresult.CUDA_SUCCESS) == 0
 
 

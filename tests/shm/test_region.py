@@ -1,8 +1,6 @@
 """Regions: a handle, a mapping where one is needed, and leases that keep both until the last is given back.
 
-Sealed memory: no process can change its size, and another kind of file is recognised.
-
-Which keys of clients are opened.
+The size of sealed memory cannot change, and another kind of file is recognised. Only some keys of clients are opened.
 """
 
 from __future__ import annotations
@@ -380,5 +378,5 @@ def test_links_fifos_and_folders_are_not_opened() -> None:
 
 
 def test_the_reserved_prefix_is_seen_behind_slashes() -> None:
-    assert region.is_reserved("///triton_python_backend_shm_region_1")
-    assert not region.is_reserved("/mine")
+    assert region.is_reserved_key("///triton_python_backend_shm_region_1")
+    assert not region.is_reserved_key("/mine")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    Shapes = Mapping[str, tuple[int, ...]]
+
 #: Words of the command line → names of TensorRT's hardware compatibility levels.
 COMPATIBILITY = {
     "none": "NONE",
@@ -88,10 +90,6 @@ def builder_flags(settings: BuildSettings, available: Collection[str], version: 
     if settings.version_compatible:
         wanted.append("VERSION_COMPATIBLE")
     return wanted
-
-
-if TYPE_CHECKING:
-    Shapes = Mapping[str, tuple[int, ...]]
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:

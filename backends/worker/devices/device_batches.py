@@ -8,24 +8,17 @@ enqueued and waited for in the main thread.
 
 from __future__ import annotations
 
-import os
-import select
-import threading
 import time
-from collections import deque
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from backends.base import Timings
-from backends.transport import wire
 from backends.transport.outbox import IN_MODEL
-from backends.worker.message_reader import KernelGone
-from backends.worker.pipelined_batches import SLOW_NS
-from backends.worker.reports import send_inputs
+from backends.worker.pipelined_batches import SLOW_NS, BatchInThread, ThreadedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from backends.base import Timings
+    from backends.transport import wire
     from backends.transport.channel import BlockingChannel
     from backends.worker.devices.batch_on_device import EnqueuedBatch, Stages
     from backends.worker.devices.instance_device import InstanceDevice
@@ -39,20 +32,20 @@ if TYPE_CHECKING:
 _MOST_IN_FLIGHT = 2
 
 
-class _InFlight:
-    """A batch from its message to its responses."""
+class _Enqueued(BatchInThread):
+    """A batch that is on the device, or was."""
 
     def __init__(
         self, message: wire.Execute, requests: list[WorkerRequest], timings: Timings, enqueued: EnqueuedBatch
     ) -> None:
-        self.message = message
-        self.requests = requests
-        self.timings = timings
+        super().__init__(message, requests, timings)
         self.enqueued = enqueued
 
 
-class DeviceBatches:
-    """The batches of one worker while they overlap on its device. The main thread calls all methods."""
+class DeviceBatches(ThreadedBatches[_Enqueued]):
+    """The batches of one worker while they overlap on its device: the thread waits for that."""
+
+    _thread_name = "naiad device"
 
     def __init__(
         self,
@@ -66,25 +59,9 @@ class DeviceBatches:
         execute: Callable[[list[WorkerRequest], Timings], None],
         ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None],
     ) -> None:
-        """`execute` enqueues a batch, with its responses, and raises nothing but `KernelGone`. `ended` reports a batch
-        that has its responses."""
+        """As `ThreadedBatches`. `execute` only enqueues."""
+        super().__init__(channel, reader, inputs, responder, held, send, execute, ended)
         self._device = device
-        self._channel = channel
-        self._reader = reader
-        self._inputs = inputs
-        self._responder = responder
-        self._held = held
-        self._send = send
-        self._execute = execute
-        self._ended = ended
-        #: Whether the next batch is for `serve`: it came while a batch was computed.
-        self.wanted = False
-        self._started = False
-        #: In the order in which they were enqueued. The first `_done_count` are done.
-        self._in_flight: deque[_InFlight] = deque()
-        self._done_count = 0
-        #: For the thread.
-        self._given: SimpleQueue[EnqueuedBatch | None] = SimpleQueue()
         #: When the outputs of the last batch were computed.
         self._computed_ns = 0
 
@@ -101,106 +78,42 @@ class DeviceBatches:
         return slow
 
     def serve(self, message: wire.Execute) -> None:
-        """Execute a batch, and those that come meanwhile, until there is none, or another message is next.
-
-        Raises `KernelGone`.
-        """
-        self.wanted = False
-        if not self._started:
-            self._start()
-        self._reader.poll_ns = 0  # polling would take the interpreter's lock from the thread
+        """As `ThreadedBatches.serve`."""
         self._computed_ns = 0
-        following: wire.Execute | None = message
-        while True:
-            if following is not None:
-                self._enqueue(following)
-            elif self._done_count:
-                self._respond()
-            elif self._in_flight:
-                self._wait()
-            else:
-                return
-            following = self._following()
+        super().serve(message)
 
-    def _following(self) -> wire.Execute | None:
-        """Remove and return the next batch, if there is one and it may be enqueued now."""
-        waiting = self._reader.waiting
-        if len(self._in_flight) >= _MOST_IN_FLIGHT or not waiting:
-            return None
-        message = waiting[0]
-        if not isinstance(message, wire.Execute):
-            return None
-        waiting.popleft()
-        return message
+    def _has_room(self) -> bool:
+        return len(self._in_flight) < _MOST_IN_FLIGHT
 
-    def _enqueue(self, message: wire.Execute) -> None:
+    def _step(self) -> bool:
+        if self._done_count:
+            self._respond()
+        elif self._in_flight:
+            self._wait()
+        else:
+            return False
+        return True
+
+    def _take(self, message: wire.Execute) -> None:
         """Read a batch, and enqueue all of it, with its responses."""
-        start_ns = time.monotonic_ns()
         self._channel.progress[0] = begun = message.batch << 1
-        opened = self._responder.open_overlapping(message.requests, collects=True)
-        requests = self._inputs.read(opened)
-        del opened
-        if message.tensors_traced:
-            send_inputs(requests, self._send)
-        timings = Timings(start_ns, start_ns, start_ns)
+        requests, timings = self._read(message)
         self._device.begin_overlapping()
         if requests:
             self._channel.progress[0] = begun | IN_MODEL
             self._execute(requests, timings)
-        enqueued = self._device.end_overlapping()
-        self._in_flight.append(_InFlight(message, requests, timings, enqueued))
-        self._given.put(enqueued)
+        self._give(_Enqueued(message, requests, timings, self._device.end_overlapping()))
+
+    def _do(self, batch: _Enqueued) -> None:
+        batch.enqueued.wait()
 
     def _respond(self) -> None:
         """Respond to the batch that was done first."""
-        self._done_count -= 1
-        batch = self._in_flight.popleft()
+        batch = self._next_done()
         stages = batch.enqueued.finish()
         mark_stages(batch.timings, stages, batch.enqueued.ended_ns, before_ns=self._computed_ns)
         self._computed_ns = batch.timings.inferred_ns
-        # They refer to the inputs: any reference that is left is the model's.
-        batch.requests.clear()
-        finals = self._responder.close_overlapping([ref.number for ref in batch.message.requests])
-        self._ended(batch.message, batch.timings, finals)
-
-    def _wait(self) -> None:
-        """Wait until a batch is done, or a message has come."""
-        self._held.report_freed()
-        for fd, _ in self._poller.poll():
-            if fd == self._event_fd:
-                self._done_count += os.eventfd_read(fd)
-            else:
-                self._reader.poll()
-                if self._reader.gone:
-                    raise KernelGone
-
-    # ---- the thread --------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        self._started = True
-        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poller = select.poll()
-        self._poller.register(self._event_fd, select.POLLIN)
-        self._poller.register(self._channel.fileno(), select.POLLIN)
-        self._thread = threading.Thread(target=self._wait_for_all, name="naiad device", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread, for a process that continues. Waits for the batches in flight."""
-        if self._started:
-            self._given.put(None)
-            self._thread.join()
-            os.close(self._event_fd)
-
-    def _wait_for_all(self) -> None:
-        """Wait for the batches one after another. In a thread of its own, until `close`."""
-        while True:
-            batch = self._given.get()
-            if batch is None:
-                return
-            batch.wait()
-            del batch  # it refers to inputs, and the main thread looks whether the model still has them
-            os.eventfd_write(self._event_fd, 1)
+        self._end(batch)
 
 
 def mark_stages(timings: Timings, stages: Stages, ended_ns: int, *, before_ns: int) -> None:

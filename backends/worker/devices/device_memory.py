@@ -16,6 +16,9 @@ freed when the kernel says so, as those of the arena on the host (`backends/work
 
 How much there may be is a part of what `--cuda-memory-pool-byte-size` allows. Where that is not enough, tensors go
 through the host.
+
+Workers of one process leave their arenas to the process: the next worker takes them. CUDA lets no process open its own
+handle, so one worker finds the arenas of another one by their handles.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from shm.lease import RegionNumber
 from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.memory import CopyBuffers
@@ -106,6 +109,10 @@ class DeviceRegion(CopyingRegion):
     def device_memory(self) -> OpenedMemory:
         """Return the memory after it was opened. Raises `InvalidArgument`."""
         if self._memory is not None:
+            return self._memory
+        own = SHARED_ARENAS.find(self._handle)
+        if own is not None:
+            self._memory = OpenedMemory(DeviceMemory(own.address, own.byte_size, own.device_id))
             return self._memory
         try:
             devices = cuda()
@@ -203,11 +210,54 @@ def arena_byte_size(wanted: int, allocated: int, room: int) -> int | None:
     return size if size <= room else None
 
 
-class _DeviceArena:
-    __slots__ = ("allocator", "lease", "memory")
+class SharedArenas:
+    """The arenas of all workers of this process, where there are several. Callable from any thread.
 
-    def __init__(self, memory: DeviceBlock, number: int) -> None:
+    They are freed with the process: who has opened one would lose its device.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Handle → memory.
+        self._memory: dict[bytes, DeviceBlock] = {}
+        #: The handles of those whose worker has ended.
+        self._left: list[bytes] = []
+
+    def find(self, handle: bytes) -> DeviceBlock | None:
+        """Return the memory of a handle that a worker of this process has exported; None for others."""
+        return self._memory.get(handle)
+
+    def add(self, handle: bytes, memory: DeviceBlock) -> None:
+        """Note an arena that a worker has exported."""
+        with self._lock:
+            self._memory[handle] = memory
+
+    def take(self, device_id: int, least: int, most: int) -> tuple[bytes, DeviceBlock] | None:
+        """Return an arena on a device that another worker has left, with `least` to `most` bytes; None without one."""
+        with self._lock:
+            for handle in self._left:
+                memory = self._memory[handle]
+                if memory.device_id == device_id and least <= memory.byte_size <= most:
+                    self._left.remove(handle)
+                    return handle, memory
+        return None
+
+    def leave(self, handles: Iterable[bytes]) -> None:
+        """Note that the worker of these arenas has ended."""
+        with self._lock:
+            self._left.extend(handles)
+
+
+#: Those of this process. Empty in the process of a single worker.
+SHARED_ARENAS = SharedArenas()
+
+
+class _DeviceArena:
+    __slots__ = ("allocator", "handle", "lease", "memory")
+
+    def __init__(self, memory: DeviceBlock, number: int, handle: bytes) -> None:
         self.memory = memory
+        self.handle = handle
         # All that is freed stays: the pages of a device are never given back.
         self.allocator = BlockAllocator(memory.byte_size, memory.byte_size)
         self.lease = RegionNumber(number)
@@ -216,10 +266,14 @@ class _DeviceArena:
 class DeviceArenas:
     """The arenas of one worker. Callable from any thread."""
 
-    def __init__(self, device: InstanceDevice, announce: Callable[[wire.DeviceArenaCreated], None]) -> None:
-        """`announce` tells the kernel of a new arena."""
+    def __init__(
+        self, device: InstanceDevice, announce: Callable[[wire.DeviceArenaCreated], None], *, shares: bool = False
+    ) -> None:
+        """`announce` tells the kernel of a new arena. With `shares`, other workers of this process see the arenas, and
+        get them when this one ends."""
         self._device = device
         self._announce = announce
+        self._shares = shares
         #: By number, which is below 0.
         self._arenas: dict[int, _DeviceArena] = {}
         #: What the arenas have together.
@@ -267,26 +321,44 @@ class DeviceArenas:
         size = arena_byte_size(byte_size, self.byte_size, device.pool_room)
         if size is None or not self._exportable:
             return None
+        found = SHARED_ARENAS.take(device.device_id, size, device.pool_room) if self._shares else None
+        if found is None:
+            found = self._exported(size)
+            if found is None:
+                return None
+            if self._shares:
+                SHARED_ARENAS.add(*found)
+        handle, memory = found
+        number = -len(self._arenas) - 1
+        self._arenas[number] = _DeviceArena(memory, number, handle)
+        self.byte_size += memory.byte_size
+        device.pooled(memory.byte_size)
+        self._announce(wire.DeviceArenaCreated(number, memory.byte_size, device.device_id, handle))
+        return number
+
+    def _exported(self, byte_size: int) -> tuple[bytes, DeviceBlock] | None:
+        """Return the handle of new memory, and the memory; None if there is none."""
+        device = self._device
         try:
-            memory = DeviceBlock(device.cuda, size, device.device_id)
+            memory = DeviceBlock(device.cuda, byte_size, device.device_id)
         except CudaError as error:  # the device is full: others may free memory later
             end_if_lost(error)
-            logger.warning("no %d bytes on GPU %d for tensors between models: %s", size, device.device_id, error)
+            logger.warning("no %d bytes on GPU %d for tensors between models: %s", byte_size, device.device_id, error)
             return None
         try:
-            handle = device.cuda.export_handle(memory.address)
+            return device.cuda.export_handle(memory.address), memory
         except CudaError as error:  # not every platform has handles
             end_if_lost(error)
             memory.free()
             self._exportable = False
             logger.warning("tensors between models go through the host: GPU %d: %s", device.device_id, error)
             return None
-        number = -len(self._arenas) - 1
-        self._arenas[number] = _DeviceArena(memory, number)
-        self.byte_size += size
-        device.pooled(size)
-        self._announce(wire.DeviceArenaCreated(number, size, device.device_id, handle))
-        return number
+
+    def close(self) -> None:
+        """Leave the arenas to the other workers of this process. Nothing is enqueued that uses them."""
+        if self._shares:
+            SHARED_ARENAS.leave(arena.handle for arena in self._arenas.values())
+            self._arenas.clear()
 
     def free(self, number: int, offsets: Sequence[int]) -> None:
         """Free blocks of an arena. Raises KeyError for those that are not in use, which is a bug of ours."""

@@ -210,9 +210,11 @@ class DeviceTensors:
         *,
         waits_at_once: bool,
         announce: Callable[[wire.DeviceArenaCreated], None] | None,
+        shares_arenas: bool,
         count_memory: Callable[[str, int, int], None],
     ) -> None:
-        """`announce` tells the kernel of arenas on the device; None if the worker shares no memory with others.
+        """`announce` tells the kernel of arenas on the device; None if the worker shares no memory with others. With
+        `shares_arenas` it is one of several in its process.
 
         `count_memory` gets the kind of memory, the number of the device and the bytes that are kept between batches.
         Shared memory is pinned from now on, also that of the worker's own outputs, `memory`.
@@ -223,5 +225,5 @@ class DeviceTensors:
             device.poll_ns = 0  # batches overlap in threads, which would wait for the interpreter's lock
         self.inputs = DeviceInputs(device, held)
         device.on_pooled = lambda byte_size: count_memory("GPU", device.device_id, byte_size)
-        self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce)
+        self.arenas = device.arenas = None if announce is None else DeviceArenas(device, announce, shares=shares_arenas)
         self.outputs = DeviceOutputs(device, regions, waits_at_once=waits_at_once, arenas=self.arenas)

@@ -74,6 +74,13 @@ class DeviceBlock:
         self._finalizer()
 
 
+class _Thread(threading.local):
+    """What is known of the thread that asks."""
+
+    #: Whether it has a current device that it may use.
+    entered = False
+
+
 def _freed(cuda: Cuda, address: int, device_id: int) -> None:
     try:
         cuda.free(address, device_id)
@@ -110,6 +117,7 @@ class InstanceDevice:
         #: The stream and the event of the instance; None before the device is opened.
         self._opened: tuple[Any, Any] | None = None
         self._opening = threading.Lock()
+        self._thread = _Thread()
         if not late:
             self.open()
         self._lock = threading.Lock()
@@ -141,10 +149,8 @@ class InstanceDevice:
         self.timed = False
         self.stages: Stages | None = None
         #: How long a wait may use the processor, in nanoseconds: to sleep and be woken takes 10 to 60 us. 0 where other
-        #: threads would wait for the interpreter's lock meanwhile.
-        self.poll_ns = POLL_NS
-        #: How long the last wait took.
-        self._waited_ns = 0
+        #: threads would wait for the interpreter's lock meanwhile. And how long the last wait took.
+        self.poll_ns, self._waited_ns = POLL_NS, 0
         #: How many copies there were between host and device, or between devices, and their bytes.
         self.copies = self.copied_byte_size = 0
 
@@ -153,13 +159,12 @@ class InstanceDevice:
     def open(self) -> tuple[Any, Any]:
         """Make the context, the stream and the event, unless they are there, and return the last two.
 
-        The device is the thread's current one afterwards. Raises `Unavailable`.
+        Raises `Unavailable`.
         """
         with self._opening:
             if self._opened is None:
                 cuda, device_id = self.cuda, self.device_id
                 try:
-                    cuda.use(device_id)
                     cuda.keeps_current = True
                     self._opened = cuda.new_stream(device_id), cuda.new_event(device_id)
                 except CudaError as error:
@@ -167,8 +172,31 @@ class InstanceDevice:
                     raise Unavailable(f"GPU {device_id} cannot be used: {error}") from None
             return self._opened
 
+    def select(self) -> None:
+        """Open the device, and make it the current one of this thread: libraries of a model begin with it.
+
+        Raises `Unavailable`.
+        """
+        self.open()
+        try:
+            self.cuda.use(self.device_id)
+        except CudaError as error:
+            end_if_lost(error)
+            raise Unavailable(f"GPU {self.device_id} cannot be used: {error}") from None
+        self._thread.entered = True
+
+    def _enter(self) -> None:
+        """In a thread that uses the device for the first time: no context of GPU 0 is made (`Cuda.enter`)."""
+        try:
+            self.cuda.enter(self.device_id)
+        except CudaError as error:
+            self._failed("it cannot be the current device of a thread", error)
+        self._thread.entered = True
+
     @property
     def _stream(self) -> Any:
+        if not self._thread.entered:
+            self._enter()
         return (self._opened or self.open())[0]
 
     @property
@@ -304,6 +332,8 @@ class InstanceDevice:
             self.pending = self._overlaps = False
 
         def wait() -> None:
+            if not self._thread.entered:
+                self._enter()
             try:
                 self.cuda.wait_for(ended)
             except CudaError as error:
@@ -446,6 +476,8 @@ class InstanceDevice:
 
         While batches overlap: for all of the batch that is enqueued now. The process ends if the device is lost.
         """
+        if not self._thread.entered:
+            self._enter()
         with self._lock:
             batch = self._batch
             distribute = batch.small_outputs.enqueue(self._copy_from_device)

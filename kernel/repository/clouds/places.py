@@ -1,9 +1,8 @@
-"""Where a repository is and how it is reached: the address, and the credentials of a file that may change.
+"""Where a repository in a cloud is and how it is reached: the address, and credentials of a file that may change.
 
-Credentials of clouds: what Triton reads, as arguments of the stores' clients.
-
-Without a file the clients look themselves: the usual environment variables, files in the home folder, and what the
-machine has a right to. A file in JSON (TRITON_CLOUD_CREDENTIAL_PATH) has credentials for single buckets and folders:
+Credentials are what Triton reads, as arguments of the stores' clients. Without a file the clients look themselves: the
+usual environment variables, files in the home folder, and what the machine has a right to. A file in JSON
+(TRITON_CLOUD_CREDENTIAL_PATH) has credentials for single buckets and folders:
 
     {"s3": {"": {"key_id": "...", "secret_key": "...", "region": "...", "session_token": "...", "profile": "..."},
             "s3://other-bucket": {...}},

@@ -1,16 +1,11 @@
 """The process that reads clouds for the kernel: `python -m kernel.repository.clouds.process`.
 
-It reads requests from standard input and writes responses to standard output, as `messages.py` describes. It ends with
-its input, which ends with the kernel, and after a minute without a request: the clients of the stores need 50 to 80
-MiB.
+It reads requests from standard input and writes responses to standard output. It ends with its input, which ends with
+the kernel, and after a minute without a request: the clients of the stores need 50 to 80 MiB.
 
-What the process that reads clouds does: requests to the clients of the stores, by fsspec. Blocks.
-
-All stores that fsspec has a client for would do; the errors of the three clouds are known here.
-
-Receives objects in blocks, several at a time, each straight into its file.
-
-The clients of the stores would hold hundreds of MiB of a large object, and would say nothing until all of it is there.
+`Stores` carries out the requests, by fsspec, and blocks. All stores that fsspec has a client for would do; the errors
+of the three clouds are known here. Objects are received in blocks, several at a time, each straight into its file: the
+clients of the stores would hold hundreds of MiB of a large object, and would say nothing until all of it is there.
 """
 
 from __future__ import annotations

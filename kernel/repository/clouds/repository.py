@@ -15,16 +15,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from kernel.background import BackgroundTasks
 from kernel.config.load import MAX_BYTE_SIZE
 from kernel.errors import InternalError, ServingError
 from kernel.file_threads import in_file_thread
-from kernel.repository.background import BackgroundTasks
 from kernel.repository.clouds.copies import Copies, PartialCopy, digest_of
 from kernel.repository.clouds.listing import entries_of
 from kernel.repository.clouds.messages import ListFolders, ListObjects, Place, ReadObjects, StoredObject
 from kernel.repository.clouds.reader import CloudFailed, StoreFailed
 from kernel.repository.layout import (
-    CONFIG_FILENAME,
     CONFIGS_FOLDER,
     TRAFFIC_FILENAME,
     Entry,
@@ -33,6 +32,7 @@ from kernel.repository.layout import (
     without_traffic,
 )
 from kernel.repository.load_progress import bytes_text
+from kernel.repository.path_hints import CONFIG_FILENAME
 from kernel.texts import escaped, limited
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _ignored(received: int, byte_size: int) -> None:
 
 
 class CloudRepository:
-    """Implements `kernel.repository.repositories.Repository`."""
+    """A folder in a cloud, as `kernel.repository.repositories.LocalRepository` is one of this machine."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class CloudRepository:
         return entries
 
     async def list_names(self) -> list[str]:
-        """See `Repository`. Names of the last `NAMES_AGE_S` seconds are returned again."""
+        """Return the names of the folders that can be models; those of the last `NAMES_AGE_S` seconds again."""
         async with self._names_lock:
             if time.monotonic() - self._names_at_s > NAMES_AGE_S:
                 await self._renew_place()

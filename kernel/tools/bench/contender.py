@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,7 +69,7 @@ class BenchContender:
             raise ClientError(f"the first response is not what the model's metadata says: {wrong}")
         places: list[list[BenchOutput]] = [[]]
         if settings.shared_memory:
-            regions = self._stack.enter_context(BenchRegions(target))
+            regions = self._stack.enter_context(contextlib.closing(BenchRegions(target)))
             values = regions.place_inputs(values)
             sizes = {each.name: settings.output_byte_size or each.byte_size or 0 for each in outputs}
             if not all(sizes.values()):
@@ -78,7 +79,7 @@ class BenchContender:
         requests = [encode_all(target.encode, base, values, outputs, sequences=sequences) for outputs in places]
         processes = min(settings.processes, connections)
         self._processes = self._stack.enter_context(
-            LoadProcesses([self._setup(requests, number, processes) for number in range(processes)])
+            contextlib.closing(LoadProcesses([self._setup(requests, each, processes) for each in range(processes)]))
         )
 
     def _check_kind(self) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernel.tools.bench.requests import BenchInput
 from kernel.tools.client import ClientError
-from kernel.tools.elements import BadElement, encode_elements
+from kernel.tools.elements import BadElement, encode_elements, flat, random_elements
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -26,9 +26,6 @@ _RANDOM_ELEMENTS = 1 << 14
 
 #: The most different requests of a file.
 MAX_REQUESTS = 4096
-
-#: The letters of an element of BYTES.
-_TEXT_LENGTH = 16
 
 
 class InputShapes:
@@ -91,25 +88,13 @@ def generated_values(shapes: InputShapes, kind: str) -> list[list[BenchInput]]:
 
 def _generated(datatype: str, count: int, source: random.Random | None) -> bytes:
     made = max(1, min(count, _RANDOM_ELEMENTS))
-    if datatype == "BYTES":
-        elements: list[Any] = [_text(source) for _ in range(made)]
-    elif source is None:
-        elements = [False if datatype == "BOOL" else 0] * made
-    elif datatype == "BOOL":
-        elements = [source.random() < 0.5 for _ in range(made)]
-    elif datatype in ("FP16", "BF16", "FP32", "FP64"):
-        elements = [source.random() for _ in range(made)]
-    else:
-        elements = [source.randrange(10) for _ in range(made)]
+    zero: Any = {"BYTES": "", "BOOL": False}.get(datatype, 0)
+    elements = [zero] * made if source is None else random_elements(datatype, made, source)
     if datatype == "BYTES":
         return encode_elements(datatype, [elements[index % made] for index in range(count)])
     raw = encode_elements(datatype, elements)
     size = count * (len(raw) // made)
     return (raw * -(-size // len(raw)))[:size]
-
-
-def _text(source: random.Random | None) -> str:
-    return "".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=_TEXT_LENGTH)) if source is not None else ""
 
 
 def file_values(shapes: InputShapes, path: Path) -> list[list[BenchInput]]:
@@ -199,7 +184,7 @@ def _json_inputs(shapes: InputShapes, document: Any, path: Path) -> list[list[Be
         batched = True
     elif isinstance(document, dict) and isinstance(document.get("data"), list):
         # Lists in the list are the steps of sequences.
-        entries = list(_flat(document["data"]))
+        entries = list(flat(document["data"]))
         batched = False
     else:
         raise ClientError(
@@ -213,14 +198,6 @@ def _json_inputs(shapes: InputShapes, document: Any, path: Path) -> list[list[Be
         tensors = [tensor for tensor in shapes.tensors if tensor["name"] in entry]
         found.append([_json_input(shapes, tensor, entry[tensor["name"]], batched=batched) for tensor in tensors])
     return found
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    for each in value:
-        if isinstance(each, list):
-            yield from _flat(each)
-        else:
-            yield each
 
 
 def _json_input(shapes: InputShapes, tensor: Mapping[str, Any], value: Any, *, batched: bool) -> BenchInput:
@@ -239,7 +216,7 @@ def _json_input(shapes: InputShapes, tensor: Mapping[str, Any], value: Any, *, b
         if not isinstance(content.get("b64"), str):
             raise ClientError(f"--input: input '{name}' is neither a list nor {{\"b64\": TEXT}}")
         return _checked(tensor, own, base64.b64decode(content["b64"]))
-    elements = list(_flat(content)) if isinstance(content, list) else [content]
+    elements = list(flat(content)) if isinstance(content, list) else [content]
     try:
         raw = encode_elements(datatype, elements)
     except BadElement as error:

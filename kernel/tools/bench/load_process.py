@@ -3,14 +3,10 @@
 It reads messages from its standard input and writes its results to its standard output. It ends when its input does, so
 that it never outlives the command.
 
-The loop of a load process: sends prepared requests on its connections and measures their latencies.
-
-One thread, one epoll object. Nothing is decoded and nothing is made per request but the times; what takes longer than a
-few microseconds here would be taken for the server's.
-
-When the requests of an open loop are due. Pure.
-
-They are due whether or not the server keeps up: a request that must wait for a slow one before it counts this waiting.
+`LoadLoop` sends prepared requests on its connections and measures their latencies, in one thread with one epoll object.
+Nothing is decoded and nothing is made per request but the times; what takes longer than a few microseconds here would
+be taken for the server's. Requests of an open loop are due whether or not the server keeps up: a request that must wait
+for a slow one before it counts this waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ import resource
 import select
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kernel.tools.bench.load_connection import LoadedConnection, open_socket, reason
 from kernel.tools.bench.messages import (
@@ -413,14 +409,6 @@ _SET_TIMER_SLACK = 29
 _INPUT, _OUTPUT = 0, 1
 
 
-class _StateModule(Protocol):
-    def connect(self, head: bytes, *, streaming: bool, has_final: bool) -> LoadState:
-        """Return the state of a new connection."""
-
-    def sequence_id_bytes(self, sequence_id: int) -> bytes:
-        """Return the id of a sequence as it stands in a request."""
-
-
 class _Commands:
     """The messages of the standard input."""
 
@@ -473,7 +461,7 @@ def main() -> None:
     commands = _Commands()
     setup = commands.next()
     assert isinstance(setup, LoadSetup)
-    module: _StateModule = importlib.import_module(setup.protocol_module)
+    module: Any = importlib.import_module(setup.protocol_module)
     new_state = functools.partial(module.connect, setup.head, streaming=setup.streaming, has_final=setup.has_final)
     loop = LoadLoop(setup, new_state, module.sequence_id_bytes, _INPUT)
     gc.freeze()

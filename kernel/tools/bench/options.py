@@ -1,8 +1,6 @@
-"""The options of `naiad bench`, and its help. What it does is imported when it runs.
+"""The options of `naiad bench` and `naiad tune`, their help, and what their texts mean: loads, percentiles, shapes.
 
-What the command line of `naiad bench` says: ranges of loads, percentiles, shapes. Pure.
-
-The options of `naiad tune`, and its help. What it does is imported when it runs.
+What the commands do is imported when they run.
 """
 
 from __future__ import annotations

@@ -85,12 +85,6 @@ class LoadProcesses:
             self.close()
             raise
 
-    def __enter__(self) -> LoadProcesses:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the processes: they end when their input does."""
         for process in self._processes:

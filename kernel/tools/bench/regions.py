@@ -27,17 +27,11 @@ _numbers = itertools.count()
 
 
 class BenchRegions:
-    """The regions at one server. Leave the `with` block to unregister them."""
+    """The regions at one server. `close` unregisters them."""
 
     def __init__(self, target: BenchTarget) -> None:
         self._target = target
         self._registered: list[str] = []
-
-    def __enter__(self) -> BenchRegions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Unregister all regions. A server that has gone has none any more."""

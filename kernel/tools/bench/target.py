@@ -1,6 +1,6 @@
 """The server that `naiad bench` measures, the same over HTTP and gRPC: what it says, and one request that is read.
 
-Whether a response is what the metadata of its model says. Pure.
+`wrong_response` says whether a response is what the metadata of its model promises.
 """
 
 from __future__ import annotations
@@ -101,11 +101,6 @@ class TargetSettings(msgspec.Struct, frozen=True):
     tensors: str
 
 
-class _GrpcTargetModule(Protocol):
-    def connect_bench(self, label: str, host: str, port: int, settings: TargetSettings) -> BenchTarget:
-        """Return a model of the server at a gRPC port."""
-
-
 def state_module(protocol: str) -> str:
     """Return the name of the module with the state of a connection."""
     return _STATES[protocol]
@@ -131,8 +126,8 @@ def open_target(address: str, settings: TargetSettings) -> BenchTarget:
         port = 8001 if protocol == "grpc" else 8000
     if protocol == "http":
         return HttpBenchTarget(address, parts.hostname, port, parts.path, settings)
-    module: _GrpcTargetModule = importlib.import_module(_GRPC_TARGET)
-    return module.connect_bench(address, parts.hostname, port, settings)
+    target: BenchTarget = importlib.import_module(_GRPC_TARGET).GrpcBenchTarget(address, parts.hostname, port, settings)
+    return target
 
 
 class HttpBenchTarget:

@@ -1,8 +1,7 @@
-"""Which configurations `naiad tune` tries: one setting after the other, from the best one so far. Pure.
+"""What `naiad tune` tries and what it has measured. Pure.
 
-The settings that `naiad tune` changes: in the JSON of a load request, and in the text of a config.pbtxt. Pure.
-
-What `naiad tune` has measured: rows, the table, and the best one. Pure.
+`find_best` tries one setting after the other, from the best configuration so far. Settings are changed in the JSON of a
+load request, and in the text of a config.pbtxt. Rows of what was measured become a table, and one of them is the best.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The server side of one HTTP/2 connection, without its socket: the parts and how they belong together. Pure.
 
     bytes ──▶ ReceivingHalf ──▶ StreamFrames ───────▶ Streams: events ──▶ calls
-                   │       └──▶ CompleteFrames ──────────▲                  │
+                   │                                     ▲                  │
                    │ acknowledgements, GOAWAY            │ DATA_SENT        │ responses
                    ▼                                     │                  ▼
     bytes ◀── WriteQueue ◀─────────────────────────── SendingHalf ◀─────────┘
@@ -12,10 +12,8 @@ Both halves share `Streams` (streams.py) and, of the same file, the connection's
 The order of use: `receiving.receive`, handle `streams.events`, respond with `sending`, `sending.pump`, write what
 `sending.write_queue.take` returns, and call `sending.releases` when it has been written.
 
-The receiving half of a connection: bytes into frames, frames into events of streams and responses to control frames.
-
-Owns the state of the connection (`states.ConnectionState`) and header blocks; frames of streams go to
-`stream_frames.py`, usual ones to `complete_frames.py`. Pure.
+`ReceivingHalf` stands here: it makes frames of bytes, and owns the state of the connection
+(`states.ConnectionState`) and header blocks. Frames of streams go to stream_frames.py.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from protocols.grpc.h2.headers import RequestHeadDecoder
 from protocols.grpc.h2.limits import FloodCounters
 from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.states import ConnectionState, check_frame_header, connection_state_after
-from protocols.grpc.h2.stream_frames import CompleteFrames, StreamFrames
+from protocols.grpc.h2.stream_frames import StreamFrames
 from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Streams
 
 if TYPE_CHECKING:
@@ -84,7 +82,7 @@ class ReceivingHalf:
         sending: SendingHalf,
         rules: KeepaliveRules | None,
     ) -> None:
-        """`receive_window` is that of the connection."""
+        """`receive_window` is the connection's."""
         #: Whether `receive` stopped with complete frames left, so that other connections are served before.
         self.has_more = False
         #: How many of the server's pings the client has acknowledged, and `Streams.last_id` at the last of them.
@@ -95,8 +93,7 @@ class ReceivingHalf:
         self._sending = sending
         self._floods = FloodCounters(rules)
         self._decoder = RequestHeadDecoder()
-        self.stream_frames = StreamFrames(streams, peer, receive_window, sending, self._floods)
-        self._complete = CompleteFrames(streams, peer, receive_window, self._decoder, self._floods, self.stream_frames)
+        self.stream_frames = StreamFrames(streams, peer, receive_window, sending, self._floods, self._decoder)
         self._state = ConnectionState.AWAITING_PREFACE
         self._header_block: UnfinishedHeaderBlock | None = None
         #: How many bytes of a frame that means nothing have not arrived.
@@ -118,7 +115,7 @@ class ReceivingHalf:
         if self._sending.ended:
             return size
         self._floods.now_ns = now_ns
-        stream_frames, complete = self.stream_frames, self._complete
+        stream_frames = self.stream_frames
         position = 0
         try:
             if self._state is _AWAITING_PREFACE and not (position := self._take_preface(data)):
@@ -139,13 +136,13 @@ class ReceivingHalf:
                 if self._state is _OPEN:  # usual frames, in one step each
                     if frame_type == HEADERS and flags == END_HEADERS:
                         payload = position + FRAME_HEADER_BYTE_SIZE
-                        end = complete.take_call(data, payload, payload + byte_size, stream_id)
+                        end = stream_frames.take_complete_call(data, payload, payload + byte_size, stream_id)
                         if stream_frames.unfinished is not None:  # its call says where the rest belongs
                             return end
                     elif frame_type == WINDOW_UPDATE and byte_size == 4:
-                        end = complete.take_window_update(data, position, stream_id)
+                        end = stream_frames.take_complete_window_update(data, position, stream_id)
                     elif frame_type == DATA and not flags:
-                        end = complete.take_message(data, position, stream_id)
+                        end = stream_frames.take_complete_message(data, position, stream_id)
                 if not end:
                     end = self._take_frame(
                         data, position + FRAME_HEADER_BYTE_SIZE, frame_type, flags, stream_id, byte_size

@@ -1,4 +1,4 @@
-"""Header blocks: decoding those of requests to request heads, and encoding those of responses. Pure.
+"""Header blocks: of requests they are decoded to request heads, of responses they are encoded. Pure.
 
 gRPC clients repeat the header block of a request byte by byte. As long as the HPACK table does not change, the same
 bytes mean the same headers, and are decoded once. Responses add nothing to the client's table.
@@ -236,7 +236,7 @@ _DEADLINE_EXCEEDED, _DEADLINE_TEXT = "4", "Deadline Exceeded"
 
 
 def encode_trailers(fields: Fields) -> Trailers:
-    """Return trailers with `fields`, which may include those of headers."""
+    """Return trailers with `fields`, which may include fields of headers."""
     values = dict(fields)
     status = values.get("grpc-status")
     if status == _DEADLINE_EXCEEDED and "grpc-message" not in values:

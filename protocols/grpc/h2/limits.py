@@ -1,12 +1,10 @@
-"""How often a connection may send frames that are cheap for the client but cost the server work. Pure: callers pass in
-the time.
+"""What a connection may do, and for how long: pings, its age, frames that are cheap for the client only. Pure.
 
-A client that does more gets ENHANCE_YOUR_CALM and loses its connection; other connections do not wait.
-
-When the server pings a connection, how many pings the peer may send, and when a connection is too old.
-
-The rules are those of gRPC core (chttp2: keepalive, ping_rate_policy.cc, ping_abuse_policy.cc, max_age_filter).
-Pure: callers pass in times and random numbers.
+`Lifetime` says when the server pings a connection and when the connection is too old, `PingStrikes` how many pings the
+peer may send. Their rules are gRPC core's (chttp2: keepalive, ping_rate_policy.cc, ping_abuse_policy.cc,
+max_age_filter). `FloodCounters` limit how often a connection may send frames that cost the server work: a client that
+does more gets ENHANCE_YOUR_CALM and loses its connection; other connections do not wait. Callers pass in times and
+random numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +14,47 @@ import enum
 import msgspec
 
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
+
+#: Calls at the same time on one connection. One channel of a Triton client carries all of its calls.
+MAX_CONCURRENT_STREAMS = 1024
+
+#: As many are opened on each connection also when all memory is in use: clients that ask for health.
+ALWAYS_OPENED_STREAMS = 8
+
+#: Large frames save work with large tensors: echoing 16 MiB takes 21 ms of this process's time with frames of
+#: 1 MiB, and 29 ms with frames of 16 KiB, HTTP/2's own limit (two cores, grpcio as the client). In frames of 2 MiB
+#: a tensor of 1 MiB arrives and leaves together with the few bytes of message around it: no frame, read, write and
+#: event-loop iteration for these alone, about a twentieth of such a request. Large frames cost no memory: the payload
+#: of DATA is passed on as it arrives, never gathered. Frames of other types have limits of their own.
+MAX_FRAME_BYTE_SIZE = 2**21
+
+#: The headers of a request, as bytes on the wire and as the list that they stand for.
+MAX_HEADER_BLOCK_BYTE_SIZE = 16 * 2**10
+
+MAX_HEADER_LIST_BYTE_SIZE = 16 * 2**10
+
+MAX_CONTINUATION_FRAMES = 8
+
+MAX_SETTINGS_ENTRIES = 32
+
+#: Flow-control windows: a tensor of 16 MiB arrives without a pause, and several of them on one connection.
+CONNECTION_WINDOW_BYTE_SIZE = 64 * 2**20
+
+STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
+
+#: DATA frames in a row that carry nothing and end nothing.
+MAX_EMPTY_DATA_FRAMES = 100
+
+#: Frames of one connection that are handled of one read, before other connections' frames. Where many connections
+#: have many frames, it is the least number: a call of a usual client is one of them, or HEADERS and DATA are two.
+FRAMES_PER_READ = 64
+
+LEAST_FRAMES_PER_READ = 2
+
+#: How long the preface or a header block may take, and how long output may make no progress.
+HANDSHAKE_TIMEOUT_S = 10
+
+PROGRESS_TIMEOUT_S = 60
 
 #: How often a peer without calls may ping where that is not permitted (RFC 1122's interval of TCP keep-alive).
 _IDLE_PING_INTERVAL_NS = 2 * 3600 * 10**9
@@ -154,48 +193,6 @@ class Lifetime:
         return LifetimeAction.PING
 
 
-#: Calls at the same time on one connection. One channel of a Triton client carries all of its calls.
-MAX_CONCURRENT_STREAMS = 1024
-
-#: As many are opened on each connection also when all memory is in use: clients that ask for health.
-ALWAYS_OPENED_STREAMS = 8
-
-#: Large frames save work with large tensors: echoing 16 MiB takes 21 ms of this process's time with frames of
-#: 1 MiB, and 29 ms with those of 16 KiB, HTTP/2's own limit (two cores, grpcio as the client). In frames of 2 MiB
-#: a tensor of 1 MiB arrives and leaves together with the few bytes of message around it: no frame, read, write and
-#: event-loop iteration for these alone, about a twentieth of such a request. Large frames cost no memory: the payload
-#: of DATA is passed on as it arrives, never gathered. Frames of other types have limits of their own.
-MAX_FRAME_BYTE_SIZE = 2**21
-
-#: The headers of a request, as bytes on the wire and as the list that they stand for.
-MAX_HEADER_BLOCK_BYTE_SIZE = 16 * 2**10
-
-MAX_HEADER_LIST_BYTE_SIZE = 16 * 2**10
-
-MAX_CONTINUATION_FRAMES = 8
-
-MAX_SETTINGS_ENTRIES = 32
-
-#: Flow-control windows: a tensor of 16 MiB arrives without a pause, and several of them on one connection.
-CONNECTION_WINDOW_BYTE_SIZE = 64 * 2**20
-
-STREAM_WINDOW_BYTE_SIZE = 32 * 2**20
-
-#: DATA frames in a row that carry nothing and end nothing.
-MAX_EMPTY_DATA_FRAMES = 100
-
-#: Frames of one connection that are handled of one read, before those of other connections. Where many connections
-#: have many frames, it is the least number: a call of a usual client is one of them, or HEADERS and DATA are two.
-FRAMES_PER_READ = 64
-
-LEAST_FRAMES_PER_READ = 2
-
-#: How long the preface or a header block may take, and how long output may make no progress.
-HANDSHAKE_TIMEOUT_S = 10
-
-PROGRESS_TIMEOUT_S = 60
-
-
 class TokenBucket:
     """Allows `burst` events at once, and `per_second` in the long run."""
 
@@ -241,7 +238,7 @@ class FloodCounters:
             raise ConnectionFailure(H2ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS")
 
     def ping(self, *, has_calls: bool, sent_byte_size: int) -> None:
-        """A ping, no acknowledgement; the arguments are those of `PingStrikes.is_excessive`."""
+        """A ping, no acknowledgement; the arguments are as in `PingStrikes.is_excessive`."""
         strikes = self._strikes
         if not self._pings.take(self.now_ns) or (
             strikes is not None

@@ -92,7 +92,7 @@ class SendingHalf:
     """Puts frames into `write_queue`. Methods with a `stream` need one that is open; afterwards see its `state`."""
 
     def __init__(self, streams: Streams, peer: PeerLimits, receive_window: ReceiveWindow) -> None:
-        """`receive_window` is that of the connection."""
+        """`receive_window` is the connection's."""
         self.write_queue = WriteQueue()
         self.write_queue.put(_SERVER_PREFACE)
         #: Whether the connection has ended: its GOAWAY is the last frame, or the socket is gone.

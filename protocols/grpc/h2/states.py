@@ -34,8 +34,8 @@ A stream (5.1)::
 still being sent in the same step (8.1). RESET is the RFC's "closed" for a short time, in which the client may not
 have received the server's RST_STREAM, so that its frames are ignored. The states "reserved" belong to pushed streams.
 
-The usual sequences of frames do not look the tables up (`complete_frames.py`, and most of `sending.py`); the tests
-compare what they do with the tables.
+The usual sequences of frames do not look the tables up (the last methods of `stream_frames.py`, and most of
+`sending.py`); the tests compare what they do with the tables.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What the client's frames do to its streams: requests, their DATA, and the client's windows. Pure.
 
-The payload of DATA may arrive in any number of pieces; each goes to its stream's message reader at once, and the
-bytes of a large message may be received to where they belong without a copy (`direct_buffer`).
+`StreamFrames` takes one frame after the other. The payload of DATA may arrive in any number of pieces; each goes to its
+stream's message reader at once, and the bytes of a large message may be received to where they belong without a copy
+(`direct_buffer`).
 
-The short path of the receiving half: usual frames that have arrived completely, each taken in one step. Pure.
-
-Each step takes what it recognises as usual and correct. It leaves everything else, and every mistake, to
-`receiving.py`, which looks at one frame after the other: it then returns 0 and has changed nothing. Both ways have
-the same result, which the tests compare.
+Its last methods (`take_complete_call` and so on) are the short path: usual frames that have arrived completely, each
+taken in one step. They take what they recognise as usual and correct. Everything else, and every mistake, is left to
+`ReceivingHalf` and the other methods: a step then returns 0 and has changed nothing. Both ways have the same result,
+which the tests compare.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from protocols.grpc.h2.streams import PeerLimits, ReceiveWindow, Streams
 
 # Names of this module are found faster than members of an enum (states.py).
-_CLOSED, _HALF_CLOSED_REMOTE = StreamState.CLOSED, StreamState.HALF_CLOSED_REMOTE
-
+_OPEN, _CLOSED, _HALF_CLOSED_REMOTE = StreamState.OPEN, StreamState.CLOSED, StreamState.HALF_CLOSED_REMOTE
 _DATA, _DATA_END_STREAM = ClientFrame.DATA, ClientFrame.DATA_END_STREAM
+_OPENED, _READABLE, _COMPLETE = StreamEvent.OPENED, StreamEvent.READABLE, StreamEvent.COMPLETE
 
-_OPENED, _READABLE = StreamEvent.OPENED, StreamEvent.READABLE
+#: The frame header of DATA and the prefix of the message in it; a WINDOW_UPDATE.
+_MESSAGE_START, _WINDOW_UPDATE = struct.Struct(">HBBBLBL"), struct.Struct(">HBBBLL")
 
 
 class UnfinishedData(msgspec.Struct):
@@ -65,8 +66,9 @@ class StreamFrames:
         receive_window: ReceiveWindow,
         sending: SendingHalf,
         floods: FloodCounters,
+        decoder: RequestHeadDecoder,
     ) -> None:
-        """`receive_window` is that of the connection."""
+        """`receive_window` is the connection's; `decoder` knows the header blocks that have come before."""
         #: The DATA frame that is being received. No other frame may be taken before it is None again.
         self.unfinished: UnfinishedData | None = None
         self._streams = streams
@@ -74,6 +76,7 @@ class StreamFrames:
         self._receive_window = receive_window
         self._sending = sending
         self._floods = floods
+        self._decoder = decoder
 
     def _accepted(self, stream_id: int, frame: ClientFrame) -> Stream | None:
         """Return the stream that `frame` is for, None if the frame is ignored, or was a stream error."""
@@ -132,7 +135,7 @@ class StreamFrames:
             self._streams.events.append((StreamEvent.CLOSED, stream))
 
     def take_window_update(self, stream_id: int, increment: int) -> None:
-        """Open the client's window of a stream, or with 0 as `stream_id` that of the connection."""
+        """Open the client's window of a stream, or with 0 as `stream_id` the connection's."""
         if stream_id == 0:
             self._peer.open_send_window(increment)
             return
@@ -247,44 +250,14 @@ class StreamFrames:
         stream.message_reader.end()
         self._streams.events.append((_READABLE, stream))
 
+    # ---- usual frames that have arrived completely, each taken in one step --------------------
 
-#: The frame header of DATA and the prefix of the message in it.
-_MESSAGE_START = struct.Struct(">HBBBLBL")
-
-_WINDOW_UPDATE = struct.Struct(">HBBBLL")
-
-# Names of this module are found faster than members of an enum (states.py).
-_OPEN, _REQUEST_COMPLETE = StreamState.OPEN, StreamState.HALF_CLOSED_REMOTE
-
-_COMPLETE, _TAKES_DATA = StreamEvent.COMPLETE, StreamEvent.READABLE
-
-
-class CompleteFrames:
-    """Used while the connection is open and no frame is unfinished."""
-
-    def __init__(
-        self,
-        streams: Streams,
-        peer: PeerLimits,
-        receive_window: ReceiveWindow,
-        decoder: RequestHeadDecoder,
-        floods: FloodCounters,
-        stream_frames: StreamFrames,
-    ) -> None:
-        """`receive_window` is that of the connection."""
-        self._streams = streams
-        self._peer = peer
-        self._receive_window = receive_window
-        self._decoder = decoder
-        self._floods = floods
-        self._stream_frames = stream_frames
-
-    def take_call(self, data: memoryview, start: int, block_end: int, stream_id: int) -> int:
+    def take_complete_call(self, data: memoryview, start: int, block_end: int, stream_id: int) -> int:
         """Take a call that is HEADERS with a known header block and a single DATA frame; returns where it ends.
 
         Between them may stand the WINDOW_UPDATE of the stream that clients of gRPC core send. The header block lies
         between `start` and `block_end`. Of a large message only the start is taken: then the DATA frame becomes
-        `StreamFrames.unfinished`, and the transport can ask the call where the rest belongs.
+        `unfinished`, and the transport can ask the call where the rest belongs.
         """
         streams, size = self._streams, len(data)
         send_window, data_start = self._peer.initial_send_window, block_end
@@ -326,20 +299,20 @@ class CompleteFrames:
         streams.last_id = stream_id
         if end <= size:
             message = bytes(data[content:end])
-            stream = Stream(stream_id, request_head, send_window, _REQUEST_COMPLETE, message, length, length, True)
+            stream = Stream(stream_id, request_head, send_window, _HALF_CLOSED_REMOTE, message, length, length, True)
             streams.by_id[stream_id] = stream
             streams.events.append((_COMPLETE, stream))
             return end
         stream = Stream(stream_id, request_head, send_window, _OPEN, None, length, length, memory=streams.memory)
         streams.by_id[stream_id] = stream
-        streams.events.append((StreamEvent.OPENED, stream))
+        streams.events.append((_OPENED, stream))
         end = content + MESSAGE_START_BYTE_SIZE
         stream.message_reader.begin_large(bytes(data[content:end]), byte_size)
         content_left = byte_size - MESSAGE_START_BYTE_SIZE
-        self._stream_frames.unfinished = UnfinishedData(stream, length, content_left, 0, ends_stream=True)
+        self.unfinished = UnfinishedData(stream, length, content_left, 0, ends_stream=True)
         return end
 
-    def take_message(self, data: memoryview, start: int, stream_id: int) -> int:
+    def take_complete_message(self, data: memoryview, start: int, stream_id: int) -> int:
         """Take a DATA frame, which begins at `start`, that is one message of a stream; returns where it ends."""
         if len(data) < start + _MESSAGE_START.size:
             return 0
@@ -370,10 +343,10 @@ class CompleteFrames:
         stream.held_byte_size += length
         stream.received_byte_size += length
         reader.add(bytes(data[content:end]))
-        self._streams.events.append((_TAKES_DATA, stream))
+        self._streams.events.append((_READABLE, stream))
         return end
 
-    def take_window_update(self, data: memoryview, start: int, stream_id: int) -> int:
+    def take_complete_window_update(self, data: memoryview, start: int, stream_id: int) -> int:
         """Take a WINDOW_UPDATE, which begins at `start`, of the connection or an open stream; returns where it ends.
 
         Clients of gRPC core send as many as messages.

@@ -3,9 +3,8 @@
 What is sent in one event-loop iteration leaves in one write. A client that does not read its responses is not read
 any further: its requests stay in the socket.
 
-The timer of one connection: asks `Lifetime` what is due, and pings, drains or closes the connection.
-
-There is one timer, which is set again only when it has fired, so messages of the connection add no work.
+`LifetimeTimer` asks `limits.Lifetime` what is due, and pings, drains or closes the connection. It is one timer, which
+is set again only when it has fired, so messages of the connection add no work.
 """
 
 from __future__ import annotations
@@ -66,6 +65,25 @@ class CallAcceptor(Protocol):
         """A connection has no calls left and has written all responses."""
 
 
+class PassingAcceptor:
+    """A `CallAcceptor` that passes everything on to another one, but for what a subclass does before."""
+
+    def __init__(self, acceptor: CallAcceptor) -> None:
+        self._acceptor = acceptor
+
+    def connection_opened(self, connection: ServerConnection) -> None:
+        self._acceptor.connection_opened(connection)
+
+    def connection_closed(self, connection: ServerConnection) -> None:
+        self._acceptor.connection_closed(connection)
+
+    def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
+        return self._acceptor.accept_call(connection, stream)
+
+    def connection_idle(self) -> None:
+        self._acceptor.connection_idle()
+
+
 def message_budget() -> MessageBudget:
     """Return a budget of frames for the connections of a front door, on the running loop."""
     return MessageBudget(LEAST_FRAMES_PER_READ, FRAMES_PER_READ, asyncio.get_running_loop().call_soon)
@@ -110,7 +128,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         #: The part of the memory that was received and not taken.
         self._start = 0
         self._end = 0
-        #: Whether the transport was given another buffer than the memory, that of a large message.
+        #: Whether the transport was given another buffer than the memory: the buffer of a large message.
         self._receives_directly = False
         self._write_scheduled = False
         #: Whether the socket accepts no more, and since when that is known.
@@ -425,7 +443,7 @@ class LifetimeTimer:
         self._set()
 
 
-class DrainingAcceptor:
+class DrainingAcceptor(PassingAcceptor):
     """Stands before the acceptor of a connection that is too old, and closes it when its last call has ended.
 
     A client may have started calls before it received the GOAWAY. Once it has acknowledged a ping that was sent
@@ -433,17 +451,11 @@ class DrainingAcceptor:
     """
 
     def __init__(self, connection: ServerConnection, acceptor: CallAcceptor) -> None:
+        super().__init__(acceptor)
         self._connection = connection
-        self._acceptor = acceptor
         self._receiving = connection.http2.receiving
         self._ping_ack_count = self._receiving.ping_ack_count
         self._closing = False
-
-    def connection_opened(self, connection: ServerConnection) -> None:
-        self._acceptor.connection_opened(connection)
-
-    def connection_closed(self, connection: ServerConnection) -> None:
-        self._acceptor.connection_closed(connection)
 
     def accept_call(self, connection: ServerConnection, stream: Stream) -> StreamCallbacks | None:
         if self._client_knows and stream.id > self._receiving.ping_ack_last_id:
@@ -452,7 +464,7 @@ class DrainingAcceptor:
         return self._acceptor.accept_call(connection, stream)
 
     def connection_idle(self) -> None:
-        self._acceptor.connection_idle()
+        super().connection_idle()
         if self._client_knows and not self._closing:
             self._closing = True
             self._connection.close()

@@ -203,7 +203,7 @@ class InferCall(msgspec.Struct, eq=False):
         return last_value(self._stream.request_head.fields, name)
 
     def reception(self) -> Reception:
-        """See `kernel.records.front_doors.FrontDoorSink`."""
+        """Return when the request came, for traces and records: as `kernel.records.front_doors.FrontDoorSink` says."""
         sending, compression = self._connection.sending, self.intake.compression
         if compression is None and self._stream.state is not _CLOSED and self._only is None and not sending.ended:
             # Usually `send` has something written at the end of the iteration, and nothing else is to be done.

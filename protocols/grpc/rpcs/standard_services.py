@@ -1,8 +1,8 @@
-"""grpc.health.v1: whether the server takes requests. One status for the whole server, as in Triton.
+"""The services that are not Triton's own: grpc.health.v1, and grpc.reflection.v1 and v1alpha.
 
-Check ignores which service is asked for, as Triton does; Watch, which Triton does not have, keeps to the protocol.
-
-grpc.reflection.v1 and v1alpha: what the server offers, from the descriptor pool that its messages are in.
+Health has one status for the whole server, as in Triton. Check ignores which service is asked for, as Triton does;
+Watch, which Triton does not have, keeps to the protocol. Reflection says what the server offers, from the descriptor
+pool that its messages are in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kernel.errors import ServingError
 from protocols.grpc.generated import reflection_v1_pb2 as v1
 from protocols.grpc.generated import reflection_v1alpha_pb2 as v1alpha
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from protocols.grpc.rpc import receive, translated_errors
+from protocols.grpc.rpc import receive, translated_errors, unary
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from kernel.serving.interface import KernelInterface
-    from protocols.grpc.rpc import Caller
+    from protocols.grpc.rpc import Caller, OpenCalls
 
 #: How often a watched status is checked: there is no event for a change, and orchestrators ask as often.
 WATCH_INTERVAL_S = 1.0
@@ -39,15 +39,30 @@ WATCH_INTERVAL_S = 1.0
 WATCHED_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health")
 
 
-class Health:
-    """The health service; the service's name in a request is ignored."""
+class HealthService:
+    """`grpc.health.v1.Health`; Check ignores the name of the service."""
 
-    def __init__(self, kernel: KernelInterface) -> None:
+    def __init__(self, kernel: KernelInterface, calls: OpenCalls) -> None:
         self._kernel = kernel
+        self._calls = calls
+
+    def __mapping__(self) -> dict[str, Handler]:
+        return {
+            "/grpc.health.v1.Health/Check": unary(self.check, HealthCheckRequest, HealthCheckResponse),
+            "/grpc.health.v1.Health/Watch": Handler(
+                self._watch, Cardinality.UNARY_STREAM, HealthCheckRequest, HealthCheckResponse
+            ),
+        }
 
     async def check(self, message: HealthCheckRequest, caller: Caller) -> HealthCheckResponse:
         """Return whether the server is ready. Raises `Unavailable` while it stops."""
         return HealthCheckResponse(status=_status(await self._kernel.server_is_ready()))
+
+    async def _watch(self, stream: Stream[HealthCheckRequest, HealthCheckResponse]) -> None:
+        with translated_errors("Watch"):
+            call = WatchCall(self._kernel, stream)
+            with self._calls.stoppable(call):
+                await call.run()
 
 
 class WatchCall:
@@ -82,7 +97,7 @@ class WatchCall:
                     await self._stopped.wait()
 
     def stop(self) -> None:
-        """Send the last status, that of a server that stops, and end."""
+        """Send the last status, which says that the server stops, and end."""
         self._stopped.set()
 
     async def _ready(self) -> bool:

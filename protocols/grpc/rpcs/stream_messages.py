@@ -1,8 +1,7 @@
 """What a stream knows of its requests and responses, and responses as messages of the stream. Pure.
 
-In which order the responses of a stream are sent: in that of the requests, except for decoupled models. Pure.
-
-Responses to a request that is not the oldest are kept until the older requests have got their final responses.
+`RequestOrder` keeps responses to a request that is not the oldest until the older requests have got their final
+responses. Responses of decoupled models do not wait.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class RequestOrder(Generic[Key, Sent]):
             assert not any(final for _, final in kept[:-1]), "a response was put after the final one"
 
 
-#: How many requests without a final response a stream may have at all: those of other clients queue behind them.
+#: How many requests without a final response a stream may have at all: requests of other clients queue behind them.
 MAX_UNANSWERED_REQUESTS = 4096
 
 #: Messages that a stream takes in one event-loop iteration, so that other clients are served, too.
@@ -116,7 +115,7 @@ class StreamRequest(msgspec.Struct, eq=False):
     decoded: PreparedMessage | MessageOptions | None = None
     decoding: RequestTask | None = None
     request_id: str = ""
-    #: The deadline of a stream is not that of its requests.
+    #: The deadline of a stream is not its requests' deadline.
     deadline_ns: int = 0
     #: When the message came, in monotonic nanoseconds; 0 unless requests are traced.
     begin_ns: int = 0
@@ -127,7 +126,7 @@ class StreamRequest(msgspec.Struct, eq=False):
 
     @property
     def ordered(self) -> bool:
-        """Whether its responses wait for those of older requests; those of decoupled models do not."""
+        """Whether its responses wait for responses to older requests; responses of decoupled models do not."""
         return self.decoded is None or not self.decoded.decoupled
 
     @property
@@ -165,7 +164,7 @@ class StreamRequest(msgspec.Struct, eq=False):
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
     def reception(self) -> Reception:
-        """See `kernel.records.front_doors.FrontDoorSink`."""
+        """Return when the request came, for traces and records: as `kernel.records.front_doors.FrontDoorSink` says."""
         return GRPC, self.begin_ns, self.begin_ns, at_iteration_end
 
     @property

@@ -13,25 +13,29 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.server_parts import GenerationFigures
 from kernel.serving.catalog import ModelState
 from kernel.texts import SERVER_PATHS, shown_text
 from protocols.http.dashboard.figures import (
     MAX_REASON,
     ServerFigures,
     idle_row,
+    language_row,
     model_detail,
     model_row,
     region_rows,
     server_figures,
+    take_language_reading,
     take_reading,
     unchanged,
 )
-from protocols.http.dashboard.windows import Window
+from protocols.http.dashboard.windows import LanguageWindow, Window
 from protocols.http.metrics.proc import ProcessLoads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kernel.observe.generation_statistics import GenerationStatistics
     from kernel.serving.catalog import IndexItem
     from kernel.serving.interface import KernelInterface
     from kernel.serving.model_figures import ModelFigures
@@ -112,6 +116,8 @@ class Feed:
         self._windows: dict[Key, WatchedModel] = {}
         #: Models that viewers have chosen, with the number of viewers: the processes of their instances are checked.
         self.chosen: dict[Key, int] = {}
+        #: What these have generated, with the counters that the window is of.
+        self._languages: dict[Key, tuple[GenerationStatistics, LanguageWindow]] = {}
         self.loads = ProcessLoads()
         #: Seconds of processor time that snapshots have taken on the event loop, for tests and measurements.
         self.spent_s = 0.0
@@ -132,7 +138,9 @@ class Feed:
         if found is None:
             return None
         instances = self._kernel.instance_figures(found.identifier, found.model.version)
-        return model_detail(found.model, instances, found.window, self.loads.found)
+        language = self._languages.get(key)
+        shown = None if language is None else language_row(*language)
+        return model_detail(found.model, instances, found.window, self.loads.found, shown)
 
     async def _make(self) -> None:
         begin_s = self._next_s = time.monotonic()
@@ -143,6 +151,7 @@ class Feed:
                 pids.update(found.model.statistics.memory.pids.values())
         await asyncio.to_thread(self.loads.look, pids)
         figures = await self._make_rows()
+        self._look_at_languages()
         snapshot = self.snapshot
         regions = _encode(region_rows(self._kernel.regions.all()))
         if regions != snapshot.regions:
@@ -153,6 +162,21 @@ class Feed:
         spent_s = self.spent_s - spent_s
         interval_s = min(max(self._interval_s, spent_s / _MOST_SHARE), _MOST_INTERVAL_S)
         self._next_s = max(begin_s + interval_s, time.monotonic() + interval_s / 2)
+
+    def _look_at_languages(self) -> None:
+        """Read what the chosen models have generated."""
+        before, self._languages = self._languages, {}
+        for door in self._kernel.part_figures(GenerationFigures):
+            for key in self.chosen:
+                found = self._windows.get(key)
+                statistics = None if found is None else door.statistics.get((key[0], found.model.version_text))
+                if statistics is None:
+                    continue
+                known = before.get(key)
+                same = known is not None and known[0] is statistics
+                window = known[1] if known is not None and same else LanguageWindow()
+                window.add(take_language_reading(statistics, self.snapshot.now_ns))
+                self._languages[key] = statistics, window
 
     async def _make_rows(self) -> ServerFigures:
         """Make the rows that have changed. Other things may happen meanwhile, also loads and unloads."""

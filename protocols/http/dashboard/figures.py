@@ -5,23 +5,26 @@ All of it comes from counters, and from what they have counted in the last secon
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.errors import ServingError
 from kernel.server_parts import DoorFigures, RepositoryFigures
 from kernel.serving.catalog import ModelState
 from kernel.texts import SERVER_PATHS, shown_text
-from protocols.http.dashboard.windows import Reading, Window
+from protocols.http.dashboard.windows import LanguageReading, Reading, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kernel.observe.execution_reports import InstanceMemory
+    from kernel.observe.generation_statistics import GenerationStatistics
     from kernel.observe.recent_requests import RecentOfModel, RecentRequest
     from kernel.serving.catalog import IndexItem
     from kernel.serving.interface import KernelInterface
     from kernel.serving.model_figures import InstanceFigures, ModelFigures
+    from protocols.http.dashboard.windows import LanguageWindow
     from shm.region import Region
 
 _MAX_NAME = 256
@@ -60,6 +63,29 @@ class ModelRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ensemble: bool = False
     #: Seconds since the epoch of the last execution; None for never.
     last_s: int | None = None
+
+
+#: What the page shows of the report of `TrafficControl`: no ids, and no texts of outputs.
+_TRAFFIC = ("source", "targets", "rollout", "shadow", "feedback")
+
+
+def traffic_of(kernel: KernelInterface, name: str) -> dict[str, Any] | None:
+    """Return what the page shows of the traffic of a model; None if it has no rule and never had one."""
+    if kernel.traffic is None:
+        return None
+    try:
+        report = kernel.traffic.report(name)
+    except ServingError:
+        return None
+    if not any(report.get(part) for part in _TRAFFIC[1:]):
+        return None
+    found = {part: report[part] for part in _TRAFFIC}
+    if found["rollout"] is not None:
+        reason = shown_text(SERVER_PATHS.hidden_in(found["rollout"]["reason"]), MAX_REASON)
+        found["rollout"] = {**found["rollout"], "reason": reason}
+    if found["shadow"] is not None:
+        found["shadow"] = {key: value for key, value in found["shadow"].items() if key != "worst"}
+    return found
 
 
 def take_reading(model: ModelFigures, now_ns: int) -> Reading:
@@ -186,6 +212,22 @@ class RecentPart(msgspec.Struct, frozen=True):
     failed: list[ShownRequest]
 
 
+class LanguageRow(msgspec.Struct, frozen=True):
+    """The text that a model version has generated over OpenAI's API: in the last seconds, now, and in all."""
+
+    tokens_per_s: float
+    prompt_tokens_per_s: float
+    #: Milliseconds to the first token, and between tokens; None without any.
+    first_p50_ms: float | None
+    first_p99_ms: float | None
+    pause_p50_ms: float | None
+    pause_p99_ms: float | None
+    open_streams: int
+    tokens: int
+    prompt_tokens: int
+    cancelled: int
+
+
 class ModelDetail(msgspec.Struct, frozen=True):
     """One version. What the page's form needs to know of its protocol is here, the tensors are in its metadata."""
 
@@ -205,6 +247,36 @@ class ModelDetail(msgspec.Struct, frozen=True):
     instances: list[InstanceRow]
     slow_ms: float | None
     load_ms: int
+    #: None for a model of which no text was asked over OpenAI's API.
+    language: LanguageRow | None
+
+
+def take_language_reading(statistics: GenerationStatistics, now_ns: int) -> LanguageReading:
+    """Return the counters of the text that a model version has generated, now."""
+    return LanguageReading(
+        now_ns,
+        statistics.generation_tokens,
+        statistics.prompt_tokens,
+        tuple(statistics.first_token.counts),
+        tuple(statistics.inter_token.counts),
+    )
+
+
+def language_row(statistics: GenerationStatistics, window: LanguageWindow) -> LanguageRow:
+    """Return what is shown of the text that a model version has generated."""
+    first, pause = statistics.first_token.bounds, statistics.inter_token.bounds
+    return LanguageRow(
+        window.rate("generation_tokens"),
+        window.rate("prompt_tokens"),
+        window.quantile_ms("first_tokens", first, 0.5),
+        window.quantile_ms("first_tokens", first, 0.99),
+        window.quantile_ms("inter_tokens", pause, 0.5),
+        window.quantile_ms("inter_tokens", pause, 0.99),
+        statistics.open_streams,
+        statistics.generation_tokens,
+        statistics.prompt_tokens,
+        statistics.cancelled,
+    )
 
 
 def model_detail(
@@ -212,6 +284,7 @@ def model_detail(
     instances: Iterable[InstanceFigures],
     window: Window,
     loads: Mapping[int, tuple[float | None, int]],
+    language: LanguageRow | None = None,
 ) -> ModelDetail:
     """Return the detail of a loaded version with its instances; `loads` is `ProcessLoads.found`."""
     spec, statistics = model.spec, model.statistics
@@ -229,6 +302,7 @@ def model_detail(
         [_instance(each, statistics.memory, loads) for each in instances],
         statistics.slow_ns / 1e6 if statistics.recent is not None else None,
         statistics.load_ns // 1_000_000,
+        language,
     )
 
 

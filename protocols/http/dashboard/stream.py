@@ -18,7 +18,7 @@ from kernel.errors import Unavailable
 from kernel.observe.recent import SERVER
 from protocols.http import web
 from protocols.http.dashboard.feed import Feed, rows_for
-from protocols.http.dashboard.figures import recent_part
+from protocols.http.dashboard.figures import recent_part, traffic_of
 from protocols.http.dashboard.viewer import find_viewer
 from protocols.http.responses import SERVER_HEADER
 
@@ -113,6 +113,8 @@ class EventWriter:
         self._chosen = chosen
         self.seen = 0
         self._recent_change = -1
+        #: What the client has of the traffic of the model.
+        self._traffic = b"null"
         self._last_line = 0
 
     def hello(self) -> bytes:
@@ -146,6 +148,11 @@ class EventWriter:
             detail = self._feed.detail(self._chosen)
             if detail is not None:
                 yield _event("detail", _encode(detail))
+            if self._viewer.may("traffic"):
+                traffic = _encode(traffic_of(self._kernel, model_name))
+                if traffic != self._traffic:
+                    self._traffic = traffic
+                    yield _event("traffic", traffic)
             requests = recent.requests.of(model_name) if recent is not None else None
             if requests is not None and requests.change != self._recent_change:
                 self._recent_change = requests.change

@@ -36,6 +36,7 @@ class Viewer(msgspec.Struct, frozen=True):
 ACTIONS = {
     "infer": ("POST", Category.INFERENCE, False),
     "metadata": ("GET", Category.METADATA, False),
+    "traffic": ("GET", Category.MODEL_REPOSITORY, False),
     "index": ("POST", Category.MODEL_REPOSITORY, False),
     "load": ("POST", Category.MODEL_REPOSITORY, True),
     "regions": ("GET", Category.SHARED_MEMORY, False),

@@ -116,6 +116,44 @@ class Window:
         return sorted((rows, count) for rows, count in found if count > 0)
 
 
+class LanguageReading(msgspec.Struct):
+    """The counters of the text that a model version has generated, at one time."""
+
+    at_ns: int
+    generation_tokens: int
+    prompt_tokens: int
+    #: First tokens, and pauses between tokens, by duration, as `Histogram.counts` has them.
+    first_tokens: tuple[int, ...]
+    inter_tokens: tuple[int, ...]
+
+
+class LanguageWindow:
+    """The readings of one model version over the last `WINDOW_NS`."""
+
+    def __init__(self) -> None:
+        self._readings: deque[LanguageReading] = deque()
+
+    def add(self, reading: LanguageReading) -> None:
+        """Add a reading, and forget those that are older than the window but the newest of them."""
+        readings = self._readings
+        readings.append(reading)
+        while len(readings) > 2 and readings[1].at_ns <= reading.at_ns - WINDOW_NS:
+            readings.popleft()
+
+    def rate(self, counter: str) -> float:
+        """Return tokens per second of the counter called `counter`."""
+        first, last = self._readings[0], self._readings[-1]
+        seconds = max(last.at_ns - first.at_ns, 1_000_000) / 1e9
+        tokens: int = getattr(last, counter) - getattr(first, counter)
+        return round(tokens / seconds, 2)
+
+    def quantile_ms(self, counts: str, bounds: Sequence[float], share: float) -> float | None:
+        """Return milliseconds that `share` of the durations in `counts` did not exceed; None without any."""
+        first, last = getattr(self._readings[0], counts), getattr(self._readings[-1], counts)
+        found = quantile([new - old for new, old in zip(last, first, strict=True)], bounds, share)
+        return None if found is None else round(found * 1000, 3)
+
+
 def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float | None:
     """Return the value that `share` of the observations in buckets do not exceed; None without observations.
 

@@ -40,6 +40,8 @@ FILES = {
     "models.js": "text/javascript",
     "detail.js": "text/javascript",
     "charts.js": "text/javascript",
+    "traffic.js": "text/javascript",
+    "chat.js": "text/javascript",
     "example.js": "text/javascript",
     "tensors.js": "text/javascript",
     "pictures.js": "text/javascript",

@@ -26,7 +26,7 @@ from protocols.http.responses import http_error
 from protocols.request_limits import RECEIVE_BUFFER_BYTE_SIZE
 
 if TYPE_CHECKING:
-    from protocols.http.fast.fast_path import FastPath
+    from protocols.http.fast.fast_path import ConnectionMoves, FastPath
     from protocols.http.fast.request_heads import KnownRequestHead, Refusal
     from protocols.http.fast.response_bytes import ResponseBytes
     from protocols.http.inference.prepared import InferRequestHead
@@ -86,6 +86,9 @@ class FastConnection(asyncio.Protocol):
         #: Times of the fast path's clock: of the last bytes either way, and of the begin of a head or a body.
         self._active_s = self._begin_s = 0.0
         self._unread = UnreadResponse()
+        #: How often the kernel has given the connection to a door, and whether the next inference request stays here.
+        self.passes = 0
+        self.stays = False
 
     # ---- called by the transport -------------------------------------------------------------
 
@@ -328,6 +331,12 @@ class FastConnection(asyncio.Protocol):
         known = self._known
         if known is None or text != known.text or known.generation != self._fast_path.kernel.catalog.generation:
             known = self._known = self._fast_path.known_heads.find(text)
+        moves = self._fast_path.moves
+        if moves is not None:
+            if moves.wanted(self, known):
+                return self._move(moves)
+            if not moves.remembers:
+                self._known = None
         head = known.head
         if head is None or (head.closes and (known.infer is None or len(self._received) > end + head.content_length)):
             return self._hand_over()
@@ -493,6 +502,9 @@ class FastConnection(asyncio.Protocol):
 
     def _hand_over(self) -> bool:
         """Leave the connection to aiohttp, as soon as the calls before have their responses."""
+        moves = self._fast_path.moves
+        if moves is not None and moves.wanted(self, None):
+            return self._move(moves)
         if self._calls:
             return False
         self._closing = True
@@ -506,4 +518,22 @@ class FastConnection(asyncio.Protocol):
         self._transport.set_protocol(connection)
         connection.connection_made(self._transport)
         connection.data_received(received)
+        return False
+
+    # ---- messages that another process serves ------------------------------------------------
+
+    def _move(self, moves: ConnectionMoves) -> bool:
+        """Let another process serve the connection, as soon as the calls before have their responses."""
+        self._write_last()
+        if self._calls or self._writer.busy or self._transport.get_write_buffer_size():
+            return False  # this follows again when a response is written
+        received, self._received = self._received, b""
+        self._closing = True
+        self._fast_path.remove(self)
+        self._aiohttp.leave_transport()
+        self._resting = True  # nothing is read any more
+        self._read_on(False)
+        self._transport.set_protocol(asyncio.Protocol())
+        if not moves.move(self, self._transport, received):
+            self._transport.abort()
         return False

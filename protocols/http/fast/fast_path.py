@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.loop.clock import in_next_iteration
 from protocols.http.client_limits import TIMEOUTS, abort_gone
@@ -18,12 +18,29 @@ if TYPE_CHECKING:
 
     from protocols.http.aiohttp_internals import AiohttpServer
     from protocols.http.client_limits import ClientTimeouts
+    from protocols.http.fast.request_heads import KnownRequestHead
     from protocols.http.inference.infer_call import HttpInference
 
 #: How often connections are checked, which is also how exact their timeouts are.
 _TICK_S = 1.0
 
 _NO_RULES = RequestRules()
+
+
+class ConnectionMoves(Protocol):
+    """Lets connections move between the kernel's process and front doors in processes of their own."""
+
+    #: Whether a message with the same head as the one before goes the same way, without another question.
+    remembers: bool
+
+    def wanted(self, connection: FastConnection, known: KnownRequestHead | None) -> bool:
+        """Whether the next message of a connection is for the other process. Asked once for each message.
+
+        `known` is what is known of its head; None where the fast path cannot parse it.
+        """
+
+    def move(self, connection: FastConnection, transport: asyncio.Transport, received: bytes) -> bool:
+        """Move a connection that has nothing to do, from `received` on. Returns False if that is not possible."""
 
 
 class FastPath:
@@ -51,6 +68,8 @@ class FastPath:
         #: Whether the log shows the requests that come. Clients may change that at any time.
         self.log_verbose = self.kernel.log.values.log_verbose_level > 0
         self.timeouts = timeouts
+        #: None where there is one process.
+        self.moves: ConnectionMoves | None = None
         #: Seconds of the event loop's clock at the last tick.
         self.now_s = 0.0
         self.connections: set[FastConnection] = set()

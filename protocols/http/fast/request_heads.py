@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import httptools
 import msgspec
 
-from kernel.errors import ServingError
+from kernel.errors import ServedElsewhere, ServingError
 from kernel.records.traced_passage import EXPLAIN_HEADER
 from kernel.serving.prepared import PreparedCache
 from protocols.access import Category
@@ -233,6 +233,11 @@ class KnownRequestHead(msgspec.Struct, frozen=True):
     infer: InferRequestHead | None = None
     refusal: Refusal | None = None
 
+    @property
+    def served_elsewhere(self) -> bool:
+        """Whether it is the head of an inference request that another process serves."""
+        return self.infer is None and self.refusal is None and self.head is not None and self.head.infer is not None
+
 
 class KnownRequestHeads:
     """The heads that the fast path has seen, on all connections."""
@@ -264,6 +269,8 @@ class KnownRequestHeads:
                     cache.add(text, known)
                 return known
         known = self._look_at(text, generation)
+        if known.served_elsewhere:
+            return known  # the next one asks again
         if len(text) <= _MAX_BYTE_SIZE:
             cache.add(text, known)
             if key and _may_have_other_length(known):
@@ -291,18 +298,26 @@ class KnownRequestHeads:
             return KnownRequestHead(text, generation, head)
         origin = head.header("Origin")
         headers = header_lines(self._rules.response_headers(None if origin is None else origin.decode()))
-        found = self._admit(head, head.infer, headers)
+        try:
+            found = self._admit(head, head.infer, headers)
+        except ServedElsewhere:
+            return KnownRequestHead(text, generation, head)
         if isinstance(found, HttpResponse):
             return KnownRequestHead(text, generation, head, refusal=Refusal(found, headers))
         return KnownRequestHead(text, generation, head, found)
 
     def _admit(self, head: HttpRequestHead, fields: InferFields, headers: bytes) -> InferRequestHead | HttpResponse:
-        """Return what a request with this head is, or the response that refuses it: in the order of `HttpServer`."""
+        """Return what a request with this head is, or the response that refuses it: in the order of `HttpServer`.
+
+        Raises `ServedElsewhere`.
+        """
         refusal = self._rules.refusal("POST", Category.INFERENCE, head.header)
         if refusal is not None:
             return http_error(RESTRICTED, refusal, plain=True)
         try:
             route = self._inference.kernel.unary_route(fields.model_name, fields.model_version, ENTRY_POINT)
+        except ServedElsewhere:
+            raise
         except ServingError as error:
             return http_error(HTTP_STATUS[error.code], error.text, plain=True)
         return InferRequestHead(

@@ -64,20 +64,11 @@ class GenerateIntake(Intake):
         assert decoded.route is not None, "a body is kept without its route"
         self._bodies.add(body, decoded.request, decoded.route)
 
-    def helper_job(
-        self, call: GenerateCall, body: bytes, received_in: ReceiveBuffer | None
-    ) -> tuple[Request, HelperJob]:
-        """Never called: bodies that are small enough for the event loop need no helper."""
-        raise AssertionError("a body of /generate for a helper is given as its sources")
-
     def job_for_sources(self, call: GenerateCall, sources: list[Tensor]) -> tuple[Request, HelperJob]:
         """Return an empty request, and how a helper decodes a body of which `sources` are the parts."""
         route = call.head.route
         arguments = msgspec.msgpack.encode(DecodeGenerateArguments(route.spec, self._max_input_size))
         return _new_request(call), HelperJob(DECODE_GENERATE, arguments, sources, route)
-
-    def read_options(self, octets: bytes, route: ModelRoute) -> None:
-        """Return nothing: the response needs to know nothing."""
 
 
 def _new_request(call: GenerateCall) -> Request:

@@ -28,7 +28,7 @@ from protocols.http.inference.generate_codec import decode_generate, encode_gene
 from protocols.http.json.document import LARGE_BYTE_SIZE
 from protocols.http.json.large import TooManyStrings, packed_size, write_data, write_flat
 from protocols.http.json.tensor import NeedsCare, check_readable
-from protocols.large_requests import TensorBytes, decode_steps, joined
+from protocols.large_requests import TensorBytes, decode_steps, given_bytes, joined
 from shm.datatypes import DATATYPES
 from shm.tensor import ClientSpan, Tensor
 
@@ -77,7 +77,7 @@ def decode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> Tas
     if not length:
         request = Request(known.model_name, [], NO_SINK)
         request.inputs.append(decode_raw(body, known.spec))
-        options, contents = OutputFormat(binary=True), list(map(_given_bytes, request.inputs))
+        options, contents = OutputFormat(binary=True), list(map(given_bytes, request.inputs))
     else:
         header, binary = bytes(body[:length]), body[length:]
         try:
@@ -96,7 +96,7 @@ def _decode_usual(header: bytes, binary: memoryview, known: DecodeArguments) -> 
     request = Request(known.model_name, [], NO_SINK)
     if len(header) <= LARGE_BYTE_SIZE:
         options = decode_typed(header, binary, request, known.max_input_size)
-        return request, options, list(map(_given_bytes, request.inputs))
+        return request, options, list(map(given_bytes, request.inputs))
     deferred: dict[int, TensorBytes] = {}
 
     def defer(name: str, datatype: str, text: memoryview, count: int, max_input_size: int) -> Buffer:
@@ -118,7 +118,7 @@ def _decode_usual(header: bytes, binary: memoryview, known: DecodeArguments) -> 
         return b""
 
     options = decode_typed(header, binary, request, known.max_input_size, defer)
-    return request, options, [deferred.get(index) or _given_bytes(each) for index, each in enumerate(request.inputs)]
+    return request, options, [deferred.get(index) or given_bytes(each) for index, each in enumerate(request.inputs)]
 
 
 def _decode_carefully(header: bytes, binary: memoryview, known: DecodeArguments) -> _Decoded:
@@ -131,7 +131,7 @@ def _decode_carefully(header: bytes, binary: memoryview, known: DecodeArguments)
         return b""
 
     options = decode_infer(header, binary, request, known.max_input_size, defer)
-    return request, options, [deferred.get(index) or _given_bytes(each) for index, each in enumerate(request.inputs)]
+    return request, options, [deferred.get(index) or given_bytes(each) for index, each in enumerate(request.inputs)]
 
 
 def json_bytes(
@@ -158,12 +158,6 @@ def json_bytes(
         return written
 
     return TensorBytes(byte_size, write)
-
-
-def _given_bytes(tensor: Tensor) -> TensorBytes | None:
-    """Return the bytes of an input in binary form, None for one in a client's region."""
-    data = tensor.data
-    return None if data is None else TensorBytes.of(data)
 
 
 def header_length(announced: int | None, body_byte_size: int) -> int:
@@ -195,7 +189,8 @@ class EncodeArguments(msgspec.Struct, array_like=True):
 
 _encode_arguments_decoder = msgspec.msgpack.Decoder(EncodeArguments)
 
-_length_decoder = msgspec.msgpack.Decoder(tuple[int, bool])
+#: Returns how many bytes of an encoded body are JSON, and whether binary data follows.
+read_lengths = msgspec.msgpack.Decoder(tuple[int, bool]).decode
 
 _format_decoder = msgspec.msgpack.Decoder(tuple[bool, dict[str, bool]])
 
@@ -229,11 +224,6 @@ def encode_arguments(response: Response, output_format: OutputFormat, encoding: 
         encoding,
     )
     return msgspec.msgpack.encode(arguments), list(itertools.compress(outputs, given))
-
-
-def read_lengths(message: bytes) -> tuple[int, bool]:
-    """Return how many bytes of an encoded body are JSON, and whether binary data follows."""
-    return _length_decoder.decode(message)
 
 
 def encode_infer_task(arguments: bytes, sources: Sequence[memoryview], /) -> TaskSteps:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kernel.machine import private_byte_size
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -85,8 +87,6 @@ def _bytes(text: str) -> int:
 
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessUse(msgspec.Struct, frozen=True):
@@ -170,9 +170,3 @@ def _private_byte_sizes(pids: Iterable[int]) -> dict[int, int]:
         except OSError:
             found[pid] = 0
     return found
-
-
-def private_byte_size(statm: str) -> int:
-    """Return what /proc/PID/statm says, which counts in pages: size resident shared ..."""
-    _, resident, shared = statm.split()[:3]
-    return max(int(resident) - int(shared), 0) * _PAGE

@@ -7,15 +7,17 @@ import time
 from typing import TYPE_CHECKING
 
 from kernel.observe.custom_metrics import merged_families
+from kernel.observe.generation_statistics import families_of
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.options import HttpOptions, MetricsOptions
+from kernel.server_parts import GenerationFigures
 from kernel.serving.interface import CacheFigures
 from protocols.access import Category
 from protocols.frontend import FrontDoor
 from protocols.http import web
 from protocols.http.listener import HttpListener
 from protocols.http.metrics.formats import OPENMETRICS, prefers_openmetrics, to_openmetrics
-from protocols.http.metrics.model_families import render_custom, render_models, render_readiness
+from protocols.http.metrics.model_families import labels_of, render_custom, render_models, render_readiness
 from protocols.http.metrics.proc import WorkerMemoryReader
 from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus, render_memory
 from protocols.http.request_rules import make_request_rules
@@ -115,7 +117,14 @@ class MetricsServer(FrontDoor):
         for figures in self._kernel.part_figures(CacheFigures):
             lines += render_cache(models, figures, self._config, now_ns)
         lines += render_gpus(self._kernel.gpu_figures if self.shows_gpus else None)
-        custom, left_out = merged_families((model.name, model.statistics.custom) for model in models)
+        own = [(model.name, model.statistics.custom) for model in models]
+        for generation in self._kernel.part_figures(GenerationFigures):
+            served = [
+                (each.name, each.version_text, tuple(sorted(labels_of(each).items())), each.statistics.custom)
+                for each in models
+            ]
+            own += families_of(generation.statistics, served)
+        custom, left_out = merged_families(own)
         lines += render_custom(custom)
         for line in left_out:
             if line not in self._left_out:

@@ -17,7 +17,7 @@ import msgspec
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
-from kernel.server_parts import DoorFigures, RecordFigures, RepositoryFigures, TraceFigures
+from kernel.server_parts import DoorFigures, DoorProcessList, RecordFigures, RepositoryFigures, TraceFigures
 from protocols.http.metrics.formats import head, label_text, number
 from protocols.http.metrics.model_families import Summary, Value, labelled, labels_of, render_summary, render_values
 from protocols.http.metrics.proc import HostLoad
@@ -45,7 +45,7 @@ _OF_SERVER: tuple[tuple[type[Counter | Gauge], str, str, Callable[[KernelInterfa
         Counter,
         "naiad_server_memory_refusals_total",
         "Number of requests that were refused because there was no memory for them",
-        lambda kernel: kernel.memory_refusals.count,
+        lambda kernel: kernel.memory_refusals.count + _figures(kernel, DoorProcessList).memory_refusals,
     ),
     (
         Counter,
@@ -110,6 +110,7 @@ class ServerMetrics:
         )
         self._whole = [(kind(name, help, registry=self.registry), value) for kind, name, help, value in _OF_SERVER]
         self._add_traffic()
+        self._doors = DoorProcessMetrics(self.registry) if kernel.part_figures(DoorProcessList) else None
 
     def _add_traffic(self) -> None:
         """Add the families of traffic rules and rollouts."""
@@ -123,6 +124,33 @@ class ServerMetrics:
             "Share of the requests without a version that a model version gets by a traffic rule [0.0 - 1.0]",
         )
 
+        self._rewards = Counter(
+            "naiad_traffic_rewards_total",
+            "Number of rewards that clients have reported for requests of a model version",
+            registry=self.registry,
+        )
+        self._reward_sum = self._gauge(
+            "naiad_traffic_reward_sum", "Sum of the rewards that clients have reported for requests of a model version"
+        )
+        self._shadow_pairs = Counter(
+            "naiad_traffic_shadow_pairs_total",
+            "Number of pairs of responses of a model's shadow that were compared, by result",
+            registry=self.registry,
+        )
+        self._shadow_dropped = Counter(
+            "naiad_traffic_shadow_dropped_total",
+            "Number of requests that were chosen for a model's shadow and not compared, by reason",
+            registry=self.registry,
+        )
+        self._shadow_differences = Counter(
+            "naiad_traffic_shadow_differences_total",
+            "Number of outputs that differed between a model's versions, by kind",
+            registry=self.registry,
+        )
+        self._shadow_distance = self._gauge(
+            "naiad_traffic_shadow_distance",
+            "Quantile of the distance of an output between a model's versions; up to 1 is within the tolerance",
+        )
         self._rollout_phase = self._gauge(
             "naiad_traffic_rollout_phase", "1 for the phase in which the last rollout of a model is"
         )
@@ -145,6 +173,8 @@ class ServerMetrics:
         for family, value in self._whole:
             if (found := value(self._kernel)) is not None:
                 family.set({}, found)
+        if self._doors is not None:
+            self._doors.set(_figures(self._kernel, DoorProcessList))
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
         text: bytes
@@ -158,6 +188,13 @@ class ServerMetrics:
         self._shares.values.clear()
         self._rollout_phase.values.clear()
         self._rollout_events.values.clear()
+        self._set_shadows(traffic)
+        self._rewards.values.clear()
+        self._reward_sum.values.clear()
+        for rewards in traffic.rewards():
+            labels = {"model": rewards.model, "version": str(rewards.version)}
+            self._rewards.set(labels, rewards.count)
+            self._reward_sum.set(labels, rewards.sum)
         for rollout in traffic.rollout_figures():
             self._rollout_phase.set({"model": rollout.model, "phase": rollout.phase}, 1)
             for guard, counts in rollout.guards.items():
@@ -173,8 +210,54 @@ class ServerMetrics:
                 labels = {"model": name, "target": target.model, "version": target.version}
                 self._shares.set(labels, target.share)
 
+    def _set_shadows(self, traffic: TrafficControl) -> None:
+        for family in (self._shadow_pairs, self._shadow_dropped, self._shadow_differences, self._shadow_distance):
+            family.values.clear()
+        for shadow in traffic.shadow_figures():
+            labels = {"model": shadow.model, "target": shadow.target}
+            self._shadow_pairs.set({**labels, "result": "equal"}, shadow.pairs - shadow.differing)
+            self._shadow_pairs.set({**labels, "result": "different"}, shadow.differing)
+            for reason, count in shadow.dropped.items():
+                self._shadow_dropped.set({**labels, "reason": reason}, count)
+            for output, kinds in shadow.outputs.items():
+                for kind, count in kinds.items():
+                    self._shadow_differences.set({**labels, "output": output, "kind": kind}, count)
+            for output, quantiles in shadow.distances.items():
+                for quantile, value in quantiles.items():
+                    self._shadow_distance.set({**labels, "output": output, "quantile": f"0.{quantile[1:]}"}, value)
+
     def _gauge(self, name: str, help_text: str) -> Any:
         return Gauge(name, help_text, registry=self.registry)
+
+
+class DoorProcessMetrics:
+    """The families of front doors in processes of their own: only for servers with such."""
+
+    def __init__(self, registry: Any) -> None:
+        def family(kind: type[Counter | Gauge], name: str, help_text: str) -> Any:
+            return kind(f"naiad_front_door_{name}", help_text, registry=registry)
+
+        self._restarts = family(
+            Counter, "restarts_total", "Number of times that the process of a front door was lost and started again"
+        )
+        self._ready = family(Gauge, "ready", "Whether the process of a front door takes connections")
+        self._connections = family(Gauge, "connections", "Number of open connections of the process of a front door")
+        self._requests = family(
+            Counter, "requests_total", "Number of inference requests from the process of a front door"
+        )
+        self._memory = family(
+            Gauge, "memory_granted_bytes", "Memory of the server that the process of a front door may use for tensors"
+        )
+
+    def set(self, figures: DoorProcessList) -> None:
+        """Take the present values."""
+        self._restarts.set({}, figures.restarts)
+        for door in figures.doors:
+            labels = {"door": str(door.number)}
+            self._ready.set(labels, int(door.ready))
+            self._connections.set(labels, door.connections)
+            self._requests.set(labels, door.requests)
+            self._memory.set(labels, door.granted_byte_size)
 
 
 # ---- GPUs ------------------------------------------------------------------------------------

@@ -287,6 +287,28 @@ def _traffic() -> dict[str, list[Operation]]:
                 body=json_body(ref("TrafficRule")),
             ),
         ],
+        "/v2/models/{model}/feedback": [
+            _post(
+                "feedback",
+                "Report rewards for requests by their ids",
+                Category.INFERENCE,
+                json_response("How many were counted, and how many ids are unknown.", {"type": "object"}),
+                parameters=(_MODEL,),
+                body=json_body({"oneOf": [ref("Reward"), {"type": "array", "items": ref("Reward")}]}),
+                errors=(400, 404, 500, 501, 503),
+            )
+        ],
+        f"{prefix}/shadow/worst": [
+            _get(
+                "worstPairs",
+                "The requests whose outputs have differed most, as a recording for naiad replay",
+                category,
+                response("A segment of a recording.", **{BINARY: {}}),
+                parameters=(_MODEL,),
+                errors=(404, 501),
+                administers=True,
+            )
+        ],
         f"{prefix}/reset": [change("resetTraffic", "Use the rule of the repository again", category, found)],
         **_rollout(change),
     }

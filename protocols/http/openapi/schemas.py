@@ -188,12 +188,15 @@ _SETTINGS: dict[str, Part] = {
             "step_timeout_s": {"type": "number"},
             "load_timeout_s": {"type": "number"},
             "hang_s": {"type": "number"},
-            "guards": array({"enum": ["errors", "latency"]}),
+            "guards": array({"type": "string", "description": "errors, latency, outputs or metric:NAME."}),
+            "shadow_percent": {"type": "number"},
+            "differences": {"type": "number"},
             "slow_ms": {"type": "number"},
             "key": STRING,
         },
         ("to",),
     ),
+    "Reward": obj({"id": STRING, "reward": {"type": "number"}}, ("id", "reward")),
     "TrafficRule": obj(
         {
             "labels": {"type": "object", "description": "Label -> number of a version, or model and version."},
@@ -201,6 +204,17 @@ _SETTINGS: dict[str, Part] = {
             "rules": array({"type": "object"}),
             "key": {"type": "string", "description": "header:NAME, parameter:NAME, request-id or sequence."},
             "salt": STRING,
+            "shadow": obj(
+                {
+                    "to": {"type": "string", "description": "The label or version that gets copies of requests."},
+                    "percent": {"type": "number"},
+                    "waiting": COUNT,
+                },
+                ("to",),
+            ),
+            "feedback": obj({"ids": COUNT, "minutes": {"type": "number"}}),
+            "rollout": {"type": "object", "description": "Defaults of rollouts, and automatic."},
+            "outputs": {"type": "object", "description": "Output -> how it is compared: close, exact, top1, order."},
         }
     ),
 }

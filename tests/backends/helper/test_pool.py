@@ -1,7 +1,4 @@
-"""Helpers run tasks: results and errors come back, a lost helper fails its task and is replaced.
-
-Which task a free helper runs next.
-"""
+"""Helpers run tasks: which one is next, results and errors come back, a lost helper fails its task and is replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from backends.helper.pool import LARGE_BYTE_SIZE, HelperPool, TaskQueue
 from backends.launch.spawning import SpawningLauncher
 from kernel.errors import ArenaFull, InternalError, InvalidArgument, NoMemory, RequestCancelled, Unavailable
 from shm.arena import Arena
-from tests.backends.supervision.recorded_task import RecordedTask
+from tests.backends.helper.recorded_task import RecordedTask
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +22,7 @@ SIZE = 1 << 20
 
 def run(scenario: Callable[[HelperPool], Awaitable[None]], *, count: int = 2, task_timeout_s: float = 60.0) -> None:
     async def main() -> None:
-        launcher = SpawningLauncher(task_module="tests.backends.supervision.task_functions")
+        launcher = SpawningLauncher(task_module="tests.backends.helper.task_functions")
         pool = HelperPool(launcher, 1 << 22, count=count, task_timeout_s=task_timeout_s)
         async with asyncio.timeout(50):
             try:

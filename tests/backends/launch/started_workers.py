@@ -32,7 +32,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 @contextlib.asynccontextmanager
 async def worker_processes(
-    start: str, task_module: str = "tests.backends.supervision.task_functions"
+    start: str, task_module: str = "tests.backends.helper.task_functions"
 ) -> AsyncIterator[WorkerProcesses]:
     """What the workers of a server share. This process is a subreaper until the end, if workers are forked.
 

@@ -158,7 +158,7 @@ def test_what_a_worker_prints_is_logged_under_its_title(start: str, caplog: pyte
 def test_the_session_of_a_worker_or_helper_is_watched_until_it_has_ended(helper: bool) -> None:
     async def scenario() -> None:
         watcher = RecordingWatcher()
-        launcher = SpawningLauncher(task_module="tests.backends.supervision.task_functions", watcher=watcher)
+        launcher = SpawningLauncher(task_module="tests.backends.helper.task_functions", watcher=watcher)
         launched = await launcher.launch("m_0", helper=helper)
         assert watcher.sessions == {launched.pid}
         await stop(launched)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from backends.launch import memory_limit
-from backends.launch.memory_limit import Cgroup, exceeded, limit_memory, own_cgroup, private_byte_size
+from backends.launch.memory_limit import Cgroup, exceeded, limit_memory, own_cgroup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,12 +23,6 @@ sys.stdin.readline()
 taken = bytearray(200 << 20)
 sys.stdin.readline()
 """
-
-
-def test_memory_that_is_shared_does_not_count() -> None:
-    page = os.sysconf("SC_PAGE_SIZE")
-    assert private_byte_size("9999 300 120 1 0 500 0\n") == 180 * page
-    assert private_byte_size("") == 0, "the process has ended"
 
 
 def test_the_text_has_both_figures() -> None:

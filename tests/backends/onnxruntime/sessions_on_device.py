@@ -49,5 +49,5 @@ def ort(monkeypatch: pytest.MonkeyPatch) -> FakeOnnxRuntime:
 
 def loaded(lab: DeviceLab, models: OnnxModels, **more: Any) -> OnnxRuntimeBackend:
     backend = OnnxRuntimeBackend(lab)
-    backend.load(models.arguments({**CONFIG, **more}, kind="GPU"))
+    backend.load(models.arguments({**CONFIG, **more}, kind="GPU", instance_name="model_0"))
     return backend

@@ -111,8 +111,8 @@ def test_graphs_that_cannot_be_captured_are_left_out_with_a_warning(
                                                                "A": {"dim": ["3"]}}}}]}})  # fmt: skip
     (line,) = warnings(lab)
     assert line == (
-        "model 'model': no CUDA graph is captured for batch size 2: the graph specification has no dimensions for "
-        "input 'A', which has variable dimensions"
+        "model 'model': unable to record CUDA graph for model_0, batch size 2: the graph specification has no "
+        "dimensions for input 'A', which has variable dimensions"
     )
     ort.sessions[0].launched.clear()
     for shape in ((2, 3), (2, 5), (1, 3)):
@@ -131,7 +131,9 @@ def test_a_session_that_fails_while_it_captures_runs_without_that_graph(
     specs = [{"input": {"A": {"dim": [str(rows), "4"]}}} for rows in (2, 3)]
     backend = loaded(lab, models, **config, optimization={"cuda": {"graphs": True, "graph_spec": specs}})
     (line,) = warnings(lab)
-    assert line.startswith("model 'model': no CUDA graph is captured for shapes {'A': (2, 4), 'B': (3, 4)}: ")
+    assert line.startswith(
+        "model 'model': unable to record CUDA graph for model_0, shapes {'A': (2, 4), 'B': (3, 4)}: "
+    )
     ort.sessions[0].launched.clear()
     request = lab.request({"A": floats(3, 4), "B": floats(3, 4)})
     backend.execute([request], lab.timings)

@@ -36,7 +36,7 @@ def test_without_parameters_the_defaults_of_onnx_runtime_apply(monkeypatch: pyte
 
 def test_a_worker_with_limited_cpus_has_one_thread_per_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr("backends.onnxruntime.options.processor_count", lambda: 3)
+    monkeypatch.setattr("kernel.machine.processor_count", lambda: 3)
     assert session_options(arguments()).intra_op_num_threads == 3
     assert session_options(arguments({"intra_op_thread_count": "7"})).intra_op_num_threads == 7
 

@@ -6,6 +6,7 @@ How many responses of a stream a worker may send before its client has taken oth
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -136,16 +137,27 @@ def test_two_large_batches_that_come_together_are_answered_in_order() -> None:
     run(scenario)
 
 
-def test_a_worker_that_dies_between_the_pieces_has_answered_all() -> None:
+def test_a_worker_that_dies_between_the_pieces_is_lost_after_the_last_one() -> None:
     async def scenario(bench: Bench) -> None:
         requests = await dispatched(bench)
         others = await dispatched(bench, 2 * MOST)
-        await first_piece(bench, requests, wire.Executed(2, [response()] * len(others)))
+        following = queued(bench)
+        bench.model.instances.dispatch(bench.handle, Batch([following]))
+        await bench.received()
+        everything = [*requests, *others, following]
+        last = wire.Executed(3, [response(b"last")])
+        await first_piece(bench, requests, wire.Executed(2, [response()] * len(others)), last)
         bench.worker.die("killed by signal 9 (SIGKILL)")
+        done = [finished(everything)]
+        while not bench.lost:
+            await asyncio.sleep(0)
+            done.append(finished(everything))
         assert bench.lost == ["killed by signal 9 (SIGKILL)"]
-        assert {*map(str, map(responses, [*requests, *others]))} == {"['ok']"}
+        assert done[-1] == len(everything), "what it has sent is not lost"
+        assert max(after - before for before, after in itertools.pairwise(done)) <= 2 * MOST
+        assert {*map(str, map(responses, everything))} == {"['ok']"}
         await settle()
-        assert {*map(len, map(responses, requests))} == {1}
+        assert {*map(len, map(responses, everything))} == {1}
 
     run(scenario)
 

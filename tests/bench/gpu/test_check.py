@@ -29,6 +29,38 @@ def test_every_part_runs_and_is_as_expected_on_the_fake(tmp_path: Path) -> None:
     assert found["settings"]["fake"]
 
 
+#: In every process: onnxruntime can use GPUs, those of the fake.
+_SITE = """
+import onnxruntime
+from tests.fake_onnxruntime import FakeOnnxRuntime
+fake, real = FakeOnnxRuntime(), onnxruntime.InferenceSession
+
+
+def session(*arguments, **more):
+    made = fake.InferenceSession if "CUDAExecutionProvider" in more["providers"] else real
+    return made(*arguments, **more)
+
+
+onnxruntime.InferenceSession = session
+onnxruntime.get_available_providers, onnxruntime.preload_dlls = fake.get_available_providers, fake.preload_dlls
+"""
+
+
+def test_onnx_models_are_asked_on_the_gpu_where_onnxruntime_can_use_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_SITE)
+    file = tmp_path / "rows.json"
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick",
+               "--parts", "onnxruntime", "streams", f"--json={file}"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["what"]: row["value"] for row in json.loads(file.read_text())["rows"]}
+    for mode in ("threads", "processes"):
+        assert rows[f"onnx_{mode}_2: requests"] > 0
+    assert rows["digits_gpu: 8 rows as on the CPU"] == "yes"
+    assert rows["digits_graphs: 8 rows as on the CPU"] == "yes"
+
+
 def test_a_part_that_fails_is_a_row() -> None:
     command = [sys.executable, str(ROOT / "bench" / "gpu" / "check.py"), "--fake", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"FAKE_CUDA_DEVICES": "0"})

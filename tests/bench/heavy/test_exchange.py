@@ -1,7 +1,4 @@
-"""The state of an attacker's connection over HTTP, without sockets.
-
-The state of an attacker's connection over gRPC, without sockets.
-"""
+"""The state of an attacker's connection over HTTP and over gRPC, without sockets."""
 
 from __future__ import annotations
 

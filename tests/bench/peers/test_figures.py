@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from bench.peers.command import print_table, summarize
+from bench.peers.command import print_table, summarize, tree_verdicts
 from bench.peers.connections import CLOSED, KEEP_ALIVE, PIPELINED, ConnectionPoint, points, verdicts
 from bench.peers.measurement import PEERS, PeerDescription, PeerFailure, PeerResults, has_time, merged
 from bench.peers.rows import ROWS, PeerSample, applies
@@ -117,3 +117,14 @@ def test_peers_become_two_files(names: tuple[str, ...], tmp_path: Path) -> None:
     png, svg = save(draw_peers(results(*names)), tmp_path / "peers")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in svg.read_bytes()
+
+
+def test_a_server_of_trees_is_compared_with_ours_and_with_its_goals() -> None:
+    samples = [sample("naiad-trees", 1, "c=8", 9000.0), sample("triton-trees", 1, "c=8", 4500.0)]
+    slow = msgspec.structs.replace(sample("mlserver-trees", 1, "c=8", 1000.0), p99_us=9000.0)
+    late = msgspec.structs.replace(sample("kserve-trees", 1, "c=8", 1000.0), p99_us=1800.0)
+    assert tree_verdicts(summarize([*samples, slow, late, sample("kserve-trees", 1, "c=32", 1.0)])) == [
+        "c=8, triton-trees: 2.0 times the requests per second, p99 1.0 times shorter (reached: 1.5)",
+        "c=8, mlserver-trees: 9.0 times the requests per second, p99 10.0 times shorter (reached: 8 and 5)",
+        "c=8, kserve-trees: 9.0 times the requests per second, p99 2.0 times shorter (NOT REACHED: 8 and 5)",
+    ]

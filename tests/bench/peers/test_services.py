@@ -11,12 +11,20 @@ import pytest
 from bench.peers import peer
 from bench.peers.measurement import PEERS, chosen, worker_counts
 from bench.peers.peer import NotInstalled, PeerServer, Setup, environment
+from bench.peers.servers.trees import TREE_PEERS
 from bench.peers.serving import serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SERVICES = [peer for peer in PEERS if peer.service is not None]
+ALL = [*PEERS, *TREE_PEERS]
+SERVICES = [peer for peer in ALL if peer.service is not None]
+
+
+@pytest.fixture(autouse=True)
+def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The model of trees is not trained for the names of files."""
+    monkeypatch.setattr("bench.peers.servers.trees.trees_model", lambda: tmp_path / "trees.json")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -42,7 +50,7 @@ def test_the_number_of_workers_is_set(peer: PeerServer, tmp_path: Path) -> None:
     assert (one.files, one.command) != (three.files, three.command)
 
 
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", ALL, ids=lambda peer: peer.name)
 def test_every_peer_says_what_was_set_and_where_that_is_documented(peer: PeerServer) -> None:
     assert peer.settings
     assert peer.source

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import pytest
 
+from bench import triton
+from bench.peers import workloads
 from bench.peers.measurement import PEERS
 from bench.peers.workloads import (
     ADD_SUB,
@@ -22,6 +25,7 @@ from bench.peers.workloads import (
     PLAIN_JSON,
     RAW,
     TITLES,
+    TREES,
     V2_BINARY,
     V2_JSON,
     BodyFormat,
@@ -34,6 +38,7 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -145,3 +150,32 @@ def test_every_peer_has_a_request_for_each_of_its_models(peer: object) -> None:
     assert found.endpoints.keys() <= TITLES.keys()
     for model, endpoint in (*found.endpoints.items(), *found.grpc.items()):
         assert endpoint.body.request(model).body
+
+
+def test_the_model_of_trees_is_trained_once_and_its_response_is_that_of_xgboost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    monkeypatch.setattr(workloads, "CACHE", tmp_path)
+    workloads.trees_model.cache_clear()
+    try:
+        path = workloads.trees_model()
+        written = path.stat().st_mtime_ns
+        workloads.trees_model.cache_clear()
+        assert workloads.trees_model().stat().st_mtime_ns == written
+        found = xgboost.Booster(model_file=path)
+        assert (found.num_boosted_rounds(), found.num_features()) == (200, 30)
+        expected = found.inplace_predict(inputs_of(TREES)["input__0"])
+        V2_JSON.check(TREES, v2_json({"output__0": expected}))
+        with pytest.raises(WrongResponse, match="output__0 is not what it should be"):
+            V2_JSON.check(TREES, v2_json({"output__0": expected + np.float32(1)}))
+    finally:
+        workloads.trees_model.cache_clear()
+
+
+def test_without_xgboost_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "CACHE", tmp_path)
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    workloads.trees_model.cache_clear()
+    with pytest.raises(triton.NotAvailable, match="pip install xgboost-cpu"):
+        workloads.trees_model()

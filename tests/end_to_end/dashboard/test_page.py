@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bench.server import ServerProcess
-from kernel.options import DEMO_REPOSITORY
+from kernel.options import CHAT_DEMO_REPOSITORY, DEMO_REPOSITORY
 from tests.end_to_end.dashboard.browser import Browser, find_chromium
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def repository(write_model: WriteModel) -> Path:
     folder = write_model("size", io, _SIZE)
     shutil.copytree(DEMO_REPOSITORY / "digits", folder / "digits")
     shutil.copytree(DEMO_REPOSITORY / "count", folder / "count")
+    shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", folder / "chat")
     return folder
 
 
 @pytest.fixture
 def server(repository: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=*") as server:
+    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=*", "--openai-port=0") as server:
         yield server
 
 
@@ -271,6 +272,69 @@ def test_a_phone_shows_name_version_state_and_rate_also_beside_a_model_that_is_n
         look(server, test)
 
 
+#: The numbers of version 4 are others for the input 4.
+_VERSIONS = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.version = args["model_version"]
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().copy()
+            if self.version == "4":
+                values += 0.002 if values[0] == 4 else 1e-6
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
+        return found
+"""
+
+
+def test_traffic_between_versions_is_shown_with_a_rollout_a_shadow_and_rewards(
+    repository: Path, write_model: WriteModel
+) -> None:
+    vector = 'name: "{}" data_type: TYPE_FP32 dims: [ 2 ]'
+    io = f"input [ {{ {vector.format('IN')} }} ] output [ {{ {vector.format('OUT')} }} ] version_policy {{ all {{ }} }}"
+    write_model("versions", io, _VERSIONS)
+    folder = repository / "versions"
+    (folder / "1").rename(folder / "3")
+    shutil.copytree(folder / "3", folder / "4")
+    (folder / "traffic.toml").write_text("labels = { stable = 3 }\nweights = { stable = 1 }\nfeedback = { }")
+
+    def post(server: ServerProcess, path: str, body: Any) -> None:
+        request = urllib.request.Request(f"http://{server.url}/v2/models/versions/{path}", json.dumps(body).encode())
+        urllib.request.urlopen(request).close()
+
+    def send(server: ServerProcess) -> None:
+        post(server, "rollout", {"to": 4, "steps": [20, 50, 100], "guards": ["errors", "outputs"], "differences": 50})
+        for number in range(120):
+            tensor = {"name": "IN", "shape": [2], "datatype": "FP32", "data": [number % 20, 1]}
+            infer(server, "versions", {"id": str(number), "inputs": [tensor]})
+            post(server, "feedback", {"id": str(number), "reward": number % 3})
+
+    async def test(browser: Browser) -> None:
+        await asyncio.to_thread(send, serving)
+        text = await browser.until(
+            f"{_TEXT.format('#traffic')}.match(/[1-9]\\d* different/) && {_TEXT.format('#traffic')}"
+        )
+        for part in (
+            "Rollout of version 4 in place of 3", "at step 1 of 3 (20 %)", "canary version 4", "20 %", "Shadow: canary",
+            "values", "Rewards", "inconclusive",
+        ):  # fmt: skip
+            assert part in text, text
+        width = "document.querySelector('.track-fill.second').getBoundingClientRect().width"
+        assert await browser.value(width) > 0
+        for pixels in (1280, 390):
+            await browser.call(
+                "Emulation.setDeviceMetricsOverride", width=pixels, height=900, deviceScaleFactor=1, mobile=False
+            )
+            assert await browser.value("document.documentElement.scrollWidth") <= pixels
+        await browser.value(f"{model_button('digits')}.click()")
+        await browser.until("document.getElementById('traffic-card').hidden")
+
+    with ServerProcess(repository) as serving:
+        look(serving, test, "/#model=versions&version=4")
+
+
 @pytest.mark.skipif(not _AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core)")
 @pytest.mark.parametrize(("dark", "width"), [(False, 1400), (True, 1400), (False, 400), (True, 400)])
 def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: bool, width: int) -> None:
@@ -290,3 +354,53 @@ def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: b
         assert found == []
 
     look(server, test, "/#model=strict&version=1")
+
+
+def say(text: str) -> str:
+    """Return an expression that sends a message in the chat box."""
+    return (
+        f"(document.querySelector('#chat textarea').value = {json.dumps(text)}, "
+        "document.querySelector('#chat button.main').click())"
+    )
+
+
+def test_a_chat_model_has_a_chat_box_and_others_have_none(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.value(f"{model_button('count')}.click()")
+        await browser.until("document.querySelector('#example button.main')")
+        assert await browser.value("document.getElementById('chat-card').hidden")
+        await browser.value(f"{model_button('chat')}.click()")
+        await browser.until("!document.getElementById('chat-card').hidden")
+        await browser.value(say("<b>hello</b> there"))
+        said = "document.getElementById('chat-said').innerText"
+        await browser.until(f"{said}.includes('You said: <b>hello</b> there That is all I know.')")
+        await browser.until(f"{_TEXT.format('#chat')}.includes('5 tokens, ')")
+        assert await browser.value("document.querySelectorAll('#chat-said b').length") == 0
+        await browser.value(say("word " * 1000))
+        await browser.until(f"{said}.includes('You said: word')")
+        await browser.value("document.querySelectorAll('#chat .bar button')[1].click()")
+        await browser.until(f"{_TEXT.format('#chat')}.includes('stopped')")
+        await browser.value(say("again"))
+        await browser.until(f"{said}.includes('You said: again')")
+
+    look(server, test)
+
+
+def test_what_a_model_has_generated_is_shown(server: ServerProcess) -> None:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hello"}]}
+
+    def ask() -> None:
+        url = f"http://127.0.0.1:{server.openai_port}/v1/chat/completions"
+        with urllib.request.urlopen(url, json.dumps(body).encode()) as response:
+            response.read()
+
+    async def test(browser: Browser) -> None:
+        await browser.until("document.querySelector('#chat button.main')")
+        assert await browser.value("document.getElementById('detail-language').hidden")
+        await asyncio.to_thread(ask)
+        await browser.until("!document.getElementById('detail-language').hidden")
+        shown = " ".join((await browser.value(_TEXT.format("#language"))).split())
+        assert "tokens generated 4 tokens of prompts 1 clients that left early 0" in shown
+        assert await browser.value("document.querySelectorAll('#chart-tokens svg, #chart-first svg').length") == 2
+
+    look(server, test, "/#model=chat&version=1")

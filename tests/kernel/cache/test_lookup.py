@@ -15,11 +15,11 @@ import pytest
 from kernel import errors
 from kernel.cache.interface import CachedResponse
 from kernel.cache.lookup import HASHED_AT_ONCE, CacheAccess
-from kernel.repository.testing import until
 from kernel.serving.response import Response
 from shm.region import RegionKind
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
 from tests.kernel.cache.caching_bench import CachingBench, SlowCache, data_of, responses, settled
+from tests.kernel.repository_lab import until
 
 Scenario = Callable[[CachingBench], Awaitable[None]]
 

@@ -21,13 +21,13 @@ import grpc
 from kernel import app
 from kernel.errors import BadOption
 from kernel.observe.logs import set_up_logging
-from kernel.repository.testing import CONFIG, EchoInstance, FakeKeeper
 from kernel.tools.cli import cli
 from kernel.tools.terminal import Terminal
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
 from protocols.http.metrics.server import MetricsServer
 from protocols.openai.server import OpenAiServer
+from tests.kernel.repository_lab import CONFIG, EchoInstance, FakeKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,11 +157,6 @@ class _TestTerminal(Terminal):
     look: Callable[[Running], object]
     found: object = None
 
-    @property
-    def owns_process(self) -> bool:
-        """Whether workers may be forked: only in the test of that flag, because the process is that of all tests."""
-        return self.running.forks
-
     def begin(self, log: LogSettings) -> None:
         super().begin(log)
         self._open = asyncio.Event()
@@ -219,7 +214,8 @@ def run_server(words: Iterable[str], look: Callable[[Running], object]) -> tuple
     running = Running(forks=any(word.startswith("--worker-start") for word in words))
 
     class Operator(_TestTerminal):
-        pass
+        #: Workers may be forked only in the test of that flag, because the process has all other tests, too.
+        owns_process = running.forks
 
     class SeenGrpcServer(GrpcServer):
         def __init__(self, *arguments: Any, **options: Any) -> None:

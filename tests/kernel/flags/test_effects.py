@@ -19,8 +19,8 @@ import pytest
 import trustme
 
 from kernel.flags.known import GROUPS
-from kernel.repository.testing import CONFIG
 from tests.kernel.flags.flag_lab import Running, run_server, write_model
+from tests.kernel.repository_lab import CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -336,6 +336,7 @@ _GPU_EFFECTS = {
         "--min-supported-compute-capability=7.5", lambda r: gpu_settings(r).least_capability, 7.5
     ),
     "gpu-kind": Effect("--gpu-kind=cpu", lambda r: gpu_settings(r).on_cpu, True),
+    "gpu-instances": Effect("--gpu-instances=processes", lambda r: gpu_settings(r).threads, False),
     "model-load-gpu-limit": Effect("--model-load-gpu-limit=1:0.5", lambda r: gpu_settings(r).load_limits, {1: 0.5}),
     "cuda-memory-pool-byte-size": Effect(
         "--cuda-memory-pool-byte-size=1:77", lambda r: gpu_settings(r).pool_byte_sizes, {1: 77}

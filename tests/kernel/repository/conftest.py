@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel.repository.testing import RepositoryLab
 from schedulers.direct import direct
+from tests.kernel.repository_lab import RepositoryLab
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from kernel.extensions import REPOSITORY_AGENTS
 from kernel.repository import agents, lifecycle
 from kernel.repository.agents import AgentModel, RepositoryAgent
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

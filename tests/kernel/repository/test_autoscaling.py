@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kernel.repository import autoscaling, lifecycle
-from kernel.repository.testing import CONFIG, EchoInstance, RepositoryLab, run, settled, until
 from kernel.serving.request import Request
 from kernel.testing import FakeClock, FakeInstance, RecordingSink
 from shm.tensor import Tensor
+from tests.kernel.repository_lab import CONFIG, EchoInstance, RepositoryLab, run, settled, until
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model

@@ -10,11 +10,11 @@ import pytest
 from kernel.errors import ModelLoadFailed
 from kernel.repository.ensembles import in_order
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import RepositoryLab, run, settled
 from kernel.serving.events import Submitted
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from schedulers.registry import choose_scheduler
+from tests.kernel.repository_lab import RepositoryLab, run, settled
 
 if TYPE_CHECKING:
     from pathlib import Path

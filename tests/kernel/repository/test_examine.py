@@ -9,10 +9,10 @@ import pytest
 from kernel.config.gpus import NO_GPUS
 from kernel.errors import InternalError, ServingError
 from kernel.repository.source import ModelSource, scan
-from kernel.repository.testing import run
+from tests.kernel.repository_lab import run
 
 if TYPE_CHECKING:
-    from kernel.repository.testing import RepositoryLab
+    from tests.kernel.repository_lab import RepositoryLab
 
 
 def source(lab: RepositoryLab, name: str) -> ModelSource:

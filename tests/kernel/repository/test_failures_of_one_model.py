@@ -11,8 +11,8 @@ from kernel.repository import ensembles
 from kernel.repository.loading import VersionLoader
 from kernel.repository.settings import LifecycleSettings
 from kernel.repository.source import ModelSource
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,10 @@ from kernel.config.gpus import may_use_gpus
 from kernel.errors import InvalidArgument, Unavailable
 from kernel.repository.gpus import GpuOptions, GpuSettings, PinnedPool, check_room, usable_gpus
 from kernel.repository.source import ModelSource, scan
-from kernel.repository.testing import CONFIG
+from tests.kernel.repository_lab import CONFIG
 
 if TYPE_CHECKING:
-    from kernel.repository.testing import RepositoryLab
+    from tests.kernel.repository_lab import RepositoryLab
 
 
 def test_the_last_value_of_a_gpu_counts() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel.errors import ModelLoadFailed
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
+from kernel.repository.gpus import GpuOptions, NoGpus, UsableGpus
+from kernel.repository.settings import LifecycleSettings
 from kernel.serving.catalog import IndexItem
+from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def group(count: int, more: str = "") -> str:
@@ -204,5 +211,48 @@ def test_the_configuration_of_a_load_request_applies_until_the_files_change(lab:
         await settled()
         assert serving.instances.count == 1
         assert lab.catalog.resolve("m") is serving
+
+    run(lab, scenario)
+
+
+class OneGpu(NoGpus):
+    """A server with a GPU, on which every backend can compute."""
+
+    possible = True
+    visible = "GPU-0"
+
+    async def usable(self) -> UsableGpus:
+        return UsableGpus.first(1)
+
+    async def check_room(self, instance: str, device_id: int) -> None:
+        """There is room."""
+
+
+def on_gpu(count: int, more: str = "") -> str:
+    return group(count, "kind: KIND_GPU gpus: [0]").replace('"identity"', '"onnxruntime"') + more
+
+
+@pytest.mark.parametrize("instances", ["threads", "processes"])
+def test_instances_on_a_gpu_share_a_process_with_those_of_the_same_load(tmp_path: Path, instances: str) -> None:
+    gpus = OneGpu(GpuOptions(instances=instances).settings())
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), explicit=True, gpus=gpus))
+    lab.write("m", config=on_gpu(2))
+
+    def workers() -> list[str]:
+        alive = [keeper for keeper in lab.keepers if keeper.plan is not None and not keeper.stopped]
+        return [keeper.plan.needs.worker for keeper in alive if keeper.plan is not None]
+
+    async def scenario(lab: RepositoryLab) -> None:
+        await lab.lifecycle.load("m")
+        assert [keeper.worker for keeper in lab.keepers[:1]] == [""], "the first worker completes the configuration"
+        first = "m:1:gpu_0:1" if instances == "threads" else ""
+        assert workers() == [first] * 2
+        lab.write("m", config=on_gpu(3))
+        await lab.lifecycle.load("m")
+        assert workers() == [first] * 3
+        lab.write("m", config=on_gpu(3, "max_batch_size: 2"))  # a new load: the instances before serve meanwhile
+        await lab.lifecycle.load("m")
+        await until(lambda: len(workers()) == 3)
+        assert workers() == ["m:1:gpu_0:2" if instances == "threads" else ""] * 3
 
     run(lab, scenario)

@@ -10,9 +10,9 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, ModelLoadFailed, ServingError, Unavailable
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.catalog import IndexItem, ModelState
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path

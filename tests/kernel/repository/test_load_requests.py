@@ -13,7 +13,7 @@ import pytest
 from kernel.config.load import from_json
 from kernel.config.to_text import to_json
 from kernel.errors import InternalError, ModelLoadFailed, NoDescriptorLeft
-from kernel.repository.testing import CONFIG, RepositoryLab, run, until
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ def test_a_load_that_lacks_a_file_descriptor_may_be_repeated(
         serving = lab.catalog.resolve("m")
         lab.write("m", config=CONFIG + "max_batch_size: 2")
         with monkeypatch.context() as patch:
-            patch.setattr(place.replace("FakeKeeper", "kernel.repository.testing.FakeKeeper"), fail)
+            patch.setattr(place.replace("FakeKeeper", "tests.kernel.repository_lab.FakeKeeper"), fail)
             with pytest.raises(NoDescriptorLeft):
                 await lab.lifecycle.load("m")
         assert lab.catalog.resolve("m") is serving

@@ -19,8 +19,8 @@ from kernel.repository import polling, repositories
 from kernel.repository.layout import Entry, ModelFolder
 from kernel.repository.polling import MAX_PAUSE_NS, FailedLoads
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, until
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

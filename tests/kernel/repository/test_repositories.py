@@ -16,9 +16,9 @@ from kernel.errors import InternalError, InvalidArgument, ModelLoadFailed, Servi
 from kernel.repository.layout import Entry, find_models, without_traffic
 from kernel.repository.repositories import TrafficFiles
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled
 from kernel.serving.catalog import IndexItem
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,6 +252,9 @@ class Rules:
 
     def set_file(self, name: str, text: bytes | None, error: ServingError | None = None) -> None:
         self.seen.append((name, text, error))
+
+    def may_fail(self, name: str, version: int) -> bool:
+        return False
 
     def kept_versions(self, name: str) -> set[int]:
         return {1, 2}

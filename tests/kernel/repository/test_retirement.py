@@ -10,16 +10,16 @@ import pytest
 from kernel.errors import NotFinishedInTime, ServerStopping
 from kernel.repository.retirement import RELEASED_WAIT_S
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from kernel.serving.request import Request
 from kernel.testing import RecordingSink
 from schedulers.direct import direct
 from shm.tensor import Tensor
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kernel.repository.testing import FakeKeeper
+    from tests.kernel.repository_lab import FakeKeeper
 
 
 def lab_with(root: Path, limit_s: float) -> RepositoryLab:

@@ -9,8 +9,8 @@ import pytest
 from kernel.errors import ModelLoadFailed, ServingError
 from kernel.repository import lifecycle, running_loads
 from kernel.repository.running_loads import LoadEnded, LoadReports, LongLoads, RunningLoads
-from kernel.repository.testing import RepositoryLab, run, settled, until
 from kernel.testing import FakeClock
+from tests.kernel.repository_lab import RepositoryLab, run, settled, until
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,8 @@ class Bench:
     def choose_for(self, request: Request, parent: Request) -> Model:
         return self.models[0]
 
-    def receive(self, request: Request) -> None:
+    def receive(self, request: Request, model: Model) -> None:
+        assert model is self.models[0]
         assert not request.dispatched, "the version has the request already, and may change its inputs"
         copy = second_copy(request, RecordingSink())
         self.copies.append(copy)

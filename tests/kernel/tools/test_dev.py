@@ -125,7 +125,7 @@ def test_an_author_saves_fixes_and_debugs_a_model_at_one_terminal(session: DevSe
     match = re.search(r"http localhost:(\d+)", start)
     assert match is not None, start
     port, file = match[1], model / "1" / "model.py"
-    assert f"infer double -u http://localhost:{port} 'IN=[1,2,3]'" in start
+    assert f"infer double 'IN=[1]' --url http://localhost:{port}" in start
     assert "breakpoint() stops here" in start
 
     # What the model prints is on the terminal as it is.
@@ -198,7 +198,7 @@ def test_a_model_that_does_not_load_at_first_loads_when_it_is_saved(model: Path)
         assert "1/model.py:1 in <module>" in text
         file.write_text(SOURCE)
         session.read("loaded in")
-        assert "infer double" in session.read("IN=[1,2,3]")
+        assert "infer double" in session.read("IN=[1]")
     finally:
         session.close()
 

@@ -8,9 +8,13 @@ import shlex
 import pytest
 
 from kernel.config.spec import ModelSpec, SequenceBatching, TensorSpec
+from kernel.serving.request import NO_SINK, Request
+from kernel.serving.validation import validate
 from kernel.testing import model_spec
-from kernel.tools.first_requests import first_requests
+from kernel.tools.first_requests import first_requests, request_lines
 from kernel.tools.infer_arguments import RANDOM, build_inputs, split_arguments
+from protocols.http.json.tensor import decode_data
+from shm.tensor import Tensor
 
 URL = "http://localhost:8000"
 
@@ -79,9 +83,25 @@ def test_a_port_of_its_own_is_named() -> None:
     assert curl[2].startswith("http://localhost:9000/")
 
 
-def test_decoupled_models_have_no_line_for_curl_and_sequences_none_at_all() -> None:
-    assert len(commands(first_requests([spec(tensor("A"), decoupled=True)], URL))) == 1
+def test_decoupled_models_are_asked_for_a_stream_and_sequences_have_no_line() -> None:
+    texts = tensor("B", "BYTES", (2,))
+    _, curl = commands(first_requests([spec(tensor("A", dims=(1,)), texts, decoupled=True)], URL))
+    assert curl[2] == f"{URL}/v2/models/m/generate_stream"
+    assert json.loads(curl[-1]) == {"A": 1, "B": ["text", "text"]}
     assert first_requests([spec(tensor("A"), sequence_batching=SequenceBatching())], URL) == ""
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP64", "BYTES"])
+def test_the_inputs_of_the_line_for_curl_are_those_of_the_model(datatype: str) -> None:
+    expected = spec(tensor("IN", datatype, (-1, 2), batched=True))
+    _, curl = request_lines(expected, URL, "naiad")
+    [given] = json.loads(shlex.split(curl)[-1])["inputs"]
+    data = decode_data("IN", datatype, json.dumps(given["data"]).encode(), len(given["data"]))
+    validate(Request("m", [Tensor("IN", datatype, given["shape"], data)], NO_SINK), expected)
+
+
+def test_what_json_cannot_carry_is_typed_for_naiad_only() -> None:
+    assert request_lines(spec(tensor("A", "FP16", (2,))), URL, "naiad") == ["naiad infer m 'A=[1,2]'"]
 
 
 def test_optional_inputs_are_left_out_and_so_are_too_many_models() -> None:

@@ -76,6 +76,18 @@ def test_a_new_chat_model_is_that_of_the_demo_and_passes_its_tests(tmp_path: Pat
     assert tested.returncode == 0, tested.stdout
 
 
+def test_a_new_function_needs_no_configuration_and_passes_its_tests(tmp_path: Path) -> None:
+    done = naiad(tmp_path, "init", "models/scale", "--template", "function")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dev models/scale " in done.stdout
+    assert "--openai-port" not in done.stdout
+    assert files(tmp_path / "models/scale") == {"1/model.py", "test_scale.py"}
+    tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "models")
+    assert tested.returncode == 0, tested.stdout
+    checked = naiad(tmp_path, "check", "models")
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_a_new_model_says_what_comes_next(tmp_path: Path) -> None:
     done = naiad(tmp_path, "init", "double")
     assert done.stdout.startswith("double: the model 'double'\n")
@@ -122,7 +134,7 @@ def test_the_name_is_the_last_part_of_the_path_and_a_new_folder_of_models_is_sai
         (("x", "--ensemble", "there,nothing"), "there is no model 'nothing' in '"),
         (("x", "--ensemble", "there"), "'there' cannot be loaded: "),
         (("x", "--python", "--onnx", "file"), "give one of --python, --onnx, --ensemble and --template"),
-        (("x", "--template", "talk"), "there is no template 'talk': expected chat"),
+        (("x", "--template", "talk"), "there is no template 'talk': expected chat or function"),
     ],
 )
 def test_what_cannot_be_written_is_said_in_one_line_and_nothing_is_written(

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from kernel.config.autofill import FORMATS
 from kernel.errors import BadOption
 from kernel.flags.read import DEFAULTS
-from kernel.tools.run import folders_of, is_single_model, options_with_repositories
+from kernel.tools.run import KINDS, folders_of, is_single_model, options_with_repositories
+from kernel.tree_files import TREE_FILE_NAMES
 
 if TYPE_CHECKING:
     from kernel.options import ServerOptions
@@ -144,9 +146,11 @@ def test_repositories_and_what_cannot_be_read_are_no_single_models(tmp_path: Pat
         ("churn.joblib", b"\x80\4", "model.joblib"),
         ("churn.pkl", b"\x80\4", "model.pkl"),
         ("churn.pickle", b"\x80\4", "model.pickle"),
+        ("churn.pt", b"PK", "model.pt"),
+        ("churn.pt2", b"PK", "model.pt2"),
     ],
 )
-def test_files_of_trees_and_scikit_learn_have_the_names_that_their_backends_look_for(
+def test_files_of_libraries_have_the_names_that_their_backends_look_for(
     tmp_path: Path, name: str, content: bytes, filename: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -160,3 +164,20 @@ def test_other_files_with_such_endings_are_no_models(tmp_path: Path, name: str) 
     assert not is_single_model(write(tmp_path / name, '{"name": "x"}'))
     (tmp_path / name).unlink()
     assert not is_single_model(tmp_path / name)
+
+
+def test_a_folder_of_mlflow_is_the_version_of_a_model(tmp_path: Path) -> None:
+    write(tmp_path / "churn/MLmodel", "flavors: {}")
+    write(tmp_path / "churn/data/model.ubj", "trees")
+    assert is_single_model(tmp_path / "churn")
+    assert not is_single_model(tmp_path)
+    write(tmp_path / "churn/config.pbtxt", 'backend: "mlflow"')
+    with options_with_repositories(options_for(tmp_path / "churn")) as options:
+        [repository] = local_paths(options)
+        assert (repository / "churn/1/data/model.ubj").read_text() == "trees"
+        assert (repository / "churn/config.pbtxt").read_text() == 'backend: "mlflow"'
+
+
+def test_the_table_of_files_names_only_what_the_table_of_formats_finds() -> None:
+    found = {kind.filename for kind in KINDS.values() if kind.filename} | set(TREE_FILE_NAMES.values())
+    assert found <= {each.filename for each in FORMATS}

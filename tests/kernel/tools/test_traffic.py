@@ -24,7 +24,17 @@ def test_weights_labels_and_keys_are_members_of_the_rule() -> None:
 def test_a_file_replaces_every_member(tmp_path: Path) -> None:
     file = tmp_path / "traffic.toml"
     file.write_text("weights = { '3' = 1 }")
-    assert changes_of([], [], None, file) == {"labels": {}, "weights": {"3": 1}, "rules": [], "key": "", "salt": ""}
+    empty: dict[str, Any] = {
+        "labels": {},
+        "rules": [],
+        "key": "",
+        "salt": "",
+        "shadow": None,
+        "outputs": {},
+        "rollout": {},
+        "feedback": None,
+    }
+    assert changes_of([], [], None, file) == {**empty, "weights": {"3": 1}}
 
 
 @pytest.mark.parametrize("text", ["3", "=3", "a=", "a=-1", "a=1.5", "a=" + "1" * 19])
@@ -46,9 +56,9 @@ def test_contradictions_and_wrong_files_are_errors(tmp_path: Path) -> None:
         show_traffic("127.0.0.1:1", "m", weights=["3=1"], reset=True)
 
 
-def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_traffic("127.0.0.1:1", "m") == 1
-    assert capsys.readouterr().err.startswith("error: ")
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(BadOption, match="^no server responds at http://127.0.0.1:1: .*--url$"):
+        show_traffic("127.0.0.1:1", "m")
 
 
 def test_the_report_is_a_table() -> None:

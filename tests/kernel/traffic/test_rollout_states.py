@@ -163,7 +163,10 @@ def test_any_events_keep_the_rules(events: list[tuple[int, Look | Action]]) -> N
         ({"to": 4, "steps": [5, 5]}, "the steps must ascend"),
         ({"to": 4, "steps": []}, "length >= 1"),
         ({"to": 4, "steps": [101]}, "<= 100"),
-        ({"to": 4, "guards": ["memory"]}, "'memory' is no guard: expected errors or latency"),
+        (
+            {"to": 4, "guards": ["memory"]},
+            "'memory' is no guard: expected one of errors, latency, outputs, metric:NAME",
+        ),
         ({"to": 4, "guards": []}, "needs one or more different guards"),
         ({"to": 4, "guards": ["errors", "errors"]}, "needs one or more different guards"),
         ({"to": 4, "key": "x"}, "'x' is no key"),

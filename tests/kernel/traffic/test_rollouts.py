@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernel.errors import InternalError, InvalidArgument, RequestCancelled
 from kernel.observe.execution_reports import ExecutionTimes
+from kernel.observe.metric_rules import MetricKind
 from kernel.serving.batch import Batch
 from kernel.serving.catalog import ModelState
-from kernel.traffic.control import Traffic
+from kernel.serving.response import Response
+from kernel.traffic.control import WATCH_NS, Traffic
 from kernel.traffic.rollout_trial import BASELINE
 from kernel.traffic.rollouts import LOOK_NS
+from shm.tensor import Tensor
 from tests.kernel.traffic.traffic_lab import TrafficLab
 
 if TYPE_CHECKING:
@@ -44,9 +48,8 @@ class RolloutLab(TrafficLab):
             self.respond(request)
 
     def respond(self, request: Any) -> None:
-        from kernel.serving.response import Response
-
-        request.respond(Response("m", "", "", outputs=[]))
+        outputs = [Tensor("OUT", "FP32", [1], struct.pack("f", 1))]
+        request.respond(Response("m", "", "", outputs=outputs))
 
     def look(self) -> dict[str, Any]:
         self.front.clock.advance(LOOK_NS)
@@ -54,10 +57,123 @@ class RolloutLab(TrafficLab):
         assert status is not None
         return status
 
+    def pairs(self, count: int, value: float) -> None:
+        """Execute requests of clients at version 3, whose copies version 4 answers with `value` in place of 1."""
+        for _ in range(count):
+            request = self.request(model_version="3")
+            self.kernel.submit(request)
+            for each, number in ((request, 1.0), (None, value)):
+                found = each or next(iter(self.models[4].live.instance_of))
+                outputs = [Tensor("OUT", "FP32", [1], struct.pack("f", number))]
+                found.respond(Response("m", "", "", outputs=outputs))
+
 
 @pytest.fixture
 def lab() -> RolloutLab:
     return RolloutLab()
+
+
+@pytest.mark.parametrize(("value", "phase", "count"), [(1.0, "step", 3700), (2.0, "aborted", 20)])
+def test_the_guard_of_outputs_looks_at_pairs_of_both_versions(value: float, phase: str, count: int) -> None:
+    lab = RolloutLab()
+    lab.start(guards=["errors", "outputs"])
+    lab.look()
+    assert lab.traffic.report("m")["rule"]["shadow"] == {"to": "canary", "percent": 100}
+    lab.execute(2000)
+    assert lab.look()["share"] == 50, "there is no pair yet"
+    lab.pairs(count, value)
+    status = lab.look()
+    assert (status["phase"], status["share"]) == (phase, 100 if phase == "step" else 0)
+    assert status["guards"]["outputs"]["candidate"] >= count
+    if phase == "aborted":
+        assert "different outputs in" in status["reason"]
+        assert "shadow" not in lab.traffic.report("m")["rule"]
+        assert lab.traffic.report("m")["shadow"]["different"] == count, "the report stays to be looked at"
+
+
+def test_a_counter_of_the_model_can_be_a_guard(lab: RolloutLab) -> None:
+    series = {}
+    for version, model in lab.models.items():
+        family = model.statistics.custom.define("empty_total", "", MetricKind.COUNTER)
+        series[version] = model.statistics.custom.hold(family, (), ())
+        series[version].value = 1000  # what was counted before the rollout
+    lab.start(guards=["metric:empty_total"])
+    lab.look()
+    lab.execute(1000)
+    series[3].value += 5
+    series[4].value += 5
+    assert lab.look()["guards"]["metric:empty_total"]["candidate_bad"] == 5
+    assert lab.look()["phase"] == "step"
+    series[4].value += 30
+    status = lab.look()
+    assert status["phase"] == "aborted"
+    assert "events of empty_total: candidate 35 of " in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("guards", "key", "text"),
+    [
+        (["metric:a", "outputs"], "", "a guard 'metric:NAME' is not possible with 'outputs'"),
+        (["metric:a"], "request-id", "a guard 'metric:NAME' is not possible with a key"),
+        (["metric:a b"], "", "'metric:a b' is no guard"),
+    ],
+)
+def test_counters_that_cannot_be_guards(lab: RolloutLab, guards: list[str], key: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        lab.start(guards=guards, key=key)
+
+
+def test_a_rule_has_the_defaults_of_rollouts(lab: RolloutLab) -> None:
+    lab.rule(rollout={"steps": [7, 100], "guards": ["errors"], "every_s": 3})
+    lab.traffic.start_rollout("m", {"to": 4, "every_s": 0, "stable": 3}, "a test")
+    settings = lab.traffic.rollouts.states()["m"].settings
+    assert (settings.steps, settings.guards, settings.every_s) == ((7, 100), ("errors",), 0)
+    assert lab.traffic.report("m")["rule"]["rollout"]["steps"] == [7, 100], "the next rollout has them too"
+
+
+def test_a_rollout_begins_by_itself_when_a_version_is_ready_and_is_not_tried_again() -> None:
+    lab = RolloutLab(versions=(3,))
+    text = b"labels = { stable = 3 }\nweights = { stable = 1 }\nrollout = { automatic = true, steps = [50] }"
+    lab.traffic.set_file("m", text)
+    lab.front.clock.advance(WATCH_NS)
+    assert lab.traffic.rollouts.states() == {}
+    lab.models[4] = lab.add(4)
+    assert {lab.send() for _ in range(20)} == {"m:3"}
+    lab.front.clock.advance(WATCH_NS)
+    assert lab.look()["share"] == 50
+    assert lab.traffic.report("m")["history"][-2]["by"] == "traffic.toml"
+    lab.execute(300, error=InternalError("no"), only=4)
+    assert lab.look()["phase"] == "aborted"
+    lab.front.clock.advance(WATCH_NS * 5)
+    assert lab.look()["phase"] == "aborted", "the same version is not tried again"
+    lab.models[5] = lab.add(5)
+    lab.front.clock.advance(WATCH_NS)
+    status = lab.look()
+    assert (status["candidate"], status["stable"], status["phase"]) == (5, 3, "step")
+    lab.traffic.command_rollout("m", "promote", "a test")
+    lab.models[6] = lab.add(6)
+    lab.front.clock.advance(WATCH_NS)
+    assert (lab.look()["candidate"], lab.look()["stable"]) == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "text"),
+    [
+        ({"steps": []}, "'rollout' is wrong: "),
+        ({"to": 4}, "'to' cannot be in 'rollout'"),
+        ({"automatic": 1}, "'automatic' in 'rollout' must be true or false"),
+        ({"automatic": True}, "needs 'weights' with the stable version"),
+    ],
+)
+def test_wrong_defaults_of_rollouts_are_refused(lab: RolloutLab, rollout: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        lab.rule(rollout=rollout)
+
+
+def test_the_guard_of_outputs_needs_a_model_that_can_be_compared(lab: RolloutLab) -> None:
+    lab.rule(outputs={"X": "top1"})
+    with pytest.raises(InvalidArgument, match="the guard 'outputs' is not possible: model 'm' has no output 'X'"):
+        lab.start(guards=["outputs"])
 
 
 def test_a_candidate_that_is_as_good_gets_all_requests_step_by_step(lab: RolloutLab) -> None:

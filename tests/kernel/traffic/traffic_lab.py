@@ -14,6 +14,7 @@ from kernel.serving.response import Response
 from kernel.serving.sequence_model import loaded_model
 from kernel.testing import FakeInstance, RecordingSink, model_spec
 from kernel.traffic.control import Traffic
+from kernel.traffic.shadow import ShadowParts
 from protocols.testing import FrontDoorLab
 from schedulers.direct import direct
 from schedulers.sequence import sequence
@@ -38,6 +39,7 @@ class TrafficLab:
             utc=lambda: datetime(2026, 11, 28, tzinfo=UTC),
         )
         self.kernel.traffic = self.traffic
+        self.traffic.shadow_parts = ShadowParts(self.kernel.submit_copy, self.front.helpers, self.kernel.budget)
         self.models = {version: self.add(version) for version in versions}
 
     def add(self, version: int, name: str = "m", dims: tuple[int, ...] = (1,)) -> Model:

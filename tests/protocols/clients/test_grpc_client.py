@@ -1,7 +1,4 @@
-"""Requests and responses of `naiad infer` as gRPC messages.
-
-Recorded requests as gRPC messages of now.
-"""
+"""Requests of `naiad infer` and recorded requests as gRPC messages, and what becomes of the responses."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from kernel.records.replay_target import ReplayedOutput, ReplayedResponse, Repla
 from kernel.tools.client import ClientError
 from kernel.tools.infer_arguments import GivenInput
 from protocols.clients.grpc_client import (
-    connect_infer,
-    connect_replay,
+    GrpcInferServer,
+    GrpcReplayTarget,
     decode_model_infer,
     decode_response,
     encode_model_infer,
@@ -51,7 +48,7 @@ def test_a_response_becomes_that_of_http() -> None:
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    server = connect_infer("127.0.0.1", 1, tls=False, model="m", version="")
+    server = GrpcInferServer("127.0.0.1", 1, tls=False, model="m", version="")
     try:
         with pytest.raises(ClientError, match="no server responds to gRPC at 127.0.0.1:1: Connection refused"):
             server.metadata()
@@ -97,7 +94,7 @@ def test_outputs_are_read() -> None:
 
 @pytest.mark.anyio
 async def test_a_server_that_is_not_there_is_named() -> None:
-    target = connect_replay("http://127.0.0.1:1")
+    target = GrpcReplayTarget("http://127.0.0.1:1")
     try:
         with pytest.raises(ReplayFailed, match="no inference server responds to gRPC at http://127.0.0.1:1"):
             await target.check()

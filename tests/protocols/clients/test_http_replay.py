@@ -8,7 +8,7 @@ import pytest
 
 from kernel.records.recording_format import RecordedOutput, RecordedTensor, RequestRecord
 from kernel.records.replay_target import ReplayedOutput, ReplayedResponse, ReplayFailed
-from protocols.clients.http_replay import connect_replay, decode_infer_response, encode_infer_request, infer_path
+from protocols.clients.http_replay import HttpReplayTarget, decode_infer_response, encode_infer_request, infer_path
 
 INPUTS = [RecordedTensor("a", "UINT8", [2], 2, data=b"ab"), RecordedTensor("b", "FP32", [0])]
 
@@ -65,7 +65,7 @@ def test_a_response_of_another_server_is_a_failure(body: bytes) -> None:
 
 @pytest.mark.anyio
 async def test_a_server_that_is_not_there_is_named() -> None:
-    target = connect_replay("http://127.0.0.1:1")
+    target = HttpReplayTarget("http://127.0.0.1:1")
     try:
         with pytest.raises(ReplayFailed, match="no inference server responds to HTTP at http://127.0.0.1:1"):
             await target.check()

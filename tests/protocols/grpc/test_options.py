@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import h2.config
@@ -32,20 +32,13 @@ from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab
 from shm.region import RegionKind
+from tests.protocols.certificates import Certificates
 from tests.protocols.grpc.echo import echo
 
 Talk = Callable[..., Any]
 
 SERVICE = "/inference.GRPCInferenceService"
 X = TensorSpec("X", "UINT8", (-1,), (-1,))
-
-
-class Certificates(Protocol):
-    authority: Path
-    client: Path
-    client_key: Path
-
-    def options(self, *, mutual: bool = False) -> TlsOptions: ...
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ from kernel.options import AdminOptions
 from protocols.access import GRPC, AdminAccess, KeyReader, parse_restrictions
 from protocols.grpc.h2.headers import RequestHead, request_head
 from protocols.grpc.rpc import OpenCalls
-from protocols.grpc.rpcs.standard_services import ReflectionService
-from protocols.grpc.service import ADMINISTERS, CATEGORIES, MODEL_INFER, Admission, HealthService, InferenceService
+from protocols.grpc.rpcs.standard_services import HealthService, ReflectionService
+from protocols.grpc.service import ADMINISTERS, CATEGORIES, MODEL_INFER, Admission, InferenceService
 from protocols.testing import FrontDoorLab
 
 READY = "/inference.GRPCInferenceService/ServerReady"

@@ -1,7 +1,4 @@
-"""Our parser of large request messages against protobuf's: the same requests, and the same refusals.
-
-Large tensors are taken out of a message as protobuf would have taken them.
-"""
+"""Our parser of large request messages against protobuf's: the same requests, tensors and refusals."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -17,21 +17,12 @@ from protocols.http.server import HttpServer
 from protocols.testing import listening
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Coroutine
-    from pathlib import Path
 
-    from kernel.options import TlsOptions
     from kernel.serving.kernel import Kernel
+    from tests.protocols.certificates import Certificates
 
     Serve = Callable[[HttpOptions, Callable[[aiohttp.ClientSession, Kernel], Awaitable[None]]], None]
-
-    class Certificates(Protocol):
-        client: Path
-
-        def options(self, *, mutual: bool = False) -> TlsOptions: ...
-
-        def client_context(self, *, with_certificate: bool = False) -> ssl.SSLContext: ...
 
 
 REQUEST = {"inputs": [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}]}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kernel.serving.kernel import Kernel
-    from tests.protocols.conftest import Certificates
+    from tests.protocols.certificates import Certificates
 
     WithKernel = Callable[..., None]
 

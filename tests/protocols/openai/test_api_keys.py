@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernel.errors import BadOption
 from kernel.options import OpenAiOptions
-from protocols.openai.api_keys import MAX_BYTE_SIZE, ApiKeys, parse_keys
+from protocols.openai.api_keys import MAX_BYTE_SIZE, ApiKey, ApiKeys, KeyUse, parse_keys
 from protocols.openai.errors import ApiError
 from tests.protocols.openai.door import ASKED, CHAT, Door, Script, config, run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kernel.serving.request import Request
 
 FILE = """
 # name  key        models
@@ -49,6 +51,9 @@ def test_no_key_and_another_key_are_401(path: Path, header: str | None) -> None:
         ("# only\n", "it has no key"),
         ("a k\na l", "line 2 has the name 'a' again"),
         ("a k\n\nb k", "line 3 has the same key as 'a'"),
+        ("a k tokens_per_minute=0", "line 1 has 'tokens_per_minute=0', expected tokens_per_minute=NUMBER, at least 1"),
+        ("a k requests_per_minute=many", "line 1 has 'requests_per_minute=many', expected"),
+        ("a k requests_per_minute=1 requests_per_minute=2", "line 1 has requests_per_minute twice"),
         ("a ké", "line 1 has a name or a key that is not of printable ASCII"),
     ],
 )
@@ -116,3 +121,72 @@ def test_a_client_cannot_choose_the_name_of_its_key(path: Path) -> None:
 
     script = Script()
     run(test, (config("talk"), script), openai=OpenAiOptions(api_keys=path))
+
+
+S = 1_000_000_000
+
+
+def refused(use: KeyUse, key: ApiKey, at_s: float) -> int:
+    """Return after how many seconds a request may come again that comes at this time; 0 if it is taken."""
+    try:
+        use.begin(key, int(at_s * S))
+    except ApiError as error:
+        return error.retry_after_s
+    return 0
+
+
+def test_requests_of_a_key_are_limited_and_come_back_one_by_one() -> None:
+    key, use = ApiKey("ann", b"", requests_per_minute=6), KeyUse()
+    assert [refused(use, key, 1000) for _ in range(7)] == [0] * 6 + [10]
+    assert [refused(use, key, 1009), refused(use, key, 1010), refused(use, key, 1011)] == [1, 0, 9]
+    assert [refused(use, key, 1200) for _ in range(7)] == [0] * 6 + [10]
+
+
+def test_tokens_of_a_key_are_taken_when_they_have_come() -> None:
+    key, use = ApiKey("ann", b"", tokens_per_minute=60), KeyUse()
+    assert refused(use, key, 1000) == 0
+    use.spend(180)
+    assert refused(use, key, 1000) == 121
+    assert [refused(use, key, 1120), refused(use, key, 1121)] == [1, 0]
+
+
+def test_limits_stand_in_the_line_of_a_key_and_its_use_outlives_a_reload(path: Path) -> None:
+    path.write_text("ann sk-all talk tokens_per_minute=9 other requests_per_minute=5")
+    keys = ApiKeys(path)
+    ann = keys.find("Bearer sk-all")
+    assert (ann.models, ann.requests_per_minute, ann.tokens_per_minute) == (frozenset({"talk", "other"}), 5, 9)
+    use = keys.use_of(ann)
+    path.write_text("ann sk-new tokens_per_minute=9\nshop sk-some")
+    keys.look()
+    assert keys.use_of(keys.find("Bearer sk-new")) is use
+    assert not keys.find("Bearer sk-some").is_limited
+
+
+def test_a_key_without_requests_or_tokens_left_gets_429_with_the_time_to_wait(path: Path) -> None:
+    path.write_text("ann sk-ann requests_per_minute=2\nshop sk-shop tokens_per_minute=10\nfree sk-free")
+
+    async def test(door: Door) -> None:
+        async def ask(key: str, path: str = CHAT) -> tuple[int, str | None, Any]:
+            async with door.session.post(path, json=ASKED, headers={"Authorization": f"Bearer {key}"}) as response:
+                return response.status, response.headers.get("Retry-After"), await response.json()
+
+        assert [(await ask("sk-ann"))[0] for _ in range(3)] == [200, 200, 429]
+        status, retry_after, body = await ask("sk-shop")
+        assert status == 200
+        status, retry_after, body = await ask("sk-shop")
+        assert (status, body["error"]["type"], body["error"]["code"]) == (
+            429, "rate_limit_error", "rate_limit_exceeded",
+        )  # fmt: skip
+        assert retry_after is not None
+        assert 60 < int(retry_after) <= 66
+        assert "The API key 'shop' has used its 10 tokens a minute" in body["error"]["message"]
+        assert [(await ask("sk-free"))[0] for _ in range(5)] == [200] * 5
+        async with door.session.get("/v1/models", headers={"Authorization": "Bearer sk-ann"}) as response:
+            assert response.status == 200  # lists are no inference
+
+    def respond(script: Script, request: Request) -> None:
+        script.send(request, "some", num_input_tokens=12, num_output_tokens=8)
+        script.end(request)
+
+    outputs = ("text_output", "num_input_tokens", "num_output_tokens")
+    run(test, (config("talk", outputs), Script(respond)), openai=OpenAiOptions(api_keys=path))

@@ -1,6 +1,7 @@
 // Everything about the model version that a person has chosen.
 
 import { bars, History, lines, waterfall } from "./charts.js";
+import { endChat } from "./chat.js";
 import { showExample } from "./example.js";
 import { stateKind } from "./models.js";
 import {
@@ -26,6 +27,10 @@ export class Detail {
     this.errors = new History();
     this.halves = new History();
     this.tails = new History();
+    this.tokens = new History();
+    this.prompts = new History();
+    this.firstHalves = new History();
+    this.firstTails = new History();
     this.form = "";
     byId("detail").hidden = !chosen;
     document.body.classList.toggle("chosen", Boolean(chosen));
@@ -37,7 +42,9 @@ export class Detail {
     put(byId("slow-limit"), "");
     byId("example").replaceChildren();
     byId("response").replaceChildren();
-    byId("example-card").hidden = true;
+    byId("example-card").hidden = byId("traffic-card").hidden = true;
+    endChat();
+    byId("detail-language").hidden = true; // until text was generated
     byId("detail-loaded").hidden = byId("instances-card").hidden = true; // until a version is loaded
     if (chosen) put(byId("detail-title"), chosen[1] ? `${chosen[0]}, version ${chosen[1]}` : chosen[0]);
     for (const id of ["failed", "slow"]) byId(id).append(make("li", { class: "quiet" }, "none so far"));
@@ -104,6 +111,7 @@ export class Detail {
     byId("batches").replaceChildren(...bars(detail.batches));
     this.showFailures(detail);
     this.showInstances(detail.instances);
+    this.showLanguage(detail.language);
     put(byId("slow-limit"), detail.slow_ms == null ? "" : `now above ${milliseconds(detail.slow_ms)}`);
     const form = JSON.stringify([detail.name, detail.version, detail.decoupled, detail.sequences]);
     if (form !== this.form) {
@@ -133,6 +141,33 @@ export class Detail {
       make("dd", { class: number ? "some" : "quiet" }, count(number)),
     ]);
     byId("failures").replaceChildren(...parts);
+  }
+
+  /** Figures of the text that the model has generated over OpenAI's API; null if there was none. */
+  showLanguage(found) {
+    byId("detail-language").hidden = !found;
+    if (!found) return;
+    const swatch = (kind, name, figure) => make("span", {}, make("span", { class: `swatch ${kind}` }), `${name} `, make("b", {}, figure));
+    this.tokens.add(found.tokens_per_s);
+    this.prompts.add(found.prompt_tokens_per_s);
+    const [tokens, tokensNote] = lines([this.tokens.values, this.prompts.values],
+      `${rate(found.tokens_per_s)} tokens generated and ${rate(found.prompt_tokens_per_s)} tokens of prompts per second now`, rate);
+    tokensNote.prepend(swatch("first", "generated", rate(found.tokens_per_s)), swatch("second", "prompts", rate(found.prompt_tokens_per_s)));
+    byId("chart-tokens").replaceChildren(tokens, tokensNote);
+    this.firstHalves.add(found.first_p50_ms);
+    this.firstTails.add(found.first_p99_ms);
+    const [first, firstNote] = lines([this.firstHalves.values, this.firstTails.values],
+      `p50 ${milliseconds(found.first_p50_ms)}, p99 ${milliseconds(found.first_p99_ms)} to the first token now`, milliseconds);
+    firstNote.prepend(swatch("first", "p50", milliseconds(found.first_p50_ms)), swatch("second", "p99", milliseconds(found.first_p99_ms)));
+    byId("chart-first").replaceChildren(first, firstNote);
+    const pairs = [
+      ["open streams", count(found.open_streams)],
+      ["between tokens, p50 and p99", `${milliseconds(found.pause_p50_ms)}, ${milliseconds(found.pause_p99_ms)}`],
+      ["tokens generated", count(found.tokens)],
+      ["tokens of prompts", count(found.prompt_tokens)],
+      ["clients that left early", count(found.cancelled)],
+    ];
+    byId("language").replaceChildren(...pairs.flatMap(([name, figure]) => [make("dt", {}, name), make("dd", {}, figure)]));
   }
 
   showInstances(instances) {

@@ -1,5 +1,6 @@
 // A form that sends an example request, made from the model's metadata, and shows the response.
 
+import { showChat } from "./chat.js";
 import { byId, bytes, counted, jsonOf, make, milliseconds, modelPath, put, send } from "./page.js";
 import { encodeInputs, exampleText, parseValues } from "./tensors.js";
 import { picturePlan, readPicture } from "./pictures.js";
@@ -28,7 +29,9 @@ export async function showExample(detail, permissions) {
     if (number === current) form.replaceChildren(make("p", { class: "quiet" }, error.message));
     return;
   }
-  if (number === current) form.replaceChildren(...new ExampleForm(detail, metadata).nodes());
+  if (number !== current) return;
+  form.replaceChildren(...new ExampleForm(detail, metadata).nodes());
+  showChat(detail, metadata);
 }
 
 class ExampleForm {

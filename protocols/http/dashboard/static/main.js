@@ -2,6 +2,7 @@
 
 import { History, sparkline } from "./charts.js";
 import { Detail } from "./detail.js";
+import { showTraffic } from "./traffic.js";
 import { Models } from "./models.js";
 import { byId, bytes, clockTime, count, counted, keys, make, percent, put, putAttribute, rate } from "./page.js";
 import { showSettings } from "./settings.js";
@@ -104,6 +105,7 @@ const handlers = {
   rows: (rows) => models.update(rows),
   gone: (gone) => models.remove(gone),
   detail: (found) => detail.update(found),
+  traffic: (found) => showTraffic(found),
   recent: (found) => detail.showRecent(found),
   regions: showRegions,
   lines: showLines,

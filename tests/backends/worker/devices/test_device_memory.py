@@ -15,7 +15,13 @@ import pytest
 from backends.python.device_tensors import to_capsule
 from backends.transport import wire
 from backends.worker.devices import device_memory
-from backends.worker.devices.device_memory import DeviceArenas, DeviceRegion, OwnDeviceRegion, arena_byte_size
+from backends.worker.devices.device_memory import (
+    DeviceArenas,
+    DeviceRegion,
+    OwnDeviceRegion,
+    SharedArenas,
+    arena_byte_size,
+)
 from backends.worker.devices.device_tensors import DeviceInputs, DeviceOutputs
 from backends.worker.devices.instance_device import DeviceBlock, InstanceDevice
 from backends.worker.devices.staging import StagingLimits
@@ -284,3 +290,62 @@ def test_memory_of_another_worker_that_cannot_be_opened_says_how_to_do_without(
         reader.inputs.of_result(tensor, span, region, 5)
     reader.held.report_freed()
     assert reader.sent == [wire.Released([5])]
+
+
+# ---- several workers in one process ---------------------------------------------------------------
+
+
+@pytest.fixture
+def shared() -> Iterator[None]:
+    """The arenas of a process of several workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_memory, "SHARED_ARENAS", SharedArenas())
+        yield
+
+
+def sharing(bench: Bench) -> Bench:
+    bench.arenas = DeviceArenas(bench.device, bench.announced.append, shares=True)
+    return bench
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_worker_reads_what_another_one_of_its_process_has_left_without_opening_a_handle() -> None:
+    producer = sharing(Bench())
+    place = producer.arenas.take(VALUES.nbytes)
+    assert place is not None
+    span, address = place
+    ctypes.memmove(address, VALUES.ctypes.data, VALUES.nbytes)
+    (created,) = producer.announced
+    region = DeviceRegion(created.handle, created.byte_size, 0, CopyBuffers(), of_worker=True)
+    opened = region.device_memory()
+    assert opened.address + span.offset == address
+    region.close()
+    del opened
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_worker_gets_the_arena_of_one_that_has_ended_and_no_memory_is_freed() -> None:
+    first, second = sharing(Bench()), sharing(Bench())
+    assert first.arenas.take(16) is not None
+    allocated = set(memory.own)
+    (created,) = first.announced
+    first.arenas.close()
+    del first
+    gc.collect()
+    assert set(memory.own) == allocated, "others may have it open"
+    assert second.arenas.take(16) is not None
+    assert second.announced == [created]
+    assert set(memory.own) == allocated
+    assert second.device.pooled_byte_size == created.byte_size
+
+
+@pytest.mark.usefixtures("shared")
+def test_an_arena_that_was_left_is_not_taken_where_it_is_too_small_or_not_allowed() -> None:
+    first, small = sharing(Bench()), sharing(Bench(pool=2 * MIB))
+    assert first.arenas.take(3 * MIB) is not None
+    first.arenas.close()
+    assert small.arenas.take(16) is not None
+    assert small.announced[0].byte_size == 2 * MIB
+    other = sharing(Bench(pool=16 * MIB))
+    assert other.arenas.take(5 * MIB) is not None
+    assert other.announced[0].byte_size == 8 * MIB

@@ -27,7 +27,9 @@ from shm.tensor import RequestedOutput, Span, Tensor
 from tests.fake_cuda import driver, memory, runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from backends.worker.devices.batch_on_device import EnqueuedBatch
 
 SPECS = {"IN": TensorShapes("IN", "FP32", (-1,), batched=True)}
 
@@ -244,6 +246,7 @@ def test_the_default_stream_of_the_instance_s_device_is_meant_in_threads_that_ha
     seen: list[int] = []
 
     def of_a_model() -> None:  # a new thread has device 0
+        runtime.cudaSetDevice(0)  # it works with it
         device.after(1)
         device.before(1)
         seen.append(runtime.cudaGetDevice()[1])
@@ -254,6 +257,61 @@ def test_the_default_stream_of_the_instance_s_device_is_meant_in_threads_that_ha
     device.synchronize()
     assert seen == [0], "the thread's current device was changed"
     runtime.cudaSetDevice(0)
+
+
+def test_an_instance_on_another_gpu_makes_no_context_of_the_first_one_in_any_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A context takes half a gigabyte of GPU 0 for each worker, and threads begin with device 0."""
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    runtime.forget_work()
+    runtime.contexts.clear()
+
+    def in_a_new_thread(work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def load() -> None:
+        device = InstanceDevice(Cuda(runtime, driver), 1, AttachedRegions(), StagingLimits(1 << 20, 1 << 20))
+        device.select()
+        devices.append(device)
+
+    devices: list[InstanceDevice] = []
+    arrays: list[DeviceArray] = []
+    batches: list[EnqueuedBatch] = []
+    in_a_new_thread(load)
+    (device,) = devices
+    in_a_new_thread(lambda: arrays.append(device.upload(np.zeros(4, np.float32), "FP32", [4])))
+    data = bytearray(16)
+    in_a_new_thread(lambda: device.fetch(arrays[0], data))
+    in_a_new_thread(lambda: device.copy_to(arrays[0], memoryview(data)))
+    in_a_new_thread(lambda: device.after(1))
+    in_a_new_thread(device.synchronize)
+    in_a_new_thread(lambda: device.finish_readers([7]))
+    in_a_new_thread(device.begin_overlapping)
+    in_a_new_thread(lambda: batches.append(device.end_overlapping()))
+    in_a_new_thread(batches[0].wait)
+    in_a_new_thread(arrays.clear)  # its memory is freed
+    in_a_new_thread(device.close)
+    assert runtime.contexts == {1}
+
+
+def test_a_thread_that_works_with_another_gpu_goes_back_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
+    device = InstanceDevice(Cuda(runtime, driver), 1, AttachedRegions(), late=True)
+    seen = []
+
+    def of_a_model() -> None:
+        runtime.cudaSetDevice(0)
+        device.allocate(64).free()
+        device.synchronize()
+        seen.append(runtime.cudaGetDevice()[1])
+
+    thread = threading.Thread(target=of_a_model)
+    thread.start()
+    thread.join()
+    assert seen == [0]
 
 
 def test_small_outputs_of_a_batch_are_fetched_with_one_copy_and_one_wait(cuda: Cuda) -> None:

@@ -25,8 +25,8 @@ from kernel.repository.ensembles import parts_by_name
 from kernel.repository.layout import ModelFolder, find_models
 from kernel.repository.repositories import Repositories
 from kernel.repository.settings import LifecycleSettings
-from kernel.repository.testing import CONFIG, RepositoryLab, run, settled, until
 from schedulers.direct import direct
+from tests.kernel.repository_lab import CONFIG, RepositoryLab, run, settled, until
 from tests.open_descriptors import open_descriptors
 
 if TYPE_CHECKING:

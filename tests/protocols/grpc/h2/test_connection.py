@@ -1,7 +1,4 @@
-"""A connection with h2 as its client, and what waits too long in it.
-
-The receiving half: bytes into frames however they are cut, and what becomes of every mistake in them.
-"""
+"""A connection with h2 as its client: bytes however they are cut, mistakes in them, and waits that are too long."""
 
 from typing import Any
 

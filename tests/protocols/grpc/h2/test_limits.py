@@ -1,7 +1,4 @@
-"""How often a connection may do what costs the server work and the client almost nothing.
-
-Keepalive, ping strikes and connection age with times that the tests choose.
-"""
+"""How often a connection may do what costs the server work; its pings and its age, at times that the tests choose."""
 
 from collections.abc import Callable
 from typing import Any

@@ -10,7 +10,7 @@ from protocols.grpc.framing import MESSAGE_START_BYTE_SIZE, PREFIX, MessageMemor
 from protocols.grpc.h2 import frames, limits
 from protocols.grpc.h2.connection import H2Connection
 from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
-from protocols.grpc.h2.headers import encode_block, request_head
+from protocols.grpc.h2.headers import RequestHeadDecoder, encode_block, request_head
 from protocols.grpc.h2.limits import FloodCounters
 from protocols.grpc.h2.sending import SendingHalf
 from protocols.grpc.h2.states import StreamState
@@ -41,7 +41,7 @@ class Receiver:
         window = ReceiveWindow(byte_size)
         self.sending = SendingHalf(self.streams, self.peer, window)
         self.sending.write_queue.take()
-        self.frames = StreamFrames(self.streams, self.peer, window, self.sending, FloodCounters())
+        self.frames = StreamFrames(self.streams, self.peer, window, self.sending, FloodCounters(), RequestHeadDecoder())
 
     def data(self, stream_id: int, octets: bytes, *, flags: int = 0, padding: int = 0) -> None:
         """Take a DATA frame with `octets` and `padding`, which has arrived completely."""

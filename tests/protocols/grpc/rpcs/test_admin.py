@@ -1,7 +1,4 @@
-"""The administrative RPCs, called as functions.
-
-Load requests: large files stay where the message was received, all else is parsed by protobuf.
-"""
+"""The administrative RPCs, called as functions. Large files of load requests stay where the message was received."""
 
 from __future__ import annotations
 
@@ -20,10 +17,9 @@ from kernel.observe.statistics import Duration, ResponseStatistics
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
-from protocols.access import AdminAccess
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
-from protocols.grpc.rpcs.admin import ModelRpcs, RepositoryRpcs, ServerRpcs, SettingsRpcs, parse_load_request
+from protocols.grpc.rpcs.admin import KernelRpcs, parse_load_request
 from protocols.request_limits import MAX_PARTS
 from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
@@ -64,10 +60,10 @@ def lab() -> FrontDoorLab:
 
 
 def test_the_server_describes_itself(lab: FrontDoorLab) -> None:
-    rpcs = ServerRpcs(lab.kernel)
-    assert done(rpcs.live(pb.ServerLiveRequest(), CALLER)).live
-    assert done(rpcs.ready(pb.ServerReadyRequest(), CALLER)).ready
-    metadata = done(rpcs.metadata(pb.ServerMetadataRequest(), CALLER))
+    rpcs = KernelRpcs(lab.kernel)
+    assert done(rpcs.server_live(pb.ServerLiveRequest(), CALLER)).live
+    assert done(rpcs.server_ready(pb.ServerReadyRequest(), CALLER)).ready
+    metadata = done(rpcs.server_metadata(pb.ServerMetadataRequest(), CALLER))
     assert metadata.name == "triton"
     assert list(metadata.extensions) == list(lab.kernel.identity.extensions)
 
@@ -78,11 +74,11 @@ def test_the_server_describes_itself(lab: FrontDoorLab) -> None:
 )
 def test_a_model_that_does_not_exist_is_not_ready(lab: FrontDoorLab, name: str, version: str, ready: bool) -> None:
     message = pb.ModelReadyRequest(name=name, version=version)
-    assert done(ModelRpcs(lab.kernel).ready(message, CALLER)).ready is ready
+    assert done(KernelRpcs(lab.kernel).model_ready(message, CALLER)).ready is ready
 
 
 def test_a_version_that_is_not_a_number_is_an_error(lab: FrontDoorLab) -> None:
-    kind, text = refusal(ModelRpcs(lab.kernel).ready(pb.ModelReadyRequest(name="m", version="x"), CALLER))
+    kind, text = refusal(KernelRpcs(lab.kernel).model_ready(pb.ModelReadyRequest(name="m", version="x"), CALLER))
     assert kind is InvalidArgument
     assert text.startswith("failed to get model version from specified version string 'x'")
 
@@ -92,7 +88,7 @@ def test_metadata_lists_the_ready_versions_or_the_one_asked_for(
     lab: FrontDoorLab, version: str, versions: list[str]
 ) -> None:
     message = pb.ModelMetadataRequest(name="m", version=version)
-    metadata = done(ModelRpcs(lab.kernel).metadata(message, CALLER))
+    metadata = done(KernelRpcs(lab.kernel).model_metadata(message, CALLER))
     kind = pb.ModelMetadataResponse.TensorMetadata
     assert metadata == pb.ModelMetadataResponse(
         name="m",
@@ -104,12 +100,12 @@ def test_metadata_lists_the_ready_versions_or_the_one_asked_for(
 
 
 def test_the_configuration_is_that_of_the_model(lab: FrontDoorLab) -> None:
-    response = done(ModelRpcs(lab.kernel).config(pb.ModelConfigRequest(name="m"), CALLER))
+    response = done(KernelRpcs(lab.kernel).model_config(pb.ModelConfigRequest(name="m"), CALLER))
     assert response.config == lab.kernel.resolve("m").config
 
 
 def test_statistics_have_all_durations_also_before_the_first_request(lab: FrontDoorLab) -> None:
-    response = done(ModelRpcs(lab.kernel).statistics(pb.ModelStatisticsRequest(name="m"), CALLER))
+    response = done(KernelRpcs(lab.kernel).model_statistics(pb.ModelStatisticsRequest(name="m"), CALLER))
     assert [(s.name, s.version) for s in response.model_stats] == [("m", "1"), ("m", "3")]
     fields = response.model_stats[0].inference_stats.ListFields()
     assert len(fields) == len(pb.InferStatistics.DESCRIPTOR.fields)
@@ -120,7 +116,7 @@ def test_statistics_count_requests_and_batches(lab: FrontDoorLab) -> None:
     tensor = Tensor("IN", "FP32", [2, 4], data=bytes(32))
     lab.kernel.submit(Request("m", [tensor], RecordingSink()))
     message = pb.ModelStatisticsRequest(name="m", version="3")
-    (reported,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
+    (reported,) = done(KernelRpcs(lab.kernel).model_statistics(message, CALLER)).model_stats
     assert (reported.inference_count, reported.execution_count) == (2, 1)
     assert reported.last_inference == lab.clock.wall_ns() // 1_000_000
     assert reported.inference_stats.success.count == 1
@@ -134,7 +130,7 @@ def test_statistics_have_the_sections_that_backends_report(lab: FrontDoorLab) ->
     statistics.responses["0"] = ResponseStatistics(*(Duration(count, 10 * count) for count in range(1, 7)))
     statistics.memory.report("m_0", [MemoryUsage("CPU_PINNED", 2, 4096)])
     message = pb.ModelStatisticsRequest(name="m", version="3")
-    (reported,) = done(ModelRpcs(lab.kernel).statistics(message, CALLER)).model_stats
+    (reported,) = done(KernelRpcs(lab.kernel).model_statistics(message, CALLER)).model_stats
     fields = reported.response_stats["0"].ListFields()
     assert [(field.name, duration.count, duration.ns) for field, duration in fields] == [
         ("compute_infer", 1, 10),
@@ -158,7 +154,7 @@ def test_statistics_have_the_sections_that_backends_report(lab: FrontDoorLab) ->
 )
 def test_statistics_of_what_is_not_ready_are_refused(lab: FrontDoorLab, name: str, version: str, text: str) -> None:
     message = pb.ModelStatisticsRequest(name=name, version=version)
-    assert refusal(ModelRpcs(lab.kernel).statistics(message, CALLER)) == (InvalidArgument, text)
+    assert refusal(KernelRpcs(lab.kernel).model_statistics(message, CALLER)) == (InvalidArgument, text)
 
 
 # ---- repository -----------------------------------------------------------------------------
@@ -166,24 +162,24 @@ def test_statistics_of_what_is_not_ready_are_refused(lab: FrontDoorLab, name: st
 
 def test_the_index_shows_versions_states_and_reasons(lab: FrontDoorLab) -> None:
     lab.catalog.set_known({"m", "never_loaded", "caf\udce9"})
-    rpcs = RepositoryRpcs(lab.kernel)
-    found = done(rpcs.index(pb.RepositoryIndexRequest(), CALLER)).models
+    rpcs = KernelRpcs(lab.kernel)
+    found = done(rpcs.repository_index(pb.RepositoryIndexRequest(), CALLER)).models
     assert [(m.name, m.version, m.state) for m in found] == [
         ("caf?", "", ""),
         ("m", "1", "READY"),
         ("m", "3", "READY"),
         ("never_loaded", "", ""),
     ]
-    ready = done(rpcs.index(pb.RepositoryIndexRequest(ready=True), CALLER)).models
+    ready = done(rpcs.repository_index(pb.RepositoryIndexRequest(ready=True), CALLER)).models
     assert [m.version for m in ready] == ["1", "3"]
 
 
 def test_loading_passes_configuration_and_files_on(lab: FrontDoorLab) -> None:
     parameter = pb.ModelRepositoryParameter
     parameters = {"config": parameter(string_param="{}"), "file:1/model.py": parameter(bytes_param=b"pass")}
-    rpcs = RepositoryRpcs(lab.kernel)
-    done(rpcs.load(pb.RepositoryModelLoadRequest(model_name="m", parameters=parameters)))
-    done(rpcs.load(pb.RepositoryModelLoadRequest(model_name="n")))
+    rpcs = KernelRpcs(lab.kernel)
+    done(rpcs.load_model(pb.RepositoryModelLoadRequest(model_name="m", parameters=parameters)))
+    done(rpcs.load_model(pb.RepositoryModelLoadRequest(model_name="n")))
     assert lab.repository.calls == [
         ("load", "m", {"config": "{}", "file:1/model.py": b"pass"}),
         ("load", "n", None),
@@ -192,10 +188,10 @@ def test_loading_passes_configuration_and_files_on(lab: FrontDoorLab) -> None:
 
 def test_unloading_passes_the_choice_about_dependents_on(lab: FrontDoorLab) -> None:
     parameter = pb.ModelRepositoryParameter
-    rpcs = RepositoryRpcs(lab.kernel)
+    rpcs = KernelRpcs(lab.kernel)
     dependents = {"unload_dependents": parameter(bool_param=True), "other": parameter(int64_param=1)}
-    done(rpcs.unload(pb.RepositoryModelUnloadRequest(model_name="m", parameters=dependents), CALLER))
-    done(rpcs.unload(pb.RepositoryModelUnloadRequest(model_name="n"), CALLER))
+    done(rpcs.repository_model_unload(pb.RepositoryModelUnloadRequest(model_name="m", parameters=dependents), CALLER))
+    done(rpcs.repository_model_unload(pb.RepositoryModelUnloadRequest(model_name="n"), CALLER))
     assert lab.repository.calls == [("unload", "m", True), ("unload", "n", False)]
 
 
@@ -210,25 +206,25 @@ def test_unloading_passes_the_choice_about_dependents_on(lab: FrontDoorLab) -> N
 def test_a_load_parameter_of_a_wrong_kind_is_refused(lab: FrontDoorLab, key: str, text: str) -> None:
     parameters = {key: pb.ModelRepositoryParameter(int64_param=1)}
     message = pb.RepositoryModelLoadRequest(model_name="m", parameters=parameters)
-    assert refusal(RepositoryRpcs(lab.kernel).load(message)) == (InvalidArgument, text)
+    assert refusal(KernelRpcs(lab.kernel).load_model(message)) == (InvalidArgument, text)
     assert lab.repository.calls == []
 
 
 def test_an_unload_parameter_of_a_wrong_kind_is_refused(lab: FrontDoorLab) -> None:
     parameters = {"unload_dependents": pb.ModelRepositoryParameter(int64_param=1)}
     message = pb.RepositoryModelUnloadRequest(model_name="m", parameters=parameters)
-    assert refusal(RepositoryRpcs(lab.kernel).unload(message, CALLER)) == (
+    assert refusal(KernelRpcs(lab.kernel).repository_model_unload(message, CALLER)) == (
         InvalidArgument,
         "invalid value type for 'unload_dependents' parameter, expected bool_param.",
     )
 
 
 def test_a_repository_cannot_be_named(lab: FrontDoorLab) -> None:
-    rpcs = RepositoryRpcs(lab.kernel)
+    rpcs = KernelRpcs(lab.kernel)
     wanted = (Unsupported, "'repository_name' specification is not supported")
-    assert refusal(rpcs.index(pb.RepositoryIndexRequest(repository_name="r"), CALLER)) == wanted
-    assert refusal(rpcs.load(pb.RepositoryModelLoadRequest(repository_name="r"))) == wanted
-    assert refusal(rpcs.unload(pb.RepositoryModelUnloadRequest(repository_name="r"), CALLER)) == wanted
+    assert refusal(rpcs.repository_index(pb.RepositoryIndexRequest(repository_name="r"), CALLER)) == wanted
+    assert refusal(rpcs.load_model(pb.RepositoryModelLoadRequest(repository_name="r"))) == wanted
+    assert refusal(rpcs.repository_model_unload(pb.RepositoryModelUnloadRequest(repository_name="r"), CALLER)) == wanted
 
 
 def load_request(**values: bytes | str | int) -> bytes:
@@ -331,19 +327,19 @@ Log = pb.LogSettingsRequest.SettingValue
 
 
 @pytest.fixture
-def rpcs() -> SettingsRpcs:
+def rpcs() -> KernelRpcs:
     lab = FrontDoorLab()
     lab.add_model(ModelSpec("m", "", "test", 0, {}, {}), lambda request: None)
-    return SettingsRpcs(lab.kernel, AdminAccess())
+    return KernelRpcs(lab.kernel)
 
 
 # ---- trace ----------------------------------------------------------------------------------
 
 
-def trace(rpcs: SettingsRpcs, settings: dict[str, list[str]], model: str = "") -> dict[str, list[str]]:
+def trace(rpcs: KernelRpcs, settings: dict[str, list[str]], model: str = "") -> dict[str, list[str]]:
     values = {name: Trace(value=texts) for name, texts in settings.items()}
     message = pb.TraceSettingRequest(settings=values, model_name=model)
-    response = done(rpcs.trace(message, CALLER))
+    response = done(rpcs.trace_setting(message, CALLER))
     return {name: list(value.value) for name, value in response.settings.items()}
 
 
@@ -357,7 +353,7 @@ DEFAULTS = {
 }
 
 
-def test_trace_settings_are_shown_changed_and_cleared(rpcs: SettingsRpcs) -> None:
+def test_trace_settings_are_shown_changed_and_cleared(rpcs: KernelRpcs) -> None:
     assert trace(rpcs, {}) == DEFAULTS
     assert trace(rpcs, {"trace_rate": ["7"]}) == {**DEFAULTS, "trace_rate": ["7"]}
     assert trace(rpcs, {"trace_rate": ["9"]}, "m")["trace_rate"] == ["9"]
@@ -366,22 +362,22 @@ def test_trace_settings_are_shown_changed_and_cleared(rpcs: SettingsRpcs) -> Non
     assert trace(rpcs, {"trace_rate": []}) == DEFAULTS
 
 
-def test_trace_settings_that_do_not_exist_are_ignored(rpcs: SettingsRpcs) -> None:
+def test_trace_settings_that_do_not_exist_are_ignored(rpcs: KernelRpcs) -> None:
     assert trace(rpcs, {"bogus": ["1"], "trace_mode": ["x"]}) == DEFAULTS
 
 
 @pytest.mark.parametrize("texts", [["f"], []])
-def test_the_trace_file_cannot_be_changed(rpcs: SettingsRpcs, texts: list[str]) -> None:
+def test_the_trace_file_cannot_be_changed(rpcs: KernelRpcs, texts: list[str]) -> None:
     message = pb.TraceSettingRequest(settings={"trace_file": Trace(value=texts), "trace_rate": Trace(value=["x"])})
-    assert refusal(rpcs.trace(message, CALLER)) == (
+    assert refusal(rpcs.trace_setting(message, CALLER)) == (
         Unsupported,
         "trace file location can not be updated through network protocol",
     )
 
 
-def test_trace_settings_of_an_unknown_model_are_refused(rpcs: SettingsRpcs) -> None:
+def test_trace_settings_of_an_unknown_model_are_refused(rpcs: KernelRpcs) -> None:
     message = pb.TraceSettingRequest(model_name="nothing")
-    assert refusal(rpcs.trace(message, CALLER)) == (
+    assert refusal(rpcs.trace_setting(message, CALLER)) == (
         InvalidArgument,
         "Request for unknown model : nothing",
     )
@@ -390,15 +386,15 @@ def test_trace_settings_of_an_unknown_model_are_refused(rpcs: SettingsRpcs) -> N
 # ---- log ------------------------------------------------------------------------------------
 
 
-def log(rpcs: SettingsRpcs, **settings: Log) -> dict[str, bool | int | str]:
-    response = done(rpcs.log(pb.LogSettingsRequest(settings=settings), CALLER))
+def log(rpcs: KernelRpcs, **settings: Log) -> dict[str, bool | int | str]:
+    response = done(rpcs.log_settings(pb.LogSettingsRequest(settings=settings), CALLER))
     shown: dict[str, bool | int | str] = {}
     for name, value in response.settings.items():
         ((_, shown[name]),) = value.ListFields()
     return shown
 
 
-def test_log_settings_are_shown_and_changed(rpcs: SettingsRpcs) -> None:
+def test_log_settings_are_shown_and_changed(rpcs: KernelRpcs) -> None:
     defaults = {
         "log_file": "",
         "log_info": True,
@@ -428,14 +424,14 @@ def test_log_settings_are_shown_and_changed(rpcs: SettingsRpcs) -> None:
         ("log_format", Log(uint32_param=1), "expect string for 'log_format'"),
     ],
 )
-def test_a_log_setting_of_a_wrong_type_is_refused(rpcs: SettingsRpcs, name: str, value: Log, text: str) -> None:
+def test_a_log_setting_of_a_wrong_type_is_refused(rpcs: KernelRpcs, name: str, value: Log, text: str) -> None:
     message = pb.LogSettingsRequest(settings={name: value})
-    assert refusal(rpcs.log(message, CALLER)) == (InvalidArgument, text)
+    assert refusal(rpcs.log_settings(message, CALLER)) == (InvalidArgument, text)
 
 
-def test_the_log_file_cannot_be_changed(rpcs: SettingsRpcs) -> None:
+def test_the_log_file_cannot_be_changed(rpcs: KernelRpcs) -> None:
     message = pb.LogSettingsRequest(settings={"log_file": Log(bool_param=True)})
-    assert refusal(rpcs.log(message, CALLER)) == (
+    assert refusal(rpcs.log_settings(message, CALLER)) == (
         Unsupported,
         "log file location can not be updated through network protocol",
     )

@@ -10,7 +10,7 @@ from kernel.errors import ClientSharedMemoryDisabled, InvalidArgument, NotFound,
 from protocols.access import Peer
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
-from protocols.grpc.rpcs.admin import SharedMemoryRpcs
+from protocols.grpc.rpcs.admin import KernelRpcs
 from protocols.testing import FrontDoorLab
 
 T = TypeVar("T")
@@ -52,29 +52,29 @@ def registration(key: str) -> pb.SystemSharedMemoryRegisterRequest:
 
 
 def test_a_region_is_registered_listed_and_unregistered(lab: FrontDoorLab, key: str) -> None:
-    rpcs = SharedMemoryRpcs(lab.kernel)
-    done(rpcs.system_register(registration(key), LOCAL))
+    rpcs = KernelRpcs(lab.kernel)
+    done(rpcs.system_shared_memory_register(registration(key), LOCAL))
     for name in ("", "r"):
-        found = done(rpcs.system_status(pb.SystemSharedMemoryStatusRequest(name=name), REMOTE)).regions
+        found = done(rpcs.system_shared_memory_status(pb.SystemSharedMemoryStatusRequest(name=name), REMOTE)).regions
         assert dict(found) == {
             "r": pb.SystemSharedMemoryStatusResponse.RegionStatus(name="r", key=key, offset=16, byte_size=32)
         }
     with pytest.raises(RegionExists):
-        done(rpcs.system_register(registration(key), LOCAL))
-    done(rpcs.system_unregister(pb.SystemSharedMemoryUnregisterRequest(name="other"), LOCAL))
-    done(rpcs.system_unregister(pb.SystemSharedMemoryUnregisterRequest(), LOCAL))
-    assert not done(rpcs.system_status(pb.SystemSharedMemoryStatusRequest(), LOCAL)).regions
+        done(rpcs.system_shared_memory_register(registration(key), LOCAL))
+    done(rpcs.system_shared_memory_unregister(pb.SystemSharedMemoryUnregisterRequest(name="other"), LOCAL))
+    done(rpcs.system_shared_memory_unregister(pb.SystemSharedMemoryUnregisterRequest(), LOCAL))
+    assert not done(rpcs.system_shared_memory_status(pb.SystemSharedMemoryStatusRequest(), LOCAL)).regions
     with pytest.raises(NotFound, match="Unable to find system shared memory region: 'r'"):
-        done(rpcs.system_status(pb.SystemSharedMemoryStatusRequest(name="r"), LOCAL))
+        done(rpcs.system_shared_memory_status(pb.SystemSharedMemoryStatusRequest(name="r"), LOCAL))
 
 
 def test_a_caller_from_elsewhere_may_not_change_regions(lab: FrontDoorLab, key: str) -> None:
-    rpcs = SharedMemoryRpcs(lab.kernel)
+    rpcs = KernelRpcs(lab.kernel)
     calls: list[Coroutine[Any, Any, Any]] = [
-        rpcs.system_register(registration(key), REMOTE),
-        rpcs.system_unregister(pb.SystemSharedMemoryUnregisterRequest(), REMOTE),
-        rpcs.cuda_register(pb.CudaSharedMemoryRegisterRequest(), REMOTE),
-        rpcs.cuda_unregister(pb.CudaSharedMemoryUnregisterRequest(), REMOTE),
+        rpcs.system_shared_memory_register(registration(key), REMOTE),
+        rpcs.system_shared_memory_unregister(pb.SystemSharedMemoryUnregisterRequest(), REMOTE),
+        rpcs.cuda_shared_memory_register(pb.CudaSharedMemoryRegisterRequest(), REMOTE),
+        rpcs.cuda_shared_memory_unregister(pb.CudaSharedMemoryUnregisterRequest(), REMOTE),
     ]
     for call in calls:
         with pytest.raises(ClientSharedMemoryDisabled):
@@ -82,8 +82,8 @@ def test_a_caller_from_elsewhere_may_not_change_regions(lab: FrontDoorLab, key: 
 
 
 def test_cuda_regions_are_refused_and_there_are_none(lab: FrontDoorLab) -> None:
-    rpcs = SharedMemoryRpcs(lab.kernel)
+    rpcs = KernelRpcs(lab.kernel)
     with pytest.raises(InvalidArgument, match="GPUs not supported"):
-        done(rpcs.cuda_register(pb.CudaSharedMemoryRegisterRequest(name="r", byte_size=8), LOCAL))
-    assert not done(rpcs.cuda_status(pb.CudaSharedMemoryStatusRequest(), LOCAL)).regions
-    done(rpcs.cuda_unregister(pb.CudaSharedMemoryUnregisterRequest(), LOCAL))
+        done(rpcs.cuda_shared_memory_register(pb.CudaSharedMemoryRegisterRequest(name="r", byte_size=8), LOCAL))
+    assert not done(rpcs.cuda_shared_memory_status(pb.CudaSharedMemoryStatusRequest(), LOCAL)).regions
+    done(rpcs.cuda_shared_memory_unregister(pb.CudaSharedMemoryUnregisterRequest(), LOCAL))

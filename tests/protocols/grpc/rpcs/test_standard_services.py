@@ -13,8 +13,8 @@ from kernel.config.pool import POOL
 from protocols.grpc.generated import reflection_v1_pb2 as v1
 from protocols.grpc.generated import reflection_v1alpha_pb2 as v1alpha
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from protocols.grpc.rpc import Caller
-from protocols.grpc.rpcs.standard_services import SERVICES, Health, WatchCall, response_to
+from protocols.grpc.rpc import Caller, OpenCalls
+from protocols.grpc.rpcs.standard_services import SERVICES, HealthService, WatchCall, response_to
 from protocols.grpc.server import GrpcServer
 from protocols.testing import FrontDoorLab, listening
 
@@ -82,7 +82,7 @@ def test_a_service_that_is_not_there_is_unknown_until_the_server_stops() -> None
 def test_check_speaks_for_the_whole_server_whatever_service_is_named(service: str) -> None:
     lab = FrontDoorLab()
     message = HealthCheckRequest(service=service)
-    assert asyncio.run(Health(lab.kernel).check(message, Caller(None))).status == SERVING
+    assert asyncio.run(HealthService(lab.kernel, OpenCalls()).check(message, Caller(None))).status == SERVING
 
 
 def test_a_watch_on_the_wire_sees_the_server_stop() -> None:

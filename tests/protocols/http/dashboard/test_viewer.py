@@ -73,7 +73,7 @@ def test_a_key_that_is_missing_is_named() -> None:
 def test_restricted_categories_are_refused_without_their_header() -> None:
     options = HttpOptions(restricted_api=("model-repository,shared-memory:X-Key=a", "inference:X-Other=b"))
     found = viewer(options)
-    assert allowed(found) == set(ACTIONS) - {"index", "load", "regions", "infer"}
+    assert allowed(found) == set(ACTIONS) - {"index", "traffic", "load", "regions", "infer"}
     assert found.headers == ("X-Other", "X-Key")
     assert "X-Key" in found.permissions["regions"].reason
     assert viewer(options, headers={"X-Key": "a"}).may("load")
@@ -85,7 +85,7 @@ def test_regions_that_have_owners_are_not_shown_to_others() -> None:
 
 def test_a_page_by_a_foreign_name_may_not_post() -> None:
     found = viewer(headers={"Host": "models.example.com:8000"})
-    assert allowed(found) == {"metadata", "regions"}
+    assert allowed(found) == {"metadata", "regions", "traffic"}
     assert "--http-allowed-hosts" in found.permissions["load"].reason
     listed = HttpOptions(allowed_hosts=("models.example.com",))
     assert viewer(listed, headers={"Host": "models.example.com:8000"}).may("load")

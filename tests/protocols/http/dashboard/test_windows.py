@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.http.dashboard.windows import WINDOW_NS, Reading, Window, quantile
+from protocols.http.dashboard.windows import WINDOW_NS, LanguageReading, LanguageWindow, Reading, Window, quantile
 
 S = 1_000_000_000
 
@@ -69,3 +69,24 @@ def test_stages_and_batches_are_differences() -> None:
     window.add(Reading(S, success=12, stages_ns=(S + 4_000_000, 2_000_000, 0, 0), batches={1: 10, 4: 3, 2: 7}))
     assert window.stages_ms() == [2.0, 1.0, 0.0, 0.0]
     assert window.batches() == [(2, 7), (4, 1)]
+
+
+def language(at_s: int, tokens: int, first: tuple[int, ...] = (0, 0, 0)) -> LanguageReading:
+    return LanguageReading(at_s * 1_000_000_000, tokens, 2 * tokens, first, (0, 0, 0))
+
+
+def test_tokens_are_counted_over_the_last_seconds() -> None:
+    window = LanguageWindow()
+    window.add(language(100, 50))
+    assert window.rate("generation_tokens") == 0
+    for second in range(101, 121):
+        window.add(language(second, 50 + 3 * (second - 100)))
+    assert (window.rate("generation_tokens"), window.rate("prompt_tokens")) == (3, 6)
+
+
+def test_first_tokens_of_the_window_have_quantiles_and_older_ones_have_not() -> None:
+    window = LanguageWindow()
+    window.add(language(100, 0, (8, 0, 0)))
+    assert window.quantile_ms("first_tokens", (0.01, 0.1), 0.5) is None
+    window.add(language(105, 0, (8, 2, 0)))
+    assert window.quantile_ms("first_tokens", (0.01, 0.1), 0.5) == 55

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.records.recording_format import SegmentReader
 from kernel.testing import FakeClock
 from kernel.traffic.control import Traffic
 
@@ -35,6 +36,55 @@ def test_a_rule_is_set_and_shown_and_reset(exchange: Exchange) -> None:
         async with session.post(f"{PATH}/reset") as response:
             assert (await response.json())["source"] == "none"
         async with session.get("/v2/models/echo/versions/stable/stats") as response:
+            assert response.status == 404
+
+    exchange(test)
+
+
+def test_rewards_are_counted_for_the_version_that_had_the_request(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        path = "/v2/models/echo/feedback"
+        async with session.post(path, json={"id": "a", "reward": 1}) as response:
+            assert response.status == 400
+            assert "has no 'feedback'" in (await response.json())["error"]
+        async with session.post(PATH, json={"weights": {"1": 1}, "feedback": {"ids": 10}}) as response:
+            assert response.status == 200
+        metadata = await (await session.get("/v2/models/echo")).json()
+        inputs = [
+            {
+                "name": each["name"],
+                "datatype": each["datatype"],
+                "shape": [abs(dim) for dim in each["shape"]],
+                "data": [1],
+            }
+            for each in metadata["inputs"]
+        ]
+        async with session.post("/v2/models/echo/infer", json={"id": "a", "inputs": inputs}) as response:
+            assert response.status == 200, await response.text()
+        for body, found in (
+            ([{"id": "a", "reward": 0.5}, {"id": "b", "reward": 1}], {"counted": 1, "unknown": 1}),
+            ({"id": "a", "reward": 0.5}, {"counted": 0, "unknown": 1}),
+        ):
+            async with session.post(path, json=body) as response:
+                assert await response.json() == found
+        async with session.post(path, data="[") as response:
+            assert response.status == 400
+        async with session.get(PATH) as response:
+            [row] = (await response.json())["feedback"]["versions"]
+        assert (row["model"], row["version"], row["rewards"], row["mean"]) == ("echo", 1, 1, 0.5)
+
+    exchange(test)
+
+
+def test_the_worst_pairs_of_a_model_without_a_shadow_are_an_empty_recording(exchange: Exchange) -> None:
+    async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
+        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        async with session.get(f"{PATH}/shadow/worst") as response:
+            content = await response.read()
+        assert (response.status, response.content_type) == (200, "application/octet-stream")
+        assert list(SegmentReader(memoryview(content), "it").contents()) == []
+        async with session.get("/v2/models/nothing/traffic/shadow/worst") as response:
             assert response.status == 404
 
     exchange(test)

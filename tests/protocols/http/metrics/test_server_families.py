@@ -10,7 +10,7 @@ from kernel.observe.execution_reports import MemoryUsage
 from kernel.serving.model import Model
 from kernel.serving.model_figures import figures_of
 from kernel.testing import FakeClock, model_spec
-from protocols.http.metrics.proc import WorkerMemoryReader, private_byte_size
+from protocols.http.metrics.proc import WorkerMemoryReader
 from protocols.http.metrics.server_families import render_memory
 from schedulers.direct import direct
 
@@ -33,12 +33,6 @@ def test_each_instance_has_what_its_backend_reports_and_what_its_process_uses() 
         'naiad_model_instance_memory_bytes{device="0",instance="m_0_0",kind="CPU",model="m",version="1"} 7',
         'naiad_worker_memory_bytes{instance="m_0_0",model="m",version="1"} 100',
     ]
-
-
-def test_memory_of_files_and_shared_memory_does_not_count() -> None:
-    page = os.sysconf("SC_PAGE_SIZE")
-    assert private_byte_size("900 300 100 1 0 200 0") == 200 * page
-    assert private_byte_size("900 100 300 1 0 200 0") == 0
 
 
 def test_the_system_is_asked_once_per_interval_and_for_new_workers() -> None:

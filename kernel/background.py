@@ -1,4 +1,4 @@
-"""Work in the background, such as polls of the repositories, or the end of a version that was replaced."""
+"""Work in the background, such as polls of the repositories, lookups in a cache, or the end of a replaced version."""
 
 from __future__ import annotations
 

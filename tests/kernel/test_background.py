@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel.background import BackgroundTasks, FailureCount
 from kernel.errors import InternalError
-from kernel.repository.background import BackgroundTasks, FailureCount
-from kernel.repository.testing import settled
+from tests.kernel.repository_lab import settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

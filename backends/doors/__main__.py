@@ -1,0 +1,222 @@
+"""A front door's process: `python -m backends.doors --model TITLE ...`, started by the kernel and ended with it.
+
+It has one event loop, the kernel's code of one protocol, and no model. It reads and writes only the connections that
+the kernel gives it, its own arenas, and memory of workers that it has got read-only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import anyio
+
+from backends.doors.door_end import DoorKernel
+from backends.doors.messages import DoorLogged, DoorReady, DoorState
+from backends.process_control import (
+    die_with_parent,
+    end_sooner_without_memory,
+    set_process_name,
+    write_stacks_when_asked,
+)
+from backends.transport.wire import PROTOCOL
+from kernel.errors import InternalError, NoMemory, RequestCancelled, ServingError
+from kernel.machine import share_malloc_arena
+from shm.tensor import Tensor
+
+if TYPE_CHECKING:
+    from backends.doors.messages import Configure
+    from kernel.serving.helper_tasks import HelperTask, TaskResult, TaskSteps
+
+#: The fields of a line of the access log.
+_ACCESS_FIELDS = (
+    "peer", "method", "path", "status", "bytes_in", "bytes_out", "duration_ms", "model", "version", "request_id",
+)  # fmt: skip
+
+_TICK_S = 1.0
+
+
+class _LogSender(logging.Handler):
+    """Sends the lines of this process to the kernel, which writes them as its own."""
+
+    def __init__(self, kernel: DoorKernel, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._kernel = kernel
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + (logging.Formatter().formatException(record.exc_info))
+        fields = {}
+        if record.name == "access":
+            fields = {name: getattr(record, name, None) for name in _ACCESS_FIELDS}
+        message = DoorLogged(record.name, record.levelno, text, fields)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._kernel.send, message)
+
+
+class OwnHelpers:
+    """Does the work of helpers in a thread of the door. A `kernel.serving.helper_tasks.FrontDoorHelpers`.
+
+    The loop goes on meanwhile, as far as the interpreter's lock lets it: only connections of this door can be delayed.
+    """
+
+    idle = ready = False
+
+    def __init__(self, module: str) -> None:
+        """`module` has the functions by name, as `TASKS`."""
+        self._module = module
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "tasks")
+        self._runs: set[asyncio.Task[None]] = set()
+        #: Tasks that wait for the thread.
+        self._waiting: dict[HelperTask, asyncio.Task[None]] = {}
+
+    def start_ahead(self) -> None:
+        """Do nothing: the thread starts in no time."""
+
+    def add(self, task: HelperTask) -> None:
+        run = asyncio.get_running_loop().create_task(self._run(task))
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)
+
+    def cancel(self, task: HelperTask) -> None:
+        """Let it end: it takes milliseconds."""
+
+    async def _run(self, task: HelperTask) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            sources = [memoryview(source.raw()) for source in task.sources]
+            steps = importlib.import_module(self._module).TASKS[task.name](task.arguments, sources)
+            wanted, result = await loop.run_in_executor(self._thread, _step, steps, None)
+            if result is None:
+                span = task.needs_memory(wanted)
+                memory = span.lease.region.view(span.offset, span.byte_size)
+                wanted, result = await loop.run_in_executor(self._thread, _step, steps, memory)
+            if result is None:
+                raise InternalError(f"task {task.name} asks twice for memory")
+        except ServingError as error:
+            task.failed(error)
+        except MemoryError:
+            task.failed(NoMemory("the message needs too much memory to be decoded or encoded"))
+        except asyncio.CancelledError:
+            task.failed(RequestCancelled())
+            raise
+        except Exception as error:
+            logging.getLogger(__name__).exception("a task of a front door failed")
+            task.failed(InternalError(f"{type(error).__name__}: {error}"))
+        else:
+            output = b"".join(result.output)
+            task.done(result.message, Tensor("", "UINT8", [len(output)], output) if result.output else None)
+
+
+def _step(steps: TaskSteps, memory: memoryview | None) -> tuple[bytes, TaskResult | None]:
+    """Go on with a task: return what it says when it needs memory, or its result."""
+    try:
+        return (next(steps) if memory is None else steps.send(memory)), None
+    except StopIteration as stop:
+        return b"", stop.value
+
+
+class _Process:
+    """The parts of the process, on its loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.kernel = DoorKernel(sock, OwnHelpers("protocols.helper_tasks"), _end)
+        self.kernel.on_configured = self._configured
+        self.kernel.on_drain = self._drain
+        self._connections: Any = None
+        self._tasks: asyncio.TaskGroup
+        self._state = DoorState(0, 0, 0)
+        self._taken = 0
+        self._ended = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> None:
+        """Wait until the door has drained."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._ended
+
+    def _configured(self, message: Configure) -> None:
+        logging.getLogger().setLevel(logging.DEBUG if message.log_verbose_level else logging.INFO)
+        module = importlib.import_module(message.module)
+        self._connections = module.open_connections(self.kernel, message.settings)
+        self.kernel.on_connection = self._adopt
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        self.kernel.send(DoorReady(PROTOCOL))
+        asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _adopt(self, sock: socket.socket, received: bytes, passes: int) -> None:
+        self._taken += 1
+        self._tasks.create_task(self._connections.adopt(sock, received, passes))
+
+    def _drain(self, grace_s: float) -> None:
+        self._tasks.create_task(self._drained(grace_s))
+
+    async def _drained(self, grace_s: float) -> None:
+        if self._connections is not None:
+            await self._connections.close(grace_s)
+        self._send_state()
+        await self.kernel.written()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _tick(self) -> None:
+        asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        level = logging.DEBUG if self.kernel.log.values.log_verbose_level else logging.INFO
+        logging.getLogger().setLevel(level)
+        self.kernel.return_memory()
+        self.kernel.close_unused_arenas()
+        self._send_state()
+
+    def _send_state(self) -> None:
+        state = DoorState(self._connections.connection_count, self._taken, self.kernel.memory_refusals.count)
+        if state != self._state:
+            self._state = state
+            self.kernel.send(state)
+
+
+def _end() -> NoReturn:
+    """The kernel is gone: end at once, with all connections."""
+    os._exit(0)
+
+
+async def _serve(sock: socket.socket) -> None:
+    process = _Process(sock)
+    root = logging.getLogger()
+    root.handlers[:] = [_LogSender(process.kernel, asyncio.get_running_loop())]
+    root.setLevel(logging.INFO)
+    await process.wait()
+
+
+def main() -> None:
+    """Be a front door until the kernel ends it."""
+    parser = argparse.ArgumentParser(description="A front door's process; started by the server, not by hand.")
+    parser.add_argument("--model", required=True, help="name of the door, shown in process lists")
+    parser.add_argument("--fd", type=int, required=True, help="the door's end of the Unix socket to the kernel")
+    parser.add_argument("--kernel", type=int, required=True, help="process id of the kernel")
+    parser.add_argument("--event-loop", choices=("uvloop", "asyncio"), default="uvloop", help="the event loop")
+    arguments = parser.parse_args()
+    gc.disable()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the kernel drains, and ends its doors
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(arguments.kernel)
+    end_sooner_without_memory()
+    write_stacks_when_asked()
+    set_process_name(arguments.model)
+    share_malloc_arena()
+    sock = socket.socket(fileno=arguments.fd)
+    anyio.run(_serve, sock, backend="asyncio", backend_options={"use_uvloop": arguments.event_loop == "uvloop"})
+
+
+main()

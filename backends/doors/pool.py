@@ -1,0 +1,438 @@
+"""The front doors of a server that are in processes of their own: started, watched, restarted, and given connections.
+
+The kernel accepts connections itself and gives each to the door with the fewest. So its port listens whatever becomes
+of the doors, few connections with much load are spread evenly, and without a door the kernel serves them itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import resource
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from backends.doors import messages
+from backends.doors.kernel_end import DoorRequests
+from backends.launch.launcher import Backoff
+from backends.transport.channel import LoopChannel
+from backends.transport.wire import PROTOCOL
+from kernel.errors import ServingError
+from kernel.loop.iteration_end import IterationEnd
+from kernel.machine import own_command
+from kernel.server_parts import DoorProcessFigures, DoorProcessList, ServerPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from backends.launch.local_process import LocalProcess
+    from backends.launch.spawning import SpawningLauncher
+    from kernel.config.spec import ModelSpec
+    from kernel.serving.catalog import Catalog
+    from kernel.serving.interface import KernelInterface
+
+logger = logging.getLogger(__name__)
+
+#: What a door may have of the server's memory at first.
+FIRST_BYTE_SIZE = 16 << 20
+
+#: How often doors are asked whether they live, and after how many questions without a response they are killed.
+_PING_S = 1.0
+_MOST_PINGS = 10
+
+#: After as many questions a door that ends is started again without delay.
+_OLD = 10
+
+#: How many models doors know before the first request for them.
+_KNOWN_AHEAD = 64
+
+#: How many descriptors of a door are for other things than connections: arenas and memory of workers.
+_RESERVED_DESCRIPTORS = 1024
+
+#: How long a door may take to end after its connections have.
+_END_S = 5.0
+
+#: The name of a call with one response, for routes: an error with it is never sent.
+_ENTRY_POINT = "inference"
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class DoorSettings(msgspec.Struct, frozen=True):
+    """What all doors of a server get."""
+
+    arena_byte_size: int
+    owned_regions: bool
+    max_decompression_ratio: int
+    #: `uvloop` or `asyncio`.
+    event_loop: str
+
+
+class _Door:
+    """One door, from its start on. The next process with the same number is another object."""
+
+    def __init__(self, pool: DoorPool, number: int, process: LocalProcess) -> None:
+        self.pool = pool
+        self.number = number
+        self.process = process
+        self.title = f"front door {number}"
+        self.channel = LoopChannel(process.socket, self._received, self._disconnected)
+        self.requests = DoorRequests(pool.kernel, self.channel, self.title)
+        #: Whether it takes connections.
+        self.ready = False
+        self.state = messages.DoorState(0, 0, 0)
+        #: How many connections it has got.
+        self.given = 0
+        self.granted_byte_size = 0
+        self.pings = 0
+        #: How often it was asked whether it lives.
+        self.age = 0
+        self._handlers: dict[type, Callable[..., None]] = {
+            messages.Infer: self.requests.infer,
+            messages.ResponsesSent: self.requests.responses_sent,
+            messages.InferOnce: self.requests.infer_once,
+            messages.FormAdded: self.requests.add_form,
+            messages.FormsForgotten: self.requests.forget_forms,
+            messages.CancelInfer: self.requests.cancel,
+            messages.ArenaAdded: self.requests.add_arena,
+            messages.ArenaRemoved: self.requests.remove_arena,
+            messages.DoorReady: self._begin,
+            messages.WantRoute: lambda message: pool.want_route(message.name, message.version),
+            messages.WantMemory: self._want_memory,
+            messages.MemoryReturned: self._take_memory_back,
+            messages.Moved: self._take_connection_back,
+            messages.DoorState: self._note_state,
+            messages.DoorLogged: self._log,
+            messages.Pong: self._pong,
+        }
+        process.on_lost(lambda cause: pool.lost(self, cause))
+
+    @property
+    def connection_count(self) -> int:
+        return self.state.connections + self.given - self.state.taken
+
+    def grant(self, byte_size: int) -> int:
+        """Give the door `byte_size` more bytes of the server's memory if there are as many. Returns how many it got."""
+        budget = self.pool.kernel.budget
+        # A quarter stays for what the kernel receives itself.
+        if budget.used_byte_size + byte_size > budget.limit_byte_size // 4 * 3:
+            return 0
+        budget.add(byte_size)
+        self.granted_byte_size += byte_size
+        return byte_size
+
+    def _received(self, received: list[bytes]) -> None:
+        handlers, decode = self._handlers, messages.from_door_decoder.decode
+        for octets in received:
+            message = decode(octets)
+            handlers[type(message)](message)
+
+    def _disconnected(self, problem: str | None) -> None:
+        if problem is not None:
+            logger.error("%s is ended: %s", self.title, problem)
+        self.process.kill()  # `lost` follows
+
+    def _begin(self, message: messages.DoorReady) -> None:
+        if message.protocol != PROTOCOL:
+            raise ValueError(f"its code is {message.protocol}, and that of the server {PROTOCOL}")
+        self.ready = True
+        self.pool.door_ready(self)
+
+    def _want_memory(self, message: messages.WantMemory) -> None:
+        if message.byte_size < 1:
+            raise ValueError(f"a request for {message.byte_size} bytes of memory")
+        self.channel.send(messages.Granted(self.grant(message.byte_size)))
+
+    def _take_memory_back(self, message: messages.MemoryReturned) -> None:
+        if not 0 < message.byte_size <= self.granted_byte_size:
+            raise ValueError(f"{message.byte_size} bytes of memory come back, of {self.granted_byte_size}")
+        self.granted_byte_size -= message.byte_size
+        self.pool.kernel.budget.remove(message.byte_size)
+
+    def _take_connection_back(self, message: messages.Moved) -> None:
+        self.pool.take_back(self.channel.take_fd(), message.received, message.passes)
+
+    def _note_state(self, message: messages.DoorState) -> None:
+        self.state = message
+
+    def _log(self, message: messages.DoorLogged) -> None:
+        logging.getLogger(message.name).log(message.level, "%s", message.text, extra=dict(message.fields))
+
+    def _pong(self, message: messages.Pong) -> None:
+        self.pings = 0
+
+    def close(self) -> None:
+        """The process has ended: nothing of it is used any more."""
+        self.ready = False
+        self.channel.close()
+        self.requests.close()
+        self.pool.kernel.budget.remove(self.granted_byte_size)
+        self.granted_byte_size = 0
+
+
+class DoorPool(ServerPart):
+    """All doors of a server. Implements `protocols.frontend.DoorProcesses`."""
+
+    def __init__(
+        self, kernel: KernelInterface, catalog: Catalog, launcher: SpawningLauncher, count: int, settings: DoorSettings
+    ) -> None:
+        self.kernel = kernel
+        self._catalog = catalog
+        self._launcher = launcher
+        self._count = count
+        self._settings = settings
+        self._module, self._protocol_settings = "", b""
+        self._take_back: Callable[[socket.socket, bytes, int], None] | None = None
+        #: By their numbers, from 1 on; those that do not live are missing.
+        self._doors: dict[int, _Door] = {}
+        self._starts: dict[int, Backoff] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: What doors know: name and version as clients give them → the specification.
+        self._routes: dict[tuple[str, str], ModelSpec] = {}
+        self._updates = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._verbose = 0
+        self._draining = self._closed = False
+        self._all_ended = asyncio.Event()
+        self._restarts = 0
+        #: Of each door, which has as many descriptors as this process.
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_connections = max(descriptors // 2, descriptors - _RESERVED_DESCRIPTORS)
+        #: Counts of doors that have ended.
+        self._earlier_requests: dict[int, int] = {}
+        self._earlier_refusals = 0
+
+    # ---- for the front door in the kernel's process ----------------------------------------------
+
+    def open(self, module: str, settings: bytes, take_back: Callable[[socket.socket, bytes, int], None]) -> None:
+        """Start the doors, which run `module` with `settings`. `take_back` gets connections that come back."""
+        self._module, self._protocol_settings, self._take_back = module, settings, take_back
+        self._verbose = self.kernel.log.values.log_verbose_level
+        self._catalog.on_change.append(self._catalog_changed)
+        self._update_routes()
+        for number in range(1, self._count + 1):
+            self._starts[number] = Backoff()
+            self._start_soon(number, self._starts[number].next_delay_s())
+        self._timer = asyncio.get_running_loop().call_later(_PING_S, self._tick)
+
+    @property
+    def available(self) -> bool:
+        """Whether a door takes connections."""
+        return not self._draining and any(door.ready for door in self._doors.values())
+
+    def serves(self, name: str, version: str) -> bool:
+        """Whether doors serve requests for this model."""
+        return (name, version) in self._routes
+
+    def give(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
+        """Give the connection of `transport` to a door; then the transport is aborted, and the connection lives on.
+
+        `received` has come and belongs to no message that was begun. `passes` is how often a door has got it, this time
+        included. Returns False if there is no door, or no descriptor: then nothing has changed.
+        """
+        ready = [door for door in self._doors.values() if door.ready and door.connection_count < self._most_connections]
+        sock = transport.get_extra_info("socket")
+        if self._draining or not ready or sock is None:
+            return False
+        door = min(ready, key=lambda each: each.connection_count)
+        try:
+            door.channel.send_with_fd(messages.Connection(received, passes), sock.fileno())
+        except OSError as error:
+            logger.warning("a connection stays in the kernel's process: %s", error.strerror)
+            return False
+        door.given += 1
+        transport.abort()
+        return True
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections doors have."""
+        return sum(door.connection_count for door in self._doors.values())
+
+    async def drain(self, grace_s: float) -> None:
+        """Give doors no more connections, and end each when its requests have responses, or after `grace_s` seconds."""
+        self._draining = True
+        for door in self._doors.values():
+            door.channel.send(messages.Drain(grace_s))
+        try:
+            async with asyncio.timeout(grace_s + _END_S):
+                while self._doors:
+                    self._all_ended.clear()
+                    await self._all_ended.wait()
+        except TimeoutError:
+            logger.error("%d front doors did not end in time, and are killed", len(self._doors))
+
+    # ---- the doors -------------------------------------------------------------------------------
+
+    def _start_soon(self, number: int, delay_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._start(number, delay_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, number: int, delay_s: float) -> None:
+        """Start the door with this number; again if that fails."""
+        while True:
+            await asyncio.sleep(delay_s)
+            if self._draining or self._closed:
+                return
+            try:
+                # It blocks for a millisecond, as the start of each process.
+                process = self._launcher.start(
+                    f"front door {number}", own_command("backends.doors"), [f"--event-loop={self._settings.event_loop}"]
+                )
+            except OSError as error:
+                delay_s = self._starts[number].next_delay_s()
+                logger.error("front door %d could not be started: %s", number, error.strerror)
+                continue
+            self._configure(_Door(self, number, process))
+            return
+
+    def _configure(self, door: _Door) -> None:
+        self._doors[door.number] = door
+        settings = self._settings
+        door.channel.send(
+            messages.Configure(
+                self._module, self._protocol_settings, settings.arena_byte_size, settings.owned_regions,
+                settings.max_decompression_ratio, self._verbose, door.grant(FIRST_BYTE_SIZE),
+            )
+        )  # fmt: skip
+        door.channel.send(messages.RoutesChanged(self._route_texts()))
+
+    def door_ready(self, door: _Door) -> None:
+        """A door takes connections from now on."""
+        logger.log(logging.INFO, "%s takes connections", door.title)
+
+    def lost(self, door: _Door, cause: str) -> None:
+        """The process of a door has ended."""
+        door.channel.read_rest()  # it may have given connections back
+        self._doors.pop(door.number, None)
+        open_count = door.requests.open_count
+        self._earlier_requests[door.number] = self._earlier_requests.get(door.number, 0) + door.requests.count
+        self._earlier_refusals += door.state.memory_refusals
+        door.close()
+        if not self._doors:
+            self._all_ended.set()
+        if self._draining or self._closed:
+            return
+        self._restarts += 1
+        logger.error(
+            "%s was lost (%s), and with it its connections: %d requests are cancelled; it is started again",
+            door.title, cause, open_count,
+        )  # fmt: skip
+        self._start_soon(door.number, self._starts[door.number].next_delay_s())
+
+    def take_back(self, fd: int, received: bytes, passes: int) -> None:
+        """Serve a connection in the kernel's process that a door gives back."""
+        sock = socket.socket(fileno=fd)
+        if self._take_back is None:
+            sock.close()
+        else:
+            self._take_back(sock, received, passes)
+
+    def _tick(self) -> None:
+        """Ask the doors whether they live, and tell them about the log."""
+        self._timer = asyncio.get_running_loop().call_later(_PING_S, self._tick)
+        verbose = self.kernel.log.values.log_verbose_level
+        for door in list(self._doors.values()):
+            if verbose != self._verbose:
+                door.channel.send(messages.LogVerbose(verbose))
+            door.pings += 1
+            if door.pings > _MOST_PINGS and door.ready:
+                logger.error("%s has not responded for %.0f s, and is killed", door.title, _MOST_PINGS * _PING_S)
+                door.process.kill()
+            elif door.ready:
+                door.channel.send(messages.Ping())
+                door.age += 1
+                if door.age == _OLD:
+                    self._starts[door.number].reset()
+        self._verbose = verbose
+
+    # ---- routes ----------------------------------------------------------------------------------
+
+    def want_route(self, name: str, version: str) -> None:
+        """A door has got a request for this model: tell all doors what it is, now and after each change."""
+        spec = self._spec_of(name, version)
+        if spec is None or (name, version) in self._routes:
+            return  # the kernel serves it, or a message is on its way
+        if len(self._routes) >= messages.MOST_ROUTES:  # doors ask again for those that they need
+            self._send_routes([messages.RouteText(*route, b"") for route in self._routes])
+            self._routes.clear()
+        self._routes[name, version] = spec
+        self._send_routes([messages.RouteText(name, version, _encode(spec))])
+
+    def _spec_of(self, name: str, version: str) -> ModelSpec | None:
+        """Return what doors need to know of a model; None if the kernel serves its requests, or refuses them."""
+        try:
+            return self.kernel.unary_route(name, version, _ENTRY_POINT).spec
+        except ServingError:
+            return None
+
+    def _route_texts(self) -> list[messages.RouteText]:
+        return [messages.RouteText(*route, _encode(spec)) for route, spec in self._routes.items()]
+
+    def _catalog_changed(self) -> None:
+        if not self._updates and not self._closed:
+            self._updates = True
+            IterationEnd.current().add_decision(self._update_routes)
+
+    def _update_routes(self) -> None:
+        """Send what has changed of the routes that doors know."""
+        self._updates = False
+        changed: list[messages.RouteText] = []
+        looked_at = [*self._routes, *(route for route in self._ahead() if route not in self._routes)]
+        for route in looked_at:
+            spec = self._spec_of(*route)
+            if spec is self._routes.get(route):
+                continue
+            if spec is not None:
+                self._routes[route] = spec
+                changed.append(messages.RouteText(*route, _encode(spec)))
+            else:
+                del self._routes[route]
+                changed.append(messages.RouteText(*route, b""))
+        if changed:
+            self._send_routes(changed)
+
+    def _ahead(self) -> list[tuple[str, str]]:
+        """Return routes that doors know before the first request."""
+        if len(self._routes) >= _KNOWN_AHEAD:
+            return []
+        return [(name, "") for name in itertools.islice(self.kernel.catalog.ready_names(), _KNOWN_AHEAD)]
+
+    def _send_routes(self, routes: list[messages.RouteText]) -> None:
+        for door in self._doors.values():
+            door.channel.send(messages.RoutesChanged(routes))
+
+    # ---- kernel.server_parts.ServerPart ----------------------------------------------------------
+
+    def figures(self) -> DoorProcessList:
+        return DoorProcessList(
+            self._restarts,
+            self._earlier_refusals + sum(door.state.memory_refusals for door in self._doors.values()),
+            [
+                DoorProcessFigures(
+                    number,
+                    door.connection_count if door is not None else 0,
+                    self._earlier_requests.get(number, 0) + (door.requests.count if door is not None else 0),
+                    door.granted_byte_size if door is not None else 0,
+                    door is not None and door.ready,
+                )
+                for number in range(1, self._count + 1)
+                for door in [self._doors.get(number)]
+            ],
+        )
+
+    async def close(self) -> None:
+        """Kill what runs of the doors."""
+        self._closed = self._draining = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._catalog_changed in self._catalog.on_change:
+            self._catalog.on_change.remove(self._catalog_changed)
+        for task in self._tasks:
+            task.cancel()
+        for door in list(self._doors.values()):
+            await door.process.stop(0)

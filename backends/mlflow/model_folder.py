@@ -1,0 +1,121 @@
+"""Reads the file `MLmodel` of a folder that MLflow has written: flavour, model file, signature. MLflow is not needed.
+
+What the file says is a proposal of whoever wrote it: a model file must be in the folder, and no class or function is
+imported by a name in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backends.mlflow.library import yaml_library
+from backends.mlflow.signature import ModelSignature, read_signature
+from kernel.errors import InvalidArgument, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from backends.base import ModelArguments
+
+MLMODEL = "MLmodel"
+
+#: Flavour → the fields that may have the name of its model file, and the name where none has.
+_FILE_FIELDS = {
+    "lightgbm": (("data",), "model.lgb"),
+    "onnx": (("data",), "model.onnx"),
+    "sklearn": (("pickled_model",), "model.pkl"),
+    "xgboost": (("data",), "model.xgb"),
+}
+
+#: The flavours that are supported.
+FLAVOURS = tuple(sorted(_FILE_FIELDS))
+
+#: The most bytes of an `MLmodel` file: a signature of some ten thousand columns.
+_MAX_BYTE_SIZE = 4 << 20
+
+
+class MlflowModel(msgspec.Struct, frozen=True):
+    """What an `MLmodel` file says."""
+
+    #: One of `FLAVOURS`.
+    flavour: str
+    #: The path of the model file or folder, in the version's folder.
+    filename: str
+    #: The fields of the flavour.
+    fields: dict[str, Any]
+    #: The method that `mlflow.pyfunc` calls for `predict`.
+    method: str
+    signature: ModelSignature
+
+
+def read_model_folder(arguments: ModelArguments) -> MlflowModel:
+    """Read the `MLmodel` file of a version. Raises `ServingError`."""
+    path = arguments.version_dir / MLMODEL
+    return parse_mlmodel(_text(path, arguments.model_name), arguments.model_name)
+
+
+def _text(path: Path, model: str) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTE_SIZE + 1)
+    except OSError as error:
+        raise Unavailable(
+            f"unable to find '{path}' for model '{model}': {error.strerror}. The version's folder is expected to be "
+            f"what mlflow's save_model has written, with the file {MLMODEL}"
+        ) from error
+    if len(data) > _MAX_BYTE_SIZE:
+        raise InvalidArgument(f"'{path}' of model '{model}' has more than {_MAX_BYTE_SIZE} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"'{path}' of model '{model}' is not UTF-8: {error}") from None
+
+
+def parse_mlmodel(text: str, model: str) -> MlflowModel:
+    """Return what the text of an `MLmodel` file says. Raises `ServingError`."""
+    yaml = yaml_library()
+    try:
+        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidArgument(f"the file {MLMODEL} of model '{model}' cannot be read as YAML: {reason}") from None
+    flavours = found.get("flavors") if isinstance(found, dict) else None
+    if not isinstance(flavours, dict) or not all(isinstance(each, dict) for each in flavours.values()):
+        raise InvalidArgument(
+            f"the file {MLMODEL} of model '{model}' has no mapping 'flavors', which every file of MLflow has"
+        )
+    general = flavours.get("python_function", {})
+    flavour = _flavour(flavours, general, model)
+    fields = flavours[flavour]
+    names, default = _FILE_FIELDS[flavour]
+    filename = next((str(fields[name]) for name in names if fields.get(name)), default)
+    where = PurePosixPath(filename)
+    if where.is_absolute() or ".." in where.parts:
+        raise InvalidArgument(
+            f"the file {MLMODEL} of model '{model}' names the model file '{filename}'; expected a path in the folder"
+        )
+    method = str(general.get("predict_fn") or "predict")
+    signature = read_signature(found.get("signature"), model)
+    if signature.has_params and flavour == "xgboost":  # the other flavours ignore them, in MLflow, too
+        raise Unsupported(
+            f"the signature of model '{model}' has params, which requests cannot give here. Save the model without "
+            "them, or call it in a Python model"
+        )
+    return MlflowModel(flavour, filename, fields, method, signature)
+
+
+def _flavour(flavours: dict[str, Any], general: dict[str, Any], model: str) -> str:
+    """Return the flavour that `mlflow.pyfunc` would load, one of `FLAVOURS`. Raises `Unsupported`."""
+    loader = str(general.get("loader_module", ""))
+    chosen = loader.removeprefix("mlflow.") if loader else next((each for each in FLAVOURS if each in flavours), "")
+    if chosen in FLAVOURS and chosen in flavours:
+        return chosen
+    shown = ", ".join(str(each) for each in flavours) or "none"
+    by = f", which is loaded by '{loader}'," if loader else ""
+    raise Unsupported(
+        f"model '{model}' has the MLflow flavours {shown}{by} and is not supported: supported are the flavours "
+        f"{', '.join(FLAVOURS)}. A Python model can call mlflow.pyfunc.load_model in an environment of its own"
+    )

@@ -1,0 +1,31 @@
+"""`python -m bench scale`: its requests are what a server takes, and its figures are of the processes that it names."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from bench.scale import Cost, measure, median, request_of
+
+
+def test_a_request_says_where_its_json_ends() -> None:
+    request = request_of(4, binary=True)
+    length = int(request.headers["Inference-Header-Content-Length"])
+    assert request.body[length - 1 :][:1] == b"}"
+    assert len(request.body) == length + 16
+    assert request_of(4, binary=False).headers == {}
+
+
+def test_the_median_is_of_each_figure() -> None:
+    costs = [Cost(1, 20, 5, 7), Cost(2, 10, 5, 9), Cost(3, 30, 6, 8)]
+    assert median(costs) == Cost(2, 20, 5, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_a_round_measures_each_number_of_front_doors() -> None:
+    (by_doors,) = measure([0, 1], rounds=1, seconds=1, only="16 floats, JSON").values()
+    assert by_doors[0].doors_us == 0
+    assert by_doors[1].doors_us > 0
+    assert min(each.kernel_us for each in by_doors.values()) > 0

@@ -1,0 +1,155 @@
+"""Shadows of a real server under load: clients never notice them, and the report says which outputs differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+
+from bench.server import ServerProcess, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = """
+backend: "python"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+instance_group [{ kind: KIND_CPU }]
+version_policy { all { } }
+"""
+
+#: Both versions write into their inputs. Version 4 has other numbers for inputs that begin with a multiple of 10.
+CODE = """
+import os
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        self.version = args["model_version"]
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().copy()
+            first = value[0]
+            if self.version == "4" and first == 12345:
+                os._exit(3)
+            value *= 2
+            if self.version == "4" and first % 10 == 0:
+                value += first + 1
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
+        return responses
+"""
+
+RULE = """
+labels = { stable = 3, next = 4 }
+weights = { stable = 1 }
+shadow = { to = "next", waiting = 256 }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    made = tmp_path / "models"
+    for version in (3, 4):
+        folder = made / "m" / str(version)
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(CODE)
+    (made / "m" / "config.pbtxt").write_text(CONFIG)
+    (made / "m" / "traffic.toml").write_text(RULE)
+    return made
+
+
+def shadow(server: ServerProcess) -> Any:
+    with urllib.request.urlopen(f"http://{server.url}/v2/models/m/traffic") as response:
+        return json.load(response)["shadow"]
+
+
+async def load(server: ServerProcess, clients: int, each: int) -> None:
+    """Send requests of many clients over both protocols, small and large; each response is that of version 3."""
+
+    async def one(number: int) -> None:
+        kind: Any = tritonclient.http.aio if number % 2 else tritonclient.grpc.aio
+        client = kind.InferenceServerClient(server.url if number % 2 else server.grpc_url)
+        for turn in range(each):
+            value = number * 1000 + turn + 1
+            tensor = kind.InferInput("IN", [2 if turn % 3 else 5000], "FP32")
+            tensor.set_data_from_numpy(np.full(tensor.shape(), value, np.float32))
+            found = await client.infer("m", [tensor], request_id=str(value))
+            response = found.get_response()
+            version = response["model_version"] if isinstance(response, dict) else response.model_version
+            output = found.as_numpy("OUT")
+            assert (version, set(output.tolist())) == ("3", {2.0 * value})
+        await client.close()
+
+    await asyncio.gather(*(one(number) for number in range(clients)))
+
+
+def settled(server: ServerProcess) -> Any:
+    """Wait until each request that was chosen is compared or dropped; returns the report."""
+
+    def is_settled() -> bool:
+        found = shadow(server)
+        return bool(found["sampled"] == found["pairs"] + sum(found["dropped"].values()))
+
+    wait_for(is_settled)
+    return shadow(server)
+
+
+def test_outputs_are_compared_under_load_and_the_worst_requests_are_replayed(repository: Path, tmp_path: Path) -> None:
+    with ServerProcess(repository) as server:
+        asyncio.run(load(server, 16, 60))
+        found = settled(server)
+        assert found["sampled"] == 16 * 60, "every request was chosen"
+        assert found["pairs"] >= 100, found
+        assert 0 < found["different"] < found["pairs"]
+        assert found["outputs"]["OUT"]["different"] == {"values": found["different"]}
+        assert all(int(each["id"]) % 10 == 0 for each in found["worst"]), "others are equal"
+        page = server.get("/metrics", server.metrics_port)[1]
+        different = 'naiad_traffic_shadow_pairs_total{model="m",result="different",target="next"} '
+        assert f"{different}{found['different']}" in page
+        command = [sys.executable, "-m", "kernel"]
+        folder = tmp_path / "worst"
+        shown = subprocess.run(
+            [*command, "traffic", "m", "--url", server.url, "--worst", str(folder)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert f"different {found['different']}" in shown.stdout
+        assert re.search(r"shadow: next, 100 % of the requests", shown.stdout)
+        replayed = subprocess.run(
+            [*command, "replay", str(folder), "--to", server.url, "--speed", "0"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert replayed.returncode == 1, replayed.stdout + replayed.stderr
+        assert "output 'OUT' differs" in replayed.stdout
+
+
+def test_a_shadow_that_dies_costs_no_client_a_response(repository: Path) -> None:
+    with ServerProcess(repository) as server:
+        body = {"id": "fatal", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [12345]}]}
+        request = urllib.request.Request(f"http://{server.url}/v2/models/m/infer", json.dumps(body).encode())
+        with urllib.request.urlopen(request) as response:
+            assert json.load(response)["outputs"][0]["data"] == [24690]
+        wait_for(lambda: shadow(server)["pairs"] == 1)
+        assert shadow(server)["outputs"][""]["different"] == {"error": 1}
+        asyncio.run(load(server, 8, 20))
+        assert settled(server)["sampled"] == 161
+
+
+def test_the_worst_requests_are_only_for_those_who_administer_the_server(repository: Path) -> None:
+    with ServerProcess(repository, "--admin-access=key", "--admin-key=secret") as server:
+        path = f"http://{server.url}/v2/models/m/traffic/shadow/worst"
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(path)
+        assert raised.value.code == 403
+        with urllib.request.urlopen(urllib.request.Request(path, headers={"admin-key": "secret"})) as response:
+            assert response.read().startswith(b"NAIADREC")

@@ -1,0 +1,150 @@
+"""Tokens of requests over OpenAI's API, and how long they took: in a clock that the test sets, and of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kernel.observe.generation_statistics import GenerationStatistics
+from protocols.openai.dialects import Piece
+from protocols.openai.meter import GenerationCounts, GenerationMeter
+from tests.protocols.openai.door import ASKED, CHAT, Door, config, run, talk, text_tensor
+
+if TYPE_CHECKING:
+    from kernel.serving.request import Request
+
+MS = 1_000_000
+
+
+def meter(choices: int = 1, *, ready: bool = False) -> tuple[GenerationMeter, GenerationStatistics]:
+    statistics = GenerationStatistics()
+    return GenerationMeter(statistics, choices, 1000 * MS, stream=True, ready=ready), statistics
+
+
+def test_the_first_token_counts_from_the_request_and_others_from_the_one_before() -> None:
+    metered, found = meter()
+    for at_ms, text in ((1050, b"a"), (1070, b"b"), (1130, b"c")):
+        metered.add(0, Piece(text))
+        metered.came(0, at_ms * MS)
+    metered.ended(0, 1140 * MS)
+    assert found.generation_tokens == 3
+    assert (found.first_token.sum, found.first_token.cumulative()[-1]) == (50 * MS, 1)
+    assert (found.inter_token.sum, found.inter_token.cumulative()[-1]) == (80 * MS, 2)
+    assert (found.per_token.sum, found.per_token.cumulative()[-1]) == (40 * MS, 1)
+    assert (found.durations.sum, found.durations.cumulative()[-1]) == (140 * MS, 1)
+
+
+def test_what_the_model_counts_is_counted_and_a_prompt_once() -> None:
+    metered, found = meter()
+    metered.add(0, Piece(b"four tokens", prompt_tokens=9, output_tokens=4))
+    metered.add(0, Piece(b"", "stop", prompt_tokens=9, output_tokens=0))
+    metered.ended(0, 1100 * MS)
+    assert (found.prompt_tokens, found.generation_tokens) == (9, 4)
+    assert found.first_token.cumulative()[-1] == 1
+
+
+def test_choices_have_clocks_of_their_own() -> None:
+    metered, found = meter(2)
+    metered.add(0, Piece(b"a"))
+    metered.came(0, 1010 * MS)
+    metered.add(1, Piece(b"a"))
+    metered.came(1, 1500 * MS)
+    assert found.first_token.sum == 510 * MS
+    assert found.inter_token.cumulative()[-1] == 0
+
+
+def test_a_choice_without_text_has_no_first_token() -> None:
+    metered, found = meter()
+    metered.add(0, Piece(b"", "stop"))
+    metered.ended(0, 1100 * MS)
+    assert found.first_token.cumulative()[-1] == found.per_token.cumulative()[-1] == found.generation_tokens == 0
+    assert found.durations.cumulative()[-1] == 1
+
+
+def test_chunks_that_a_model_makes_are_tokens_until_their_usage_says_more() -> None:
+    metered, found = meter(ready=True)
+    metered.add(0, Piece(b'{"choices":[]}'))
+    metered.came(0, 1010 * MS)
+    metered.add(0, Piece(b'{"choices":[],"usage":null}'))
+    metered.came(0, 1020 * MS)
+    assert found.generation_tokens == 2
+    metered.add(0, Piece(b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":12,"total_tokens":17}}'))
+    metered.ended(0, 1030 * MS)
+    assert (found.prompt_tokens, found.generation_tokens) == (5, 12)
+
+
+@pytest.mark.parametrize(
+    ("error", "cancelled"), [(None, 0), (ValueError(), 0), (ConnectionResetError(), 1), (asyncio.CancelledError(), 1)]
+)
+def test_only_a_client_that_leaves_counts_as_one(error: BaseException | None, cancelled: int) -> None:
+    metered, found = meter()
+    with contextlib.nullcontext() if error is None else pytest.raises(type(error)), metered:
+        assert found.open_streams == 1
+        if error is not None:
+            raise error
+    assert (found.open_streams, found.cancelled) == (0, cancelled)
+
+
+def test_models_that_are_gone_are_forgotten() -> None:
+    counts = GenerationCounts()
+    first = counts.of("a", "1", {"a"})
+    assert counts.of("a", "1", {"a"}) is first
+    counts.of("b", "1", {"b"})
+    assert list(counts.by_model) == [("b", "1")]
+
+
+def test_a_server_counts_what_its_clients_got() -> None:
+    async def test(door: Door) -> None:
+        await door.stream(CHAT, ASKED)
+        await door.post(CHAT, {**ASKED, "n": 2})
+        [(model, found)] = door.server.figures().statistics.items()
+        assert model == ("talk", "1")
+        assert (found.prompt_tokens, found.generation_tokens) == (3 * 5, 3 * 8)
+        for histogram in (found.first_token, found.per_token, found.durations):
+            assert histogram.cumulative()[-1] == 3
+        assert found.inter_token.cumulative()[-1] == 3
+        assert found.open_streams == found.cancelled == 0
+
+    def respond(script: Any, request: Request) -> None:
+        script.send(request, "some", num_input_tokens=5, num_output_tokens=4)
+        script.send(request, " more", num_input_tokens=5, num_output_tokens=4)
+        script.end(request)
+
+    run(test, talk(respond))
+
+
+def test_a_server_counts_open_streams_and_clients_that_leave() -> None:
+    async def test(door: Door) -> None:
+        async with door.session.post(CHAT, json={**ASKED, "stream": True}) as response:
+            await response.content.readuntil(b"\n\n")
+            [found] = door.server.figures().statistics.values()
+            assert (found.open_streams, found.cancelled) == (1, 0)
+            response.close()
+        async with asyncio.timeout(30):
+            while found.open_streams:  # noqa: ASYNC110  # no event says that the server has noticed
+                await asyncio.sleep(0)
+        assert found.cancelled == 1
+
+    def respond(script: Any, request: Request) -> None:
+        script.send(request, "some")
+
+    run(test, talk(respond))
+
+
+def test_a_body_that_a_model_makes_has_its_usage_counted() -> None:
+    body = '{"choices":[{"index":0}],"usage":{"prompt_tokens":5,"completion_tokens":12,"total_tokens":17}}'
+
+    async def test(door: Door) -> None:
+        assert (await door.post(CHAT, ASKED))[0] == 200
+        [found] = door.server.figures().statistics.values()
+        assert (found.prompt_tokens, found.generation_tokens) == (5, 12)
+
+    def respond(script: Any, request: Request) -> None:
+        from kernel.serving.response import Response
+
+        request.respond(Response("talk", "1", request.id, outputs=[text_tensor("openai_response", body)]))
+
+    run(test, (config("talk", ("openai_response",)), talk(respond)[1]))
