@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import anyio
 import typer
-import uvloop
 from typer.exceptions import TyperException
 
 from backends.environments.messages import EnvironmentFailed
@@ -76,7 +76,7 @@ def agent(
     settings = AgentSettings(host_name, token, max_workers, worker_lease_secs)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family, backlog=128) as listener:
-        uvloop.run(_serve(HostAgent(settings, copies, environments), listener))
+        anyio.run(_serve, settings, copies, environments, listener, backend_options={"use_uvloop": True})
 
 
 def default_cache_folder() -> Path:
@@ -85,12 +85,14 @@ def default_cache_folder() -> Path:
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "naiad", "models")
 
 
-async def _serve(host_agent: HostAgent, listener: socket.socket) -> None:
+async def _serve(
+    settings: AgentSettings, copies: ModelCopies, environments: EnvironmentSettings, listener: socket.socket
+) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    logger.info("the agent of host '%s' listens at %s:%d", host_agent.settings.host, *listener.getsockname()[:2])
-    await host_agent.serve(listener, stop)
+    logger.info("the agent of host '%s' listens at %s:%d", settings.host, *listener.getsockname()[:2])
+    await HostAgent(settings, copies, environments).serve(listener, stop)
 
 
 def run_command(arguments: list[str] | None = None) -> int:

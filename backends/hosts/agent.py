@@ -225,8 +225,8 @@ class ServerSession:
         try:
             needs = _needs(message, files, description)
             ends = GivenEnds(sock, SentOutput(message.title, self.limits, self, number))
-            worker.process = await self._agent.spawning.launch(
-                message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text)), ends=ends
+            worker.process = await self._agent.spawning.launch_between(
+                ends, message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text))
             )
         except BaseException:
             files.release()

@@ -201,7 +201,7 @@ def _locked(lock: Path, marker: Path) -> int | None:
     """Return the descriptor of a lock that keeps an entry in the cache; None if the entry is gone."""
     fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH)  # others hold it for moments, to see whether they may remove the entry
         os.stat(marker)
     except OSError:
         os.close(fd)

@@ -228,18 +228,15 @@ class SpawningLauncher:
         self.environments = environments or ModelEnvironments()
 
     async def launch(
-        self,
-        title: str,
-        *,
-        helper: bool = False,
-        needs: WorkerNeeds = NO_NEEDS,
-        pending: Pending = not_shown,
-        ends: GivenEnds | None = None,
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
     ) -> LocalProcess:
-        """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes.
+        """See `Launcher`. Prepares the environment of the model first, if it has one, which may take minutes."""
+        return await self.launch_between(None, title, helper=helper, needs=needs, pending=pending)
 
-        `ends` are those of a worker of another host's kernel.
-        """
+    async def launch_between(
+        self, ends: GivenEnds | None, title: str, *, helper: bool = False, needs: WorkerNeeds, pending: Pending
+    ) -> LocalProcess:
+        """As `launch`; the worker has these `ends`, if it is one of another host's kernel."""
         launched = await self._launch(title, helper=helper, needs=needs, pending=pending, ends=ends)
         if needs.memory_limit_byte_size:
             launched.limit_memory(needs.memory_limit_byte_size)

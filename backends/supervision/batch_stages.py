@@ -3,7 +3,8 @@
 The kernel knows it from the record of batches, from the outbox (`backends.transport.outbox.Progress`), and from the
 responses that have come.
 
-Takes the requests out of a lost worker that its model may execute again (`naiad.isolate_poison`).
+Takes the requests out of a lost worker that its model may execute again (`naiad.isolate_poison`), and says which do no
+harm when they are executed by another host.
 """
 
 from __future__ import annotations
@@ -113,6 +114,18 @@ def _marks_of_streams(
         return []
     responses = sum(request.response_count for request in begun.values())
     return [(*(batch.number for batch in executing), progress, responses, len(begun))]
+
+
+def is_harmless(request: Request, batch: Batch, has_called: Callable[[Request], bool]) -> bool:
+    """Whether to execute a request once more does no harm, after its host was lost while it perhaps was executed.
+
+    Only once: no worker was lost with it before.
+    """
+    return (
+        batch.slots is None
+        and not (request.lost_before_start or request.sequence or request.response_count or request.finished)
+        and not has_called(request)
+    )
 
 
 def take_suspects(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from backends.launch.launcher import ended_by_bus_error
-from backends.supervision.batch_stages import Stage, batch_stages, take_suspects, work_marks
+from backends.supervision.batch_stages import Stage, batch_stages, is_harmless, take_suspects, work_marks
 from backends.supervision.calls import CallerCalls
 from backends.supervision.health_check import WorkerHealthCheck
 from backends.supervision.remote_memory import RemoteMemory
@@ -522,6 +522,9 @@ class WorkerHandle:
             self._worker_calls.close()
         if ended_by_bus_error(cause):
             self._memory.report_fault(self._requests.values())
+        has_called = (lambda _: False) if self._worker_calls is None else self._worker_calls.has_called
+        spec = self._model.spec
+        repeats = error is None and self._session.unreachable and spec.retries_on_worker_loss and not spec.decoupled
         returned: list[Request] = []
         stages: dict[int, Stage] = {}
         unfinished = batch_stages(self.record, self._session.progress(), self._memory.last_sent)
@@ -532,12 +535,13 @@ class WorkerHandle:
                 if request is None:
                     continue
                 untouched = stage is Stage.UNTOUCHED
-                if self._may_return(request, position) if untouched else self._may_retry(request, batch):
+                if not untouched and not (repeats and is_harmless(request, batch, has_called)):
+                    continue
+                if self._may_return(request, position if untouched else 0):
                     del self._requests[number]
                     request.in_use = False
                     returned.append(request)
         if self._model.poison is not None and error is None:
-            has_called = (lambda _: False) if self._worker_calls is None else self._worker_calls.has_called
             returned[:0] = take_suspects(self._model.poison, unfinished, self._requests, has_called)
         for batch, _ in unfinished:
             end_traces(batch)
@@ -557,18 +561,6 @@ class WorkerHandle:
         if not position:
             request.lost_before_start += 1
         return request.lost_before_start <= _MOST_RETURNS
-
-    def _may_retry(self, request: Request, batch: Batch) -> bool:
-        """Whether another worker may execute a request that perhaps was executed, once: its host was lost, or the
-        connection to it, and to execute it twice does no harm."""
-        spec = self._model.spec
-        if not (self._session.unreachable and spec.retries_on_worker_loss) or spec.decoupled or batch.slots is not None:
-            return False
-        if request.lost_before_start or request.sequence or request.response_count or request.finished:
-            return False
-        if self._worker_calls is not None and self._worker_calls.has_called(request):
-            return False
-        return self._may_return(request, 0)
 
     def stopped(self) -> None:
         """The worker has ended as it was asked to."""

@@ -53,6 +53,7 @@ NAVIGATION: dict[str, list[tuple[str, list[str]]]] = {
                 "docs/flags-and-logs",
                 "docs/clouds",
                 "docs/autoscaling",
+                "docs/remote-workers",
                 "docs/memory-limits",
                 "docs/dashboard",
                 "docs/metrics",

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.server import ServerProcess
+from tests.backends.hosts.agent_process import AgentProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
 WITH_DOORS = "front door processes"
+
+REMOTE = "another host"
 
 DOORS = 2
 
@@ -24,11 +27,12 @@ FLAGS = {
     "shared memory": (),
     "no shared memory": ("--worker-shared-memory=false",),
     WITH_DOORS: (f"--front-door-processes={DOORS}",),
+    REMOTE: ("--launcher=agent",),
 }
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Callable[[str], ServerProcess]]:
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ServerProcess]]:
     """Return a function that returns the server of a kind, until the end of all tests.
 
     A fixture with parameters would be made anew at each change of the value, of which there are two in each file.
@@ -37,9 +41,12 @@ def serve() -> Iterator[Callable[[str], ServerProcess]]:
 
         @functools.cache
         def of(kind: str) -> ServerProcess:
-            models = Path(__file__).parents[1] / "models"
+            models, more = Path(__file__).parents[1] / "models", list(FLAGS[kind])
+            if kind == REMOTE:
+                agent = stack.enter_context(AgentProcess(tmp_path_factory.mktemp("agent")))
+                more.append(f"--agents={agent.address}")
             running = stack.enter_context(
-                ServerProcess(models, "--model-control-mode=explicit", "--load-model=*", *FLAGS[kind])
+                ServerProcess(models, "--model-control-mode=explicit", "--load-model=*", *more)
             )
             stack.callback(check_log, running)
             for number in range(1, DOORS + 1) if kind == WITH_DOORS else ():
@@ -55,6 +62,6 @@ def check_log(running: ServerProcess) -> None:
 
 @pytest.fixture(scope="session", params=FLAGS)
 def server(request: pytest.FixtureRequest, serve: Callable[[str], ServerProcess]) -> ServerProcess:
-    """A server whose workers share memory with it, one whose workers are reached as on other hosts, and one with front
-    doors in processes of their own."""
+    """A server whose workers share memory with it, one whose workers do not, one with front doors in processes of
+    their own, and one whose workers are started by an agent."""
     return serve(request.param)

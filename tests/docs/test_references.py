@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer.main
 
+from backends.hosts.__main__ import cli as host_agent
 from backends.tensorrt.building.command import command as build_engine
 from bench.__main__ import cli as bench_cli
 from kernel.flags.read import FLAGS, read_flags
@@ -205,10 +206,10 @@ def test_every_command_that_a_document_names_exists(path: Path) -> None:
 
 
 def options_of(program: typer.Typer) -> set[str]:
-    """Return the options of all commands of a command line, and those of `build-engine`, which another process has."""
+    """Return the options of all commands of a command line, and those of commands of another process."""
     groups = [typer.main.get_group(program), typer.main.get_group(rollout_cli)]
     commands = [each for group in groups for each in group.commands.values()]
-    commands.append(typer.main.get_command(build_engine))
+    commands += [typer.main.get_command(build_engine), typer.main.get_command(host_agent)]
     return {name for command in commands for parameter in command.params for name in parameter.opts}
 
 

@@ -46,6 +46,7 @@ class FakeWorker:
         #: Where it finds folders of this machine, if elsewhere; what its launch waited for; what it was launched for.
         self.folders: dict[str, str] = {}
         self.waited_for: list[str] = []
+        self.host, self.unreachable = "", False
         self.helps: list[bool] = []
         self.is_stopped = False
         self.terminated = False

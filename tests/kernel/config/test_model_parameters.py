@@ -180,3 +180,22 @@ def test_a_wrong_limit_of_memory_refuses_the_model(text: str) -> None:
 def test_a_model_that_shares_a_process_has_no_limit_of_memory_of_its_own() -> None:
     with pytest.raises(BadConfig, match="cannot have a limit of memory"):
         model_parameters(config(naiad__memory_limit="1GiB", naiad__worker="w"))
+
+
+def test_a_model_names_its_launcher_and_its_host() -> None:
+    found = model_parameters(config(naiad__launcher="agent", naiad__host="far"))
+    assert (found.launcher, found.host) == ("agent", "far")
+    assert (model_parameters(config()).launcher, model_parameters(config()).host) == ("", "")
+    with pytest.raises(BadConfig, match=r"'naiad.launcher' of model 'm' must be a name; found an empty string_value"):
+        model_parameters(config(naiad__launcher=""))
+
+
+@pytest.mark.parametrize(("text", "retries"), [("true", True), ("false", False)])
+def test_requests_are_retried_after_the_loss_of_a_host_unless_the_model_forbids_it(text: str, *, retries: bool) -> None:
+    assert model_parameters(config(naiad__retry_on_worker_loss=text)).retries_on_worker_loss is retries
+
+
+def test_a_wrong_word_for_retries_is_refused() -> None:
+    assert model_parameters(config()).retries_on_worker_loss
+    with pytest.raises(BadConfig, match=r"retry_on_worker_loss' of model 'm' must be 'true' or 'false'; found 'yes'"):
+        model_parameters(config(naiad__retry_on_worker_loss="yes"))

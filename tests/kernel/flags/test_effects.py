@@ -423,6 +423,22 @@ _SERVER_EFFECTS = {
     "worker-shared-memory": Effect(
         "--worker-shared-memory=false", lambda r: r.supervisors[0].options["launcher"].local.shared_memory, False
     ),
+    "launcher": Effect(
+        "--launcher=local,agent --agents=127.0.0.1:1", lambda r: list(r.supervisors[0].options["launcher"].others),
+        ["agent"],
+    ),
+    "agents": Effect(
+        "--launcher=local,agent --agents=127.0.0.1:1",
+        lambda r: [
+            agent.address for each in r.supervisors[0].options["launcher"].others.values() for agent in each.agents
+        ],
+        [("127.0.0.1", 1)],
+    ),
+    "agent-token-file": Effect(
+        "--launcher=local,agent --agents=127.0.0.1:1 --agent-token-file={token}",
+        lambda r: [each.token for each in r.supervisors[0].options["launcher"].others.values()],
+        [b"0123456789abcdef"],
+    ),
     "worker-start": Effect(
         "--worker-start=fork", lambda r: type(r.supervisors[0].options["launcher"].local).__name__, "ForkingLauncher"
     ),
@@ -458,7 +474,9 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log")
+        token = tmp_path / "token"
+        token.write_text("0123456789abcdef")
+        FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log", token=token)
         FILES.update(
             (name, tmp_path / name)
             for name in ("models", "other", "same", "broken", "key", "cached", "record", "state")
