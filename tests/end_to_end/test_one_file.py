@@ -18,8 +18,8 @@ from sklearn.linear_model import LogisticRegression
 from bench.server import ServerProcess
 from kernel.options import DEMO_REPOSITORY
 from tests.backends.fil.conftest import fitted
+from tests.backends.mlflow.conftest import LABEL, TENSOR, mlmodel
 from tests.docs.documents import ROOT, code_blocks, document
-from tests.end_to_end.test_mlflow_models import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,12 @@ def _onnx(path: Path) -> None:
     shutil.copyfile(DEMO_REPOSITORY / "digits/1/model.onnx", path)
 
 
+def _mlflow_folder(path: Path) -> None:
+    path.mkdir()
+    skops.dump(_classifier(), path / "model.skops")
+    (path / "MLmodel").write_text(mlmodel("sklearn", {"pickled_model": "model.skops"}, TENSOR, LABEL))
+
+
 #: Name → what writes the file or folder.
 FILES: dict[str, Callable[[Path], object]] = {
     "churn.json": _trees,
@@ -64,7 +70,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "churn.joblib": lambda path: joblib.dump(_classifier(), path),
     "churn.onnx": _onnx,
     "churn.py": _function,
-    "churn": write_table,
+    "churn": _mlflow_folder,
 }
 
 
