@@ -198,11 +198,7 @@ class Server:
         processes = self._make_processes()
         pool = functools.partial(HelperPool, processes.helper_launcher, budget=budget)
         helpers = self._part(pool(options.arena_byte_size, count=helper_count()))
-        texts = HelperPool(
-            processes.text_launcher, options.arena_byte_size, budget, count=_TEXT_HELPERS, title="text helper",
-            task_timeout_s=_TEXT_TIMEOUT_S, problem="a chat template or a tokenizer did not end",
-        )  # fmt: skip
-        self._part(texts)
+        texts = self._make_text_helpers(processes, budget)
         devices = self._part(ServerDevices(processes.device_launcher, options.gpus, options.metrics.interval_ms))
         regions.devices = devices.regions
         caching = self._make_caching(catalog, helpers, clock, budget)
@@ -358,6 +354,19 @@ class Server:
         )
 
         return RateLimiting(RateLimiter(parse_limits(options.resources)))
+
+    def _make_text_helpers(self, processes: WorkerProcesses, budget: ByteBudget) -> HelperPool:
+        """Make the helpers that render chat templates and tokenize; they start when they are first needed."""
+        pool = HelperPool(
+            processes.text_launcher,
+            self._options.arena_byte_size,
+            budget,
+            count=_TEXT_HELPERS,
+            title="text helper",
+            task_timeout_s=_TEXT_TIMEOUT_S,
+            problem="a chat template or a tokenizer did not end",
+        )
+        return self._part(pool)
 
     def _make_processes(self) -> WorkerProcesses:
         """Make what starts processes on this machine. Raises `StartFailed`."""

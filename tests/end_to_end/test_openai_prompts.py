@@ -234,9 +234,9 @@ def test_tokenize_and_back(server: ServerProcess) -> None:
     hi = [{"role": "user", "content": "hi"}]
     status, found = post(server, "/tokenize", {"model": "echo", "messages": hi})
     assert (status, found["tokens"]) == (200, [1, 2])  # one <s>, the template's
-    long = "hello " * 500_000
+    long = "hello " * 60_000
     status, found = post(server, "/tokenize", {"model": "echo", "prompt": long})
-    assert (status, found["count"]) == (200, 500_001)
+    assert (status, found["count"]) == (200, 60_001)
 
 
 @pytest.mark.parametrize(
