@@ -1,4 +1,4 @@
-"""Three servers over `tests/models` for all conformance tests, in explicit mode."""
+"""Servers over `tests/models` for all conformance tests, in explicit mode."""
 
 from __future__ import annotations
 
