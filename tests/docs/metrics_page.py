@@ -13,7 +13,7 @@ from kernel.server_parts import DoorFigures, DoorProcessFigures, DoorProcessList
 from kernel.serving.interface import CacheFigures
 from protocols.http.metrics.model_families import render_models, render_readiness
 from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus, render_memory
-from protocols.testing import FrontDoorLab
+from tests.protocols.front_door_lab import FrontDoorLab
 
 #: With all families that settings can enable.
 ALL = MetricsConfig(histogram_latencies=True, summary_latencies=True)

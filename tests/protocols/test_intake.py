@@ -19,9 +19,9 @@ from kernel.testing import model_spec
 from protocols.forwarding import ForwardedHeaders
 from protocols.http.inference.tasks import DECODE_INFER, DecodeArguments
 from protocols.intake import Decoded, HelperJob, Intake, OnlyResponse, ResponseQueue, take
-from protocols.testing import FrontDoorLab, LateHelpers
 from shm.tensor import ClientSpan, Tensor
 from tests.leased_tensor import leased_tensor
+from tests.protocols.front_door_lab import FrontDoorLab, LateHelpers
 
 if TYPE_CHECKING:
     from kernel.serving.prepared import PreparedRequest

@@ -20,8 +20,8 @@ from protocols.large_requests import (
     describe,
     sources_of,
 )
-from protocols.testing import FrontDoorLab, LateHelpers
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
+from tests.protocols.front_door_lab import FrontDoorLab, LateHelpers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

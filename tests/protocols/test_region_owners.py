@@ -22,7 +22,7 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
 from protocols.http.server import HttpServer
 from protocols.large_requests import LOOP_BYTE_SIZE
-from protocols.testing import FrontDoorLab, listening
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

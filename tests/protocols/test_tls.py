@@ -18,8 +18,8 @@ from protocols import tls as certificates_module
 from protocols.grpc.server import GrpcServer
 from protocols.http.metrics.server_families import ServerMetrics
 from protocols.http.server import HttpServer
-from protocols.testing import FrontDoorLab, listening
 from protocols.tls import WARN_EVERY_S, Certificates, expiry_s
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,9 +18,9 @@ from kernel.errors import ArenaFull, InvalidArgument, NoMemory, QuotaExceeded, R
 from kernel.serving.response import Response
 from kernel.testing import model_spec
 from protocols.status import http_status, may_retry
-from protocols.testing import FrontDoorLab
 from shm.region import sealed_memfd
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,9 +11,9 @@ from kernel.embedding.requests import EmbeddedCall, Outputs, ResponseStream, mak
 from kernel.errors import InternalError, InvalidArgument, ModelNotFound, ServingError, Unavailable
 from kernel.serving.response import Response
 from kernel.testing import model_spec
-from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from collections.abc import Callable

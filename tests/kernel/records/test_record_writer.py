@@ -21,9 +21,9 @@ from kernel.records.recording_format import (
     decode_record,
     segment_name,
 )
-from protocols.testing import DirectHelpers, LateHelpers
 from shm.arena import Arena
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import DirectHelpers, LateHelpers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from kernel.records.trace_export import CollectorDestination
 from kernel.records.trace_files import FileDestination, KeptPart, WriteArguments, WriteOutcome, WriteResult
 from kernel.records.trace_writer import TraceWriter
 from kernel.settings import TraceValues
-from protocols.testing import DirectHelpers, LateHelpers
+from tests.protocols.front_door_lab import DirectHelpers, LateHelpers
 
 if TYPE_CHECKING:
     from pathlib import Path

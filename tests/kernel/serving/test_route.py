@@ -15,9 +15,9 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.serving.route import ENDED_AT_ONCE, Wait
 from kernel.testing import FakeClock, FakeInstance, RecordingSink, model_spec
-from protocols.testing import FrontDoorLab
 from schedulers.direct import direct
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 SECOND_NS = 1_000_000_000
 

@@ -16,9 +16,9 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.serving.route import ModelRoute, WithSecond, second_copy
 from kernel.testing import FakeInstance, RecordingSink, model_spec
-from protocols.testing import FrontDoorLab
 from schedulers.direct import direct
 from shm.tensor import ClientSpan, RequestedOutput, Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ from kernel.serving.sequence_model import loaded_model
 from kernel.testing import FakeInstance, RecordingSink, model_spec
 from kernel.traffic.control import Traffic
 from kernel.traffic.shadow import ShadowParts
-from protocols.testing import FrontDoorLab
 from schedulers.direct import direct
 from schedulers.sequence import sequence
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model

@@ -11,7 +11,7 @@ import uvloop
 
 from kernel.options import GrpcOptions
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab, listening
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ from protocols.grpc.access_log import names_in_request, status_name
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2.headers import OK_TRAILERS, encode_trailers, status_trailers
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab, listening
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,8 +30,8 @@ from protocols.grpc.rpc import OpenCalls
 from protocols.grpc.rpcs.infer import Inference
 from protocols.grpc.server import GrpcListener, ListenerOptions
 from protocols.grpc.service import MODEL_INFER
-from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 from tests.protocols.grpc.h2.client_frames import CLIENT_PREFACE, FIELDS
 
 if TYPE_CHECKING:

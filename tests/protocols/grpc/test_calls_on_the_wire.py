@@ -11,8 +11,8 @@ from kernel.serving.request import Request
 from kernel.serving.response import Response
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
-from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 from tests.protocols.grpc.wire_calls import ask, fields, message, run
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -30,9 +30,9 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.h2 import frames
 from protocols.grpc.h2.transport import ServerConnection
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab
 from shm.region import RegionKind
 from tests.protocols.certificates import Certificates
+from tests.protocols.front_door_lab import FrontDoorLab
 from tests.protocols.grpc.echo import echo
 
 Talk = Callable[..., Any]

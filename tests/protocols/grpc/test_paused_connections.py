@@ -16,7 +16,7 @@ from protocols.grpc.h2.frames import Setting
 from protocols.grpc.h2.headers import encode_block
 from protocols.grpc.server import GrpcServer
 from protocols.grpc.service import MODEL_INFER
-from protocols.testing import FrontDoorLab, listening
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 from tests.protocols.grpc.echo import echo
 from tests.protocols.grpc.wire_calls import fields, message
 

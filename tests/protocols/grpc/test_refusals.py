@@ -14,7 +14,7 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.server import GrpcServer
 from protocols.grpc.service import ADMINISTERS, CATEGORIES, MODEL_INFER, MODEL_LOAD, MODEL_STREAM_INFER
 from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
-from protocols.testing import FrontDoorLab
+from tests.protocols.front_door_lab import FrontDoorLab
 from tests.protocols.grpc.wire_calls import ask, fields
 
 if TYPE_CHECKING:

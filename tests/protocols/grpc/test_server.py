@@ -19,7 +19,7 @@ from kernel.serving.request import Request
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab, listening
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 from tests.protocols.grpc.echo import echo
 
 MEBIBYTE = 2**20

@@ -4,7 +4,7 @@ from protocols.grpc.h2.headers import RequestHead, request_head
 from protocols.grpc.rpc import OpenCalls
 from protocols.grpc.rpcs.standard_services import HealthService, ReflectionService
 from protocols.grpc.service import ADMINISTERS, CATEGORIES, MODEL_INFER, Admission, InferenceService
-from protocols.testing import FrontDoorLab
+from tests.protocols.front_door_lab import FrontDoorLab
 
 READY = "/inference.GRPCInferenceService/ServerReady"
 REFUSAL = "This protocol is restricted, expecting header 'triton-grpc-protocol-Key'"

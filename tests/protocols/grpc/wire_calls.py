@@ -10,7 +10,7 @@ import h2.connection
 import h2.events
 
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab, listening
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 ResponseFields = dict[str, str]
 

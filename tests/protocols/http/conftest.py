@@ -29,8 +29,8 @@ from kernel.serving.response import Response
 from kernel.settings import LogSettings, TraceSettings
 from kernel.testing import FakeInstance
 from protocols.http.server import HttpServer
-from protocols.testing import DirectHelpers
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import DirectHelpers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

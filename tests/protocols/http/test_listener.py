@@ -11,7 +11,7 @@ import pytest
 from protocols.http.aiohttp_internals import AiohttpConnection
 from protocols.http.client_limits import TIMEOUTS
 from protocols.http.server import HttpServer
-from protocols.testing import listening
+from tests.protocols.front_door_lab import listening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,7 +14,7 @@ import uvloop
 from kernel.errors import BadOption
 from kernel.options import HttpOptions
 from protocols.http.server import HttpServer
-from protocols.testing import listening
+from tests.protocols.front_door_lab import listening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -15,7 +15,7 @@ import uvloop
 from kernel.options import HttpOptions
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.server import HttpServer
-from protocols.testing import listening
+from tests.protocols.front_door_lab import listening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,7 @@ from protocols.http.openapi.paths import generic_paths
 from protocols.http.routes import find_endpoint
 from protocols.http.server import HttpServer
 from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
-from protocols.testing import listening
+from tests.protocols.front_door_lab import listening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

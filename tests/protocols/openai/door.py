@@ -15,15 +15,15 @@ from kernel.config.spec import model_spec
 from kernel.options import AdminOptions, HttpOptions, OpenAiOptions
 from kernel.serving.response import Response
 from protocols.openai.server import OpenAiServer
-from protocols.testing import FrontDoorLab, listening
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from kernel.errors import ServingError
     from kernel.serving.request import Request
-    from protocols.testing import InProcessInstance
+    from tests.protocols.front_door_lab import InProcessInstance
 
 
 CHAT = "/v1/chat/completions"

@@ -21,8 +21,8 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.rpcs.admin import KernelRpcs, parse_load_request
 from protocols.request_limits import MAX_PARTS
-from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

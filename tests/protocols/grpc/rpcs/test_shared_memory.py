@@ -11,7 +11,7 @@ from protocols.access import Peer
 from protocols.grpc.generated import grpc_service_pb2 as pb
 from protocols.grpc.rpc import Caller
 from protocols.grpc.rpcs.admin import KernelRpcs
-from protocols.testing import FrontDoorLab
+from tests.protocols.front_door_lab import FrontDoorLab
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from protocols.grpc.generated.health_pb2 import HealthCheckRequest, HealthCheckR
 from protocols.grpc.rpc import Caller, OpenCalls
 from protocols.grpc.rpcs.standard_services import SERVICES, HealthService, WatchCall, response_to
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab, listening
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 

@@ -20,9 +20,9 @@ from protocols.grpc.intake import MessageIntake
 from protocols.grpc.rpcs.stream import StreamCall
 from protocols.grpc.rpcs.stream_messages import STEPS_PER_ITERATION
 from protocols.grpc.server import GrpcServer
-from protocols.testing import FrontDoorLab, listening
 from shm.tensor import Tensor
 from tests.leased_tensor import leased_tensor
+from tests.protocols.front_door_lab import FrontDoorLab, listening
 
 Responses = list[pb.ModelStreamInferResponse]
 

@@ -15,8 +15,8 @@ from kernel.serving.response import Response
 from kernel.testing import RecordingSink, model_spec
 from protocols.http.dashboard import feed
 from protocols.http.dashboard.feed import PORTION_S, Feed, rows_for
-from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

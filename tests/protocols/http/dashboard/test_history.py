@@ -9,7 +9,7 @@ import pytest
 from kernel.testing import model_spec
 from protocols.http.dashboard import history as module
 from protocols.http.dashboard.history import SAMPLES, History, ServerSample
-from protocols.testing import FrontDoorLab
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     from kernel.serving.model import Model

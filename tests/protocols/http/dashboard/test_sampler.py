@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kernel.testing import model_spec
 from protocols.http.dashboard import sampler as module
 from protocols.http.dashboard.sampler import HistorySampler
-from protocols.testing import FrontDoorLab
+from tests.protocols.front_door_lab import FrontDoorLab
 
 if TYPE_CHECKING:
     import pytest

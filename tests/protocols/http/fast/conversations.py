@@ -13,7 +13,7 @@ import msgspec
 
 from kernel.options import HttpOptions
 from protocols.http.server import HttpServer
-from protocols.testing import listening
+from tests.protocols.front_door_lab import listening
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -13,8 +13,8 @@ from kernel.serving.response import Response
 from protocols.http.fast.call import FastCall
 from protocols.http.inference.compression import IDENTITY
 from protocols.http.inference.prepared import InferRequestHead
-from protocols.testing import FrontDoorLab
 from shm.tensor import Tensor
+from tests.protocols.front_door_lab import FrontDoorLab
 from tests.protocols.http.waiter import Waiter
 
 if TYPE_CHECKING:

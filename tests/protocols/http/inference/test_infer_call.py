@@ -17,8 +17,8 @@ from protocols.http.inference.compression import GZIP, IDENTITY
 from protocols.http.inference.infer_call import HEADER_LENGTH, HttpInferCall, HttpInference
 from protocols.http.inference.prepared import InferRequestHead
 from protocols.http.responses import HttpResponse
-from protocols.testing import LateHelpers
 from tests.leased_tensor import leased_tensor
+from tests.protocols.front_door_lab import LateHelpers
 from tests.protocols.http.waiter import Waiter
 
 if TYPE_CHECKING:

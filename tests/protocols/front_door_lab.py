@@ -1,7 +1,4 @@
-"""Doubles for tests of front doors: a real kernel with models in this process.
-
-Public, for authors of front doors.
-"""
+"""Doubles for tests of front doors: a real kernel with models in this process."""
 
 from __future__ import annotations
 
