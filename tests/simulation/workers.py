@@ -43,6 +43,7 @@ class SimulatedWorker:
     arena_byte_size = 1 << 20
     clock_offset_ns = 0
     pid = 0
+    unreachable = False
 
     def __init__(self, world: World, version: SimulatedVersion, title: str) -> None:
         self._world = world
