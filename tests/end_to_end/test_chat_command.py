@@ -88,7 +88,7 @@ def test_a_conversation_is_held_until_its_end_is_typed(server: ServerProcess) ->
     with Typist(url_of(server)) as typist:
         typist.sees("Talking to chat.*\n> ")
         typist.types("hello there\n")
-        assert "You said: hello there That is all I know." in typist.sees(r"9 tokens|5 tokens, \d+ a second, .* in all")
+        assert "You said: hello there That is all I know." in typist.sees(r"\d+ tokens, \d+ a second, .* in all")
         typist.sees("> ")
         typist.types("two \\\nlines\n")
         assert "You said: two lines That is all" in typist.sees("in all")
