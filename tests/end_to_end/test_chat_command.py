@@ -61,9 +61,25 @@ class Typist:
     def types(self, keys: str) -> None:
         os.write(self._keys, keys.encode())
 
-    def sees(self, pattern: str) -> str:
-        """Wait until something on the terminal fits `pattern`, and return what came up to its end."""
+    def presses_ctrl_c(self, pattern: str) -> None:
+        """Press Ctrl-C, again every second, until something on the terminal fits `pattern`.
+
+        Python's readline does not see a signal that comes after its prompt and before it waits for keys.
+        """
         deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            self.types("\x03")
+            try:
+                self.sees(pattern, patience_s=1)
+            except AssertionError:
+                if time.monotonic() > deadline_s:
+                    raise
+            else:
+                return
+
+    def sees(self, pattern: str, patience_s: float = PATIENCE_S) -> str:
+        """Wait until something on the terminal fits `pattern`, and return what came up to its end."""
+        deadline_s = time.monotonic() + patience_s
         while not (found := re.search(pattern, self._text)):
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, f"{pattern!r} is not in {self._text!r}"
@@ -93,8 +109,7 @@ def test_a_conversation_is_held_until_its_end_is_typed(server: ServerProcess) ->
         typist.types("two \\\nlines\n")
         assert "You said: two lines That is all" in typist.sees("in all")
         typist.sees("> ")
-        typist.types("\x03")
-        typist.sees("Ctrl-D or /exit ends")
+        typist.presses_ctrl_c("Ctrl-D or /exit ends")
         typist.sees("> ")
         typist.types("\x04")
         assert typist.ends() == 0
