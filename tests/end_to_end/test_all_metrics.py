@@ -60,7 +60,7 @@ output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 FLAGS = (
     "--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true",
     "--model-control-mode=poll", "--repository-poll-secs=1", "--cache-config=local,size=1048576",
-    "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", "--openai-port=0",
+    "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", "--openai-port=0", "--front-door-processes=1",
 )  # fmt: skip
 
 
