@@ -40,6 +40,7 @@ POSTS = {
     "/v2/models/echo/poison/clear": True,
     "/v2/models/echo/traffic": True,
     "/v2/models/echo/traffic/reset": True,
+    "/v2/models/echo/feedback": False,
     "/v2/models/echo/rollout": True,
     "/v2/models/echo/rollout/abort": True,
     "/v2/logging": True,
