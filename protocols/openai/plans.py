@@ -55,6 +55,9 @@ MAX_IMAGES = 64
 #: The most characters of prompts that are repeated in a response.
 MAX_ECHOED = 256 << 10
 
+#: The most characters of a tool's name.
+MAX_TOOL_NAME = 256
+
 #: What OpenAI's completions and Triton generate at most if neither client nor operator says more.
 COMPLETION_TOKENS = 16
 
@@ -262,6 +265,9 @@ def _schemas_of(tools: list[Any]) -> dict[str, Any]:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid_field(f"tools.{number}", "model_attributes_type", "Input should be a function with a name")
+        if len(function["name"]) > MAX_TOOL_NAME:
+            raise invalid_field(f"tools.{number}.function.name", "string_too_long",
+                                f"String should have at most {MAX_TOOL_NAME} characters")  # fmt: skip
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise invalid_field(
