@@ -225,14 +225,16 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
         async with submitted(call, Api.EMBEDDINGS) as found:
             dialect = required_embedding_dialect(found.route.spec)
             vectors = _Vectors(found.generation, dialect, found.plan)
-            while vectors.open:
-                await found.generation.wait()
-                vectors.take()
-                budget.add(vectors.byte_size - counted)
-                counted = vectors.byte_size
-                await asyncio.sleep(0)
-            if call.key_use is not None:
-                call.key_use.spend(vectors.token_count)
+            try:
+                while vectors.open:
+                    await found.generation.wait()
+                    vectors.take()
+                    budget.add(vectors.byte_size - counted)
+                    counted = vectors.byte_size
+                    await asyncio.sleep(0)
+            finally:  # the model has worked also for a client that has left, or whose other input has failed
+                if call.key_use is not None:
+                    call.key_use.spend(vectors.token_count)
             return json_text_response(vectors.body(found.plan.model))
     finally:
         budget.remove(counted)

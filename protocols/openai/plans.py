@@ -394,7 +394,7 @@ def make_embedding_plan(
     plan = GenerationPlan(document.api, document.model, prompts=len(asked), as_base64=as_base64)
     if isinstance(dialect, EncoderEmbeddings):
         assert tokenize is not None, "a helper tokenizes"
-        tokens = [each if isinstance(each, list) else tokenize(each) for each in asked]
+        tokens = _tokens_of(asked, tokenize)
         plan.input_tokens = [len(each) for each in tokens]
         width = dialect.width(plan.input_tokens)
         if width * len(tokens) > MAX_TOKENS:
@@ -406,6 +406,20 @@ def make_embedding_plan(
         return plan, [dialect.inputs({"input": each, "width": width}) for each in tokens]
     common = {name: value for name, value in fields.items() if name != "encoding_format"}
     return plan, [dialect.inputs({**common, "input": each}) for each in asked]
+
+
+def _tokens_of(inputs: list[Any], tokenize: Callable[[str], list[int]]) -> list[list[int]]:
+    """Return the token ids of each input. Raises `ApiError` before they take more memory than the limit allows."""
+    found, count = [], 0
+    for each in inputs:
+        found.append(each if isinstance(each, list) else tokenize(each))
+        count += len(found[-1])
+        if count > MAX_TOKENS:
+            raise ApiError(
+                f"the inputs have more than {MAX_TOKENS} tokens together; send fewer of them at once", 413,
+                param="input",
+            )  # fmt: skip
+    return found
 
 
 def inputs_of(value: Any) -> list[Any]:

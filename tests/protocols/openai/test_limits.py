@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kernel.errors import ArenaFull, NoDescriptorLeft, Unavailable
+from kernel.errors import NoDescriptorLeft, NoMemory, Unavailable
 from protocols.openai.errors import ApiError
 from protocols.openai.fields import RESPONSE_FIELDS, checked
 from protocols.openai.plans import MAX_TOOL_NAME
 from protocols.openai.preparing import MAX_RESTING_BYTE_SIZE, TextTasks
 from protocols.openai.response_requests import MAX_REPEATED, as_chat
+from protocols.openai.texts import MAX_TEXT, MAX_TOKEN_IDS, ModelTexts
 from protocols.openai.tools import MAX_CALL, FoundCall, ToolText, function_calls, new_parser
 from shm.tensor import Tensor
 from tests.protocols.openai.door import ASKED, CHAT, Door, run, talk
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kernel.errors import ServingError
     from kernel.serving.helper_tasks import HelperTask
 
@@ -52,7 +55,7 @@ def failures(error: ServingError, byte_size: int = 2) -> list[str]:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("error", [ArenaFull("no memory"), NoDescriptorLeft()])
+@pytest.mark.parametrize("error", [NoMemory("no memory"), NoDescriptorLeft()])
 def test_a_server_that_has_little_left_does_not_let_a_model_rest(error: ServingError) -> None:
     assert failures(error) == [error.text] * 2
 
@@ -124,3 +127,20 @@ def test_a_call_that_is_too_long_is_text_also_in_one_piece(parser: str, begin: s
     assert isinstance(call, FoundCall)
     long = found(MAX_CALL)
     assert "".join(map(str, long)) == begin + "x" * MAX_CALL + end
+
+
+@pytest.mark.parametrize("what", ["text", "tokens"])
+def test_long_texts_and_lists_are_refused_before_a_tokenizer_gets_them(what: str, tmp_path: Path) -> None:
+    model = ModelTexts(tmp_path)  # it has no tokenizer, which would be another error
+    long, many = "x" * (MAX_TEXT + 1), [1] * (MAX_TOKEN_IDS + 1)
+    with pytest.raises(ApiError, match="expected at most") as caught:
+        _ = model.tokens(long, add_special_tokens=True) if what == "text" else model.text(many)
+    assert caught.value.status == 413
+
+
+def test_arguments_that_are_nested_too_deep_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":' + "[" * 200_000}}
+    with pytest.raises(ApiError, match="the arguments of a tool call are not valid JSON") as caught:
+        ModelTexts(tmp_path).prompt({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]})
+    assert caught.value.status == 400
