@@ -56,7 +56,8 @@ class DoorSettings(msgspec.Struct, frozen=True):
         """Return what counts the tokens of a client's request, which came at `begin_ns`, and in the use of its key."""
         name, version = route.spec.name, route.model.version_text
         statistics = self.counts.of(name, version, self.kernel.catalog.ready_names())
-        return GenerationMeter(statistics, plan.choices, begin_ns, use, stream=plan.stream, ready=ready)
+        whole = not route.spec.decoupled
+        return GenerationMeter(statistics, plan.choices, begin_ns, use, stream=plan.stream, ready=ready, whole=whole)
 
 
 class OpenAiCall:

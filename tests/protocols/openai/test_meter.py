@@ -148,3 +148,13 @@ def test_a_body_that_a_model_makes_has_its_usage_counted() -> None:
         request.respond(Response("talk", "1", request.id, outputs=[text_tensor("openai_response", body)]))
 
     run(test, (config("talk", ("openai_response",)), talk(respond)[1]))
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_whole_response_without_a_count_is_estimated_by_its_length(ready: bool) -> None:
+    for text, tokens in ((b"x" * 4000, 1000), (b"x", 1), (b"", 0)):
+        found = GenerationStatistics()
+        metered = GenerationMeter(found, 1, 1000 * MS, stream=False, ready=ready, whole=True)
+        metered.add(0, Piece(text))
+        metered.ended(0, 1100 * MS)
+        assert found.generation_tokens == tokens
