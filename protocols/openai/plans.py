@@ -223,6 +223,8 @@ def make_plan(
     if plan.choices > MAX_FAN_OUT:
         raise ApiError(f"the request asks for {plan.choices} choices, expected at most {MAX_FAN_OUT}", param="n")
     if ready:
+        if plan.stream:  # the server counts it (`protocols.openai.meter`); clients get it that ask for it
+            common["stream_options"] = {**fields.get("stream_options", {}), "include_usage": True}
         return plan, [dialect.inputs(common)]
     return plan, _inputs(plan, common, dialect, document.byte_size)
 

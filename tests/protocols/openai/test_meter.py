@@ -158,3 +158,28 @@ def test_a_whole_response_without_a_count_is_estimated_by_its_length(ready: bool
         metered.add(0, Piece(text))
         metered.ended(0, 1100 * MS)
         assert found.generation_tokens == tokens
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+def test_a_model_that_makes_chunks_is_asked_for_its_usage_always(options: dict[str, bool] | None) -> None:
+    chunks = ['{"choices":[{"index":0,"delta":{"content":"a"}}],"usage":null}',
+              '{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":12,"total_tokens":17}}']  # fmt: skip
+
+    async def test(door: Door) -> None:
+        events = await door.stream(CHAT, ASKED if options is None else {**ASKED, "stream_options": options})
+        asks = options is not None and options["include_usage"]
+        assert len(events) == 2 + asks
+        [found] = door.server.figures().statistics.values()
+        assert (found.prompt_tokens, found.generation_tokens) == (5, 12)
+        assert script.asked[0]["stream_options"]["include_usage"] is True
+
+    def respond(script: Any, request: Request) -> None:
+        from kernel.serving.response import Response
+
+        for chunk in chunks:
+            outputs = [text_tensor("openai_response", chunk)]
+            request.respond(Response("talk", "1", request.id, outputs=outputs, final=False))
+        script.end(request)
+
+    script = talk(respond)[1]
+    run(test, (config("talk", ("openai_response",)), script))
