@@ -95,6 +95,13 @@ class GenerationMeter:
         if error is not None and (isinstance(error, ConnectionError) or not isinstance(error, Exception)):
             self._statistics.cancelled += 1
 
+    def move(self, statistics: GenerationStatistics) -> None:
+        """What comes from now on is of another version of the model: a rule of the route has chosen it."""
+        if statistics is not self._statistics:
+            self._statistics.open_streams -= self._stream
+            statistics.open_streams += self._stream
+            self._statistics = statistics
+
     def add(self, number: int, piece: Piece) -> None:
         """A response of a choice was taken; `came` follows."""
         tokens = piece.output_tokens

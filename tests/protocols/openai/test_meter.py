@@ -183,3 +183,18 @@ def test_a_model_that_makes_chunks_is_asked_for_its_usage_always(options: dict[s
 
     script = talk(respond)[1]
     run(test, (config("talk", ("openai_response",)), script))
+
+
+def test_what_comes_counts_for_the_version_that_has_responded() -> None:
+    from kernel.serving.response import Response
+
+    async def test(door: Door) -> None:
+        assert (await door.post(CHAT, ASKED))[0] == 200
+        found = door.server.figures().statistics
+        assert {key: each.generation_tokens for key, each in found.items()} == {("talk", "1"): 0, ("talk", "7"): 1}
+        assert all(each.open_streams == 0 for each in found.values())
+
+    def respond(script: Any, request: Request) -> None:
+        request.respond(Response("talk", "7", request.id, outputs=[text_tensor("text_output", "a")]))
+
+    run(test, talk(respond))
