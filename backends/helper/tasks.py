@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from backends.transport import wire
-from kernel.errors import ErrorCode, NoMemory, ServingError
+from backends.transport.framing import FrameTooLarge
+from kernel.errors import ErrorCode, InvalidArgument, NoMemory, ServingError
 from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 
@@ -154,7 +155,18 @@ class TaskRunner:
             response = wire.TaskFailed(number, ErrorCode.INTERNAL.value, f"{type(error).__name__}: {error}")
         else:
             response = wire.TaskNeedsMemory(number, wanted)
-        self._send(response)
+        try:
+            self._send(response)
+        except FrameTooLarge as error:
+            self._refuse(response, error)
+
+    def _refuse(self, response: wire.ToKernel, reason: FrameTooLarge) -> None:
+        """End the task whose `response` is too large to be sent; nothing of it was."""
+        self._end()
+        if isinstance(response, wire.TaskDone) and response.output is not None and response.output.span is not None:
+            self._memory.drop(response.output.span)
+        error = InvalidArgument(f"what the helper has found out of the message is too large: {reason}")
+        self._send(_failed(self._number, error))
 
     def _done(self, number: int, result: TaskResult) -> wire.ToKernel:
         output = None

@@ -151,6 +151,8 @@ def _take_limits(words: list[str], line: int) -> dict[str, int]:
         if not (value.isascii() and value.isdigit() and 0 < int(value[:12]) <= _MOST):
             raise ValueError(f"line {line} has '{word}', expected {name}=NUMBER, at least 1 and at most {_MOST}")
         found[name] = int(value)
+    if any("=" in word for word in words):  # it is not shown: it may be a key
+        raise ValueError(f"line {line} has a word with '=' that is no limit, expected {' or '.join(_LIMITS)}=NUMBER")
     return found
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernel.errors import ServingError
+    from kernel.observe.generation_statistics import GenerationStatistics
     from kernel.serving.interface import KernelInterface
     from kernel.serving.route import ModelRoute
     from protocols.http import web
@@ -50,13 +51,17 @@ class DoorSettings(msgspec.Struct, frozen=True):
     texts: TextTasks
     counts: GenerationCounts
 
+    def statistics_of(self, name: str, version: str) -> GenerationStatistics:
+        """Return the statistics of a model version."""
+        return self.counts.of(name, version, self.kernel.catalog.ready_names())
+
     def meter(
         self, route: ModelRoute, plan: GenerationPlan, begin_ns: int, use: KeyUse | None, *, ready: bool
     ) -> GenerationMeter:
         """Return what counts the tokens of a client's request, which came at `begin_ns`, and in the use of its key."""
-        name, version = route.spec.name, route.model.version_text
-        statistics = self.counts.of(name, version, self.kernel.catalog.ready_names())
-        return GenerationMeter(statistics, plan.choices, begin_ns, use, stream=plan.stream, ready=ready)
+        statistics = self.statistics_of(route.spec.name, route.model.version_text)
+        whole = not route.spec.decoupled
+        return GenerationMeter(statistics, plan.choices, begin_ns, use, stream=plan.stream, ready=ready, whole=whole)
 
 
 class OpenAiCall:

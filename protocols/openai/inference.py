@@ -30,8 +30,9 @@ from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBod
 from protocols.openai.responses_api import ResponseBody, ResponseEvents
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
+    from kernel.observe.generation_statistics import GenerationStatistics
     from kernel.serving.response import Response
     from kernel.serving.route import ModelRoute
     from protocols.openai.call import OpenAiCall
@@ -82,7 +83,9 @@ async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
         plan, dialect = found.plan, required_dialect(found.route.spec)
         identity = Identity(_PREFIXES[api] + uuid.uuid4().hex, int(call.door.now_s()), plan.model)
         with call.door.meter(found.route, plan, begin_ns, call.key_use, ready=dialect.ready) as meter:
-            requests = _ModelRequests(found.generation, dialect, plan.model, meter)
+            requests = _ModelRequests(
+                found, dialect, meter, functools.partial(call.door.statistics_of, found.route.spec.name)
+            )
             if plan.stream:
                 events = (ReadyEvents if dialect.ready else TextEvents)(plan, identity)
                 around = ResponseEvents(events, plan, identity) if api is Api.RESPONSES else events
@@ -94,11 +97,20 @@ async def _generate(call: OpenAiCall, api: Api) -> web.StreamResponse:
 class _ModelRequests:
     """How far the requests to the model are."""
 
-    def __init__(self, generation: Generation, dialect: Dialect, model: str, meter: GenerationMeter) -> None:
-        self.generation = generation
+    def __init__(
+        self,
+        found: SubmittedChoices,
+        dialect: Dialect,
+        meter: GenerationMeter,
+        statistics_of: Callable[[str], GenerationStatistics],
+    ) -> None:
+        """`statistics_of` returns those of a version of the model."""
+        self.generation = generation = found.generation
+        self._version = found.route.model.version_text
+        self._statistics_of = statistics_of
         self._meter = meter
         self._output = dialect.output
-        self._model = model
+        self._model = found.plan.model
         #: How many requests have not ended.
         self.open = len(generation.calls)
 
@@ -134,6 +146,9 @@ class _ModelRequests:
         number, meter = call.number, self._meter
         if response.error is not None and not receiver.is_finished(number):
             raise response.error
+        if response.model_version != self._version and response.error is None:
+            self._version = response.model_version
+            meter.move(self._statistics_of(response.model_version))
         if response.outputs is not None:
             piece = read_piece(response, self._output)
             receiver.add(number, piece)
@@ -225,14 +240,16 @@ async def embeddings(call: OpenAiCall) -> web.StreamResponse:
         async with submitted(call, Api.EMBEDDINGS) as found:
             dialect = required_embedding_dialect(found.route.spec)
             vectors = _Vectors(found.generation, dialect, found.plan)
-            while vectors.open:
-                await found.generation.wait()
-                vectors.take()
-                budget.add(vectors.byte_size - counted)
-                counted = vectors.byte_size
-                await asyncio.sleep(0)
-            if call.key_use is not None:
-                call.key_use.spend(vectors.token_count)
+            try:
+                while vectors.open:
+                    await found.generation.wait()
+                    vectors.take()
+                    budget.add(vectors.byte_size - counted)
+                    counted = vectors.byte_size
+                    await asyncio.sleep(0)
+            finally:  # the model has worked also for a client that has left, or whose other input has failed
+                if call.key_use is not None:
+                    call.key_use.spend(vectors.token_count)
             return json_text_response(vectors.body(found.plan.model))
     finally:
         budget.remove(counted)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from protocols.openai.dialects import Piece
 
 
+#: About how many bytes of text a token has.
+_BYTES_OF_TOKEN = 4
+
+
 class GenerationCounts:
     """The statistics of all models of one server, by name and version."""
 
@@ -58,8 +62,10 @@ class GenerationMeter:
         *,
         stream: bool,
         ready: bool,
+        whole: bool = False,
     ) -> None:
         """`begin_ns` is when the client's request came. `ready`: whether the model makes its responses itself.
+        `whole`: whether a choice is one response, of a model that is not decoupled.
 
         `use` is that of the client's API key, if it has limits.
         """
@@ -68,6 +74,7 @@ class GenerationMeter:
         self._begin_ns = begin_ns
         self._stream = stream
         self._ready = ready
+        self._whole = whole
         #: Of each choice: when its first and its last token came, 0 before it, and how many there were.
         self._first_ns = [0] * choices
         self._last_ns = [0] * choices
@@ -88,11 +95,18 @@ class GenerationMeter:
         if error is not None and (isinstance(error, ConnectionError) or not isinstance(error, Exception)):
             self._statistics.cancelled += 1
 
+    def move(self, statistics: GenerationStatistics) -> None:
+        """What comes from now on is of another version of the model: a rule of the route has chosen it."""
+        if statistics is not self._statistics:
+            self._statistics.open_streams -= self._stream
+            statistics.open_streams += self._stream
+            self._statistics = statistics
+
     def add(self, number: int, piece: Piece) -> None:
         """A response of a choice was taken; `came` follows."""
         tokens = piece.output_tokens
         if tokens is None:
-            tokens = 1 if piece.text else 0
+            tokens = self._uncounted(piece.text) if piece.text else 0
             if self._ready and b'"usage"' in piece.text:
                 tokens = self._ready_tokens(number, piece.text)
         if tokens:
@@ -100,6 +114,10 @@ class GenerationMeter:
             self._new_responses += 1
         if piece.prompt_tokens is not None and not self._prompt_counted[number]:
             self._count_prompt(number, piece.prompt_tokens)
+
+    def _uncounted(self, text: bytes) -> int:
+        """Return how many tokens a text stands for whose count the model does not say: one of a stream, else more."""
+        return max(len(text) // _BYTES_OF_TOKEN, 1) if self._whole else 1
 
     def _count_prompt(self, number: int, tokens: int) -> None:
         self._prompt_counted[number] = True
@@ -114,7 +132,7 @@ class GenerationMeter:
         except (msgspec.DecodeError, UnicodeDecodeError):
             usage = None
         if usage is None:
-            return 1
+            return self._uncounted(text)
         if not self._prompt_counted[number]:
             self._count_prompt(number, usage.prompt_tokens)
         return max(usage.completion_tokens - self._tokens[number] - self._new_tokens, 0)

@@ -55,6 +55,9 @@ MAX_IMAGES = 64
 #: The most characters of prompts that are repeated in a response.
 MAX_ECHOED = 256 << 10
 
+#: The most characters of a tool's name.
+MAX_TOOL_NAME = 256
+
 #: What OpenAI's completions and Triton generate at most if neither client nor operator says more.
 COMPLETION_TOKENS = 16
 
@@ -220,6 +223,8 @@ def make_plan(
     if plan.choices > MAX_FAN_OUT:
         raise ApiError(f"the request asks for {plan.choices} choices, expected at most {MAX_FAN_OUT}", param="n")
     if ready:
+        if plan.stream:  # the server counts it (`protocols.openai.meter`); clients get it that ask for it
+            common["stream_options"] = {**fields.get("stream_options", {}), "include_usage": True}
         return plan, [dialect.inputs(common)]
     return plan, _inputs(plan, common, dialect, document.byte_size)
 
@@ -262,6 +267,9 @@ def _schemas_of(tools: list[Any]) -> dict[str, Any]:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid_field(f"tools.{number}", "model_attributes_type", "Input should be a function with a name")
+        if len(function["name"]) > MAX_TOOL_NAME:
+            raise invalid_field(f"tools.{number}.function.name", "string_too_long",
+                                f"String should have at most {MAX_TOOL_NAME} characters")  # fmt: skip
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise invalid_field(
@@ -388,7 +396,7 @@ def make_embedding_plan(
     plan = GenerationPlan(document.api, document.model, prompts=len(asked), as_base64=as_base64)
     if isinstance(dialect, EncoderEmbeddings):
         assert tokenize is not None, "a helper tokenizes"
-        tokens = [each if isinstance(each, list) else tokenize(each) for each in asked]
+        tokens = _tokens_of(asked, tokenize)
         plan.input_tokens = [len(each) for each in tokens]
         width = dialect.width(plan.input_tokens)
         if width * len(tokens) > MAX_TOKENS:
@@ -400,6 +408,20 @@ def make_embedding_plan(
         return plan, [dialect.inputs({"input": each, "width": width}) for each in tokens]
     common = {name: value for name, value in fields.items() if name != "encoding_format"}
     return plan, [dialect.inputs({**common, "input": each}) for each in asked]
+
+
+def _tokens_of(inputs: list[Any], tokenize: Callable[[str], list[int]]) -> list[list[int]]:
+    """Return the token ids of each input. Raises `ApiError` before they take more memory than the limit allows."""
+    found, count = [], 0
+    for each in inputs:
+        found.append(each if isinstance(each, list) else tokenize(each))
+        count += len(found[-1])
+        if count > MAX_TOKENS:
+            raise ApiError(
+                f"the inputs have more than {MAX_TOKENS} tokens together; send fewer of them at once", 413,
+                param="input",
+            )  # fmt: skip
+    return found
 
 
 def inputs_of(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.config.spec import ModelSpec  # noqa: TC001 - msgspec reads it
-from kernel.errors import InternalError, Unavailable
+from kernel.errors import InternalError, NoDescriptorLeft, NoMemory, Unavailable
 from kernel.serving.helper_tasks import TaskResult
 from protocols.large_requests import LOOP_BYTE_SIZE, AwaitedTask, aligned, joined, tensor_with_own_lease
 from protocols.openai.dialects import required_dialect, required_embedding_dialect
@@ -134,6 +134,9 @@ async def body_of(
 #: For how many seconds the requests of a model are refused after its template or tokenizer has hung or ended a helper.
 REST_S = 10.0
 
+#: From more bytes of a request on, its size is the reason as likely as the model: then the model is not refused.
+MAX_RESTING_BYTE_SIZE = 1 << 20
+
 
 class TextTasks:
     """Has text helpers do what models bring: their chat templates and tokenizers.
@@ -174,8 +177,11 @@ class TextTasks:
         )  # fmt: skip
         try:
             message, output = await task.run()
+        except (NoMemory, NoDescriptorLeft):
+            raise  # of the server, which has little left: the model has done nothing wrong
         except Unavailable as error:
-            self._resting[model] = self._now_s() + REST_S
+            if sum(each.byte_size for each in sources) <= MAX_RESTING_BYTE_SIZE:
+                self._resting[model] = self._now_s() + REST_S
             raise ApiError(
                 f"the chat template or the tokenizer of model '{model}' has failed: {error.text}", 500, param="model"
             ) from None

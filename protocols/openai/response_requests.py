@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocols.openai.errors import invalid_field, refused_field
+from protocols.openai.errors import ApiError, invalid_field, refused_field
 from protocols.openai.fields import RESPONSE_STREAM_OPTIONS, RESPONSE_TEXT, checked_members
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ _REPEATED: dict[str, Any] = {
 
 #: What is the same in all responses: nothing is kept, cut off or done later.
 _CONSTANT = {"background": False, "previous_response_id": None, "store": False, "truncation": "disabled"}
+
+#: The most bytes of what a response repeats: each stream has it three times.
+MAX_REPEATED = 1 << 20
 
 _ROLES = ("user", "assistant", "system", "developer")
 
@@ -83,6 +86,12 @@ def as_chat(fields: dict[str, Any]) -> ChatOfResponse:
     messages.add_input(fields["input"])
     chat["messages"] = messages.all
     repeated = _encode(_CONSTANT | {name: fields.get(name, absent) for name, absent in _REPEATED.items()})
+    if len(repeated) > MAX_REPEATED:
+        raise ApiError(
+            f"what the response repeats of the request, such as 'instructions', 'metadata' and 'tools', has "
+            f"{len(repeated)} bytes together, expected at most {MAX_REPEATED}",
+            413,
+        )
     return ChatOfResponse(chat, repeated, messages.places)
 
 

@@ -29,6 +29,15 @@ _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
+class _UsageChunk(msgspec.Struct):
+    #: Of each choice nothing is read.
+    choices: list[msgspec.Raw]
+    usage: dict[str, msgspec.Raw] | None = None
+
+
+_usage_decoder = msgspec.json.Decoder(_UsageChunk)
+
+
 class Identity(msgspec.Struct, frozen=True):
     """What all chunks of a response have in common."""
 
@@ -297,9 +306,23 @@ class ChunkWriter:
         return b'%b],"usage":%b}\n\n' % (self._head, _encode(usage))
 
     def ready(self, text: bytes) -> bytes:
-        """Return the event for a chunk that the model has made. Raises `InternalError`."""
+        """Return the event for a chunk that the model has made. Raises `InternalError`.
+
+        It is empty for a chunk that has only the usage, if the client has not asked for it.
+        """
+        if not self._usage and b'"usage"' in text and _has_only_usage(text):
+            return b""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return b"data: %b\n\n" % with_identity(text, self._identity, kind)
+
+
+def _has_only_usage(text: bytes) -> bool:
+    """Whether a chunk has a usage and no choice."""
+    try:
+        chunk = _usage_decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False  # `with_identity` says what is wrong
+    return not chunk.choices and bool(chunk.usage)
 
 
 def call_members(call: FoundCall) -> dict[str, Any]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 
+#: What a response repeats stays JSON: only the places of the members are looked for.
+_repeated_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 
 class _Function(msgspec.Struct):
     name: str | None = None
@@ -97,7 +100,7 @@ def _response(
         "model": identity.model,
         "output": output,
         "usage": None if usage is None else _usage(usage),
-        **msgspec.json.decode(plan.repeated),
+        **_repeated_decoder.decode(plan.repeated),
         **more,
     }
 

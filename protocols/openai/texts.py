@@ -32,6 +32,13 @@ _REMEMBERED = 16
 #: The most characters of a prompt.
 MAX_PROMPT = 64 << 20
 
+#: The most characters of a text that becomes tokens: a tokenizer takes some hundred times their memory, and ends the
+#: process where it gets none.
+MAX_TEXT = 2 << 20
+
+#: The most token ids that become a text.
+MAX_TOKEN_IDS = 1 << 20
+
 #: Fields of a request that templates get under the same name.
 TEMPLATE_FIELDS = ("documents", "reasoning_effort", "tools")
 
@@ -156,12 +163,17 @@ class ModelTexts:
         return self._tokenizer
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
-        """Return the token ids of a text, and the tokens."""
+        """Return the token ids of a text, and the tokens. Raises `ApiError` for a text that is too long."""
+        if len(text) > MAX_TEXT:
+            raise ApiError(f"a text has {len(text)} characters, expected at most {MAX_TEXT}", 413)
         found = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return found.ids, found.tokens
 
     def text(self, tokens: list[int]) -> str:
         """Return the text of token ids, special tokens included. Raises `ApiError` for an id that is none."""
+        if len(tokens) > MAX_TOKEN_IDS:
+            raise ApiError(f"the request has {len(tokens)} tokens, expected at most {MAX_TOKEN_IDS}", 413,
+                           param="tokens")  # fmt: skip
         size = self.tokenizer.get_vocab_size()
         for place, token in enumerate(tokens):
             if token >= size:
@@ -236,7 +248,7 @@ def _decoded_call(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(f"the arguments of a tool call are not valid JSON: {error}", param="messages") from None
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -34,6 +34,9 @@ _MAX_LEAD = 256
 #: The most white space that is held back, as it may be in front of a call.
 _MAX_BLANK = 256
 
+#: How many characters a state gets at once. States copy what follows a mark, and there may be many marks.
+_PIECE = 4096
+
 _WORD = re.compile(r"[A-Za-z0-9_.:/-]+")
 
 _encode = msgspec.json.Encoder().encode
@@ -203,9 +206,10 @@ class _Parser:
     def add(self, text: str) -> list[Found]:
         """As `ToolParser.add`."""
         found: list[Found] = []
-        text, self._held = self._held + text, ""
-        while text:
-            text = self._state(text, found)
+        for begin in range(0, len(text), _PIECE):
+            piece, self._held = self._held + text[begin : begin + _PIECE], ""
+            while piece:
+                piece = self._state(piece, found)
         return found
 
     def end(self) -> list[Found]:
@@ -284,7 +288,8 @@ class HermesParser(_Parser):
             if not self._keep(text[: len(text) - kept]):
                 return self._give_up("", found)
             return ""
-        self._keep(text[:place])
+        if not self._keep(text[:place]):
+            return self._give_up(text[place:], found)
         raw = self._drop()
         found.extend(_marked_calls(raw[len(self.BEGIN) :]) or [raw + self.END])
         self._state = self._content
@@ -301,21 +306,40 @@ class HermesParser(_Parser):
 
 def _marked_calls(text: str) -> list[FoundCall]:
     text = text.strip()
-    return _function_calls(text) if text.startswith("<function=") else _calls_of(text)
+    return function_calls(text) if text.startswith("<function=") else _calls_of(text)
 
 
-_FUNCTION = re.compile(r"<function=([^>\n]{1,200})>(.*?)</function>", re.DOTALL)
+#: The most characters of the name of a function or of a parameter.
+_MAX_NAME = 200
 
-_PARAMETER = re.compile(r"<parameter=([^>\n]{1,200})>(.*?)</parameter>", re.DOTALL)
 
+def function_calls(text: str) -> list[FoundCall]:
+    """Return the calls of Qwen 3 Coder's form. Values that are JSON are taken as such, others as text.
 
-def _function_calls(text: str) -> list[FoundCall]:
-    """Return the calls of Qwen 3 Coder's form. Values that are JSON are taken as such, others as text."""
+    Each character is looked for a limited number of times, also where tags begin and do not end.
+    """
     found = []
-    for name, body in _FUNCTION.findall(text):
-        arguments = {key.strip(): _json_or_text(value) for key, value in _PARAMETER.findall(body)}
+    for name, begin, end in _tagged(text, "function", 0, len(text)):
+        arguments = {
+            key.strip(): _json_or_text(text[first:last]) for key, first, last in _tagged(text, "parameter", begin, end)
+        }
         found.append(FoundCall(name.strip(), _encode(arguments).decode()))
     return found
+
+
+def _tagged(text: str, tag: str, begin: int, end: int) -> Iterator[tuple[str, int, int]]:
+    """Find `<tag=NAME>BODY</tag>` between two places: yields the name, and where the body begins and ends."""
+    opening, closing = f"<{tag}=", f"</{tag}>"
+    while (place := text.find(opening, begin, end)) >= 0:
+        begin = place + len(opening)
+        named = text.find(">", begin, min(begin + _MAX_NAME + 1, end))
+        if named <= begin or "\n" in (name := text[begin:named]):
+            continue
+        last = text.find(closing, named + 1, end)
+        if last < 0:
+            return  # no other one ends either
+        yield name, named + 1, last
+        begin = last + len(closing)
 
 
 def _json_or_text(text: str) -> Any:
@@ -345,12 +369,13 @@ class _ValueParser(_Parser):
         end = self._value.find_end(text)
         if end < 0:
             return "" if self._keep(text) else self._give_up("", found)
-        self._keep(text[:end])
+        if not self._keep(text[:end]):
+            return self._give_up(text[end:], found)
         value = "".join(self._raw)[self._begin :]
         calls = _calls_of(value)
         if self._name:
             calls = _calls_of(f'{{"name":{_encode(self._name).decode()},"arguments":{value}}}')
-        if not calls or self._raw_size > MAX_CALL:
+        if not calls:
             return self._give_up(text[end:], found)
         self._drop()
         found.extend(calls)

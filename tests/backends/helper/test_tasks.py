@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from backends.helper.tasks import NICENESS, RegionIo
+from backends.helper.tasks import NICENESS, RegionIo, TaskRunner
 from backends.transport import wire
+from backends.transport.framing import FrameTooLarge
 from backends.worker.memory import AttachedRegion, AttachedRegions
 from backends.worker.output_memory import ArenaOutputs
 from shm.lease import RegionNumber
-from shm.tensor import Span
+from shm.tensor import Span, Tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,3 +136,20 @@ lower_priority(busy)
 print(busy.attempts)
 """
     assert run("\n" + program) == "3\n"
+
+
+def test_a_result_that_is_too_large_fails_the_task_and_not_the_helper(lab: Lab) -> None:
+    sent: list[wire.ToKernel] = []
+
+    def send(message: wire.ToKernel) -> None:
+        if not isinstance(message, wire.TaskFailed):
+            raise FrameTooLarge(1 << 30)
+        sent.append(message)
+
+    runner = TaskRunner(lab.regions, lab.memory, send, "tests.backends.helper.task_functions")
+    for number, name in enumerate(("reverse", "double")):
+        runner.run(wire.RunTask(number, name, b"", [Tensor("", "UINT8", [5000], bytes(5000))]))
+    assert [message.task for message in sent if isinstance(message, wire.TaskFailed)] == [0, 1]
+    assert lab.memory.arena is not None
+    assert lab.memory.arena.allocator.block_count == 0
+    lab.close()

@@ -54,6 +54,7 @@ def test_no_key_and_another_key_are_401(path: Path, header: str | None) -> None:
         ("a k tokens_per_minute=0", "line 1 has 'tokens_per_minute=0', expected tokens_per_minute=NUMBER, at least 1"),
         ("a k requests_per_minute=many", "line 1 has 'requests_per_minute=many', expected"),
         ("a k requests_per_minute=1 requests_per_minute=2", "line 1 has requests_per_minute twice"),
+        ("a k\nb l token_per_minute=2", "line 2 has a word with '=' that is no limit, expected requests_per_minute or"),
         ("a ké", "line 1 has a name or a key that is not of printable ASCII"),
     ],
 )

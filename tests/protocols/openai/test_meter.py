@@ -148,3 +148,53 @@ def test_a_body_that_a_model_makes_has_its_usage_counted() -> None:
         request.respond(Response("talk", "1", request.id, outputs=[text_tensor("openai_response", body)]))
 
     run(test, (config("talk", ("openai_response",)), talk(respond)[1]))
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_whole_response_without_a_count_is_estimated_by_its_length(ready: bool) -> None:
+    for text, tokens in ((b"x" * 4000, 1000), (b"x", 1), (b"", 0)):
+        found = GenerationStatistics()
+        metered = GenerationMeter(found, 1, 1000 * MS, stream=False, ready=ready, whole=True)
+        metered.add(0, Piece(text))
+        metered.ended(0, 1100 * MS)
+        assert found.generation_tokens == tokens
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+def test_a_model_that_makes_chunks_is_asked_for_its_usage_always(options: dict[str, bool] | None) -> None:
+    chunks = ['{"choices":[{"index":0,"delta":{"content":"a"}}],"usage":null}',
+              '{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":12,"total_tokens":17}}']  # fmt: skip
+
+    async def test(door: Door) -> None:
+        events = await door.stream(CHAT, ASKED if options is None else {**ASKED, "stream_options": options})
+        asks = options is not None and options["include_usage"]
+        assert len(events) == 2 + asks
+        [found] = door.server.figures().statistics.values()
+        assert (found.prompt_tokens, found.generation_tokens) == (5, 12)
+        assert script.asked[0]["stream_options"]["include_usage"] is True
+
+    def respond(script: Any, request: Request) -> None:
+        from kernel.serving.response import Response
+
+        for chunk in chunks:
+            outputs = [text_tensor("openai_response", chunk)]
+            request.respond(Response("talk", "1", request.id, outputs=outputs, final=False))
+        script.end(request)
+
+    script = talk(respond)[1]
+    run(test, (config("talk", ("openai_response",)), script))
+
+
+def test_what_comes_counts_for_the_version_that_has_responded() -> None:
+    from kernel.serving.response import Response
+
+    async def test(door: Door) -> None:
+        assert (await door.post(CHAT, ASKED))[0] == 200
+        found = door.server.figures().statistics
+        assert {key: each.generation_tokens for key, each in found.items()} == {("talk", "1"): 0, ("talk", "7"): 1}
+        assert all(each.open_streams == 0 for each in found.values())
+
+    def respond(script: Any, request: Request) -> None:
+        request.respond(Response("talk", "7", request.id, outputs=[text_tensor("text_output", "a")]))
+
+    run(test, talk(respond))
