@@ -50,9 +50,9 @@ async def listen(
     take `tls_shutdown_timeout_s` to end TLS; None is asyncio's default.
     """
     _set_options(sock)
-    gate = _Gate(make_protocol, make_refusal)
+    gate = Gate(make_refusal)
     server = await asyncio.get_running_loop().create_server(
-        lambda: _NewConnection(gate),
+        lambda: NewConnection(gate, make_protocol),
         sock=sock,
         backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many in one iteration
         ssl=tls,
@@ -63,22 +63,19 @@ async def listen(
     return server
 
 
-class _Gate:
+class Gate:
     """Admits the connections of one listening socket, or refuses them."""
 
-    def __init__(
-        self, make_protocol: Callable[[], asyncio.BaseProtocol], make_refusal: Callable[[], asyncio.BaseProtocol]
-    ) -> None:
-        self._make_protocol = make_protocol
+    def __init__(self, make_refusal: Callable[[], asyncio.BaseProtocol]) -> None:
         self._make_refusal = make_refusal
         self._refusal_count = 0
         self._next_log_s = 0.0
 
-    def open(self, transport: asyncio.Transport) -> None:
+    def open(self, transport: asyncio.Transport, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         """Give a new connection the protocol of the front door, or one that says why it is refused."""
         sock = transport.get_extra_info("socket")
         if sock is None or not is_reserved(sock.fileno()):
-            _connect(self._make_protocol(), transport)
+            _connect(make_protocol(), transport)
             return
         loop = asyncio.get_running_loop()
         if (now_s := loop.time()) >= self._next_log_s:
@@ -99,14 +96,15 @@ class _Gate:
         transport.abort()
 
 
-class _NewConnection(asyncio.Protocol):
+class NewConnection(asyncio.Protocol):
     """A connection before it has its protocol."""
 
-    def __init__(self, gate: _Gate) -> None:
+    def __init__(self, gate: Gate, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         self._gate = gate
+        self._make_protocol = make_protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._gate.open(cast("asyncio.Transport", transport))
+        self._gate.open(cast("asyncio.Transport", transport), self._make_protocol)
 
 
 def _connect(protocol: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:

@@ -71,7 +71,7 @@ class OwnHelpers:
     The loop goes on meanwhile, as far as the interpreter's lock lets it: only connections of this door can be delayed.
     """
 
-    idle = ready = False
+    idle, ready = False, True
 
     def __init__(self, module: str) -> None:
         """`module` has the functions by name, as `TASKS`."""
@@ -80,6 +80,10 @@ class OwnHelpers:
         self._runs: set[asyncio.Task[None]] = set()
         #: Tasks that wait for the thread.
         self._waiting: dict[HelperTask, asyncio.Task[None]] = {}
+
+    def load(self) -> None:
+        """Import the functions: a request does not wait for that."""
+        importlib.import_module(self._module)
 
     def start_ahead(self) -> None:
         """Do nothing: the thread starts in no time."""
@@ -104,6 +108,8 @@ class OwnHelpers:
                 wanted, result = await loop.run_in_executor(self._thread, _step, steps, memory)
             if result is None:
                 raise InternalError(f"task {task.name} asks twice for memory")
+            output = b"".join(result.output)
+            task.done(result.message, Tensor("", "UINT8", [len(output)], output) if result.output else None)
         except ServingError as error:
             task.failed(error)
         except MemoryError:
@@ -114,9 +120,6 @@ class OwnHelpers:
         except Exception as error:
             logging.getLogger(__name__).exception("a task of a front door failed")
             task.failed(InternalError(f"{type(error).__name__}: {error}"))
-        else:
-            output = b"".join(result.output)
-            task.done(result.message, Tensor("", "UINT8", [len(output)], output) if result.output else None)
 
 
 def _step(steps: TaskSteps, memory: memoryview | None) -> tuple[bytes, TaskResult | None]:
@@ -131,7 +134,8 @@ class _Process:
     """The parts of the process, on its loop."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.kernel = DoorKernel(sock, OwnHelpers("protocols.helper_tasks"), _end)
+        self._helpers = OwnHelpers("protocols.helper_tasks")
+        self.kernel = DoorKernel(sock, self._helpers, _end)
         self.kernel.on_configured = self._configured
         self.kernel.on_drain = self._drain
         self._connections: Any = None
@@ -150,6 +154,7 @@ class _Process:
         module = importlib.import_module(message.module)
         self._connections = module.open_connections(self.kernel, message.settings)
         self.kernel.on_connection = self._adopt
+        self._helpers.load()
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -186,9 +191,13 @@ class _Process:
             self.kernel.send(state)
 
 
-def _end() -> NoReturn:
-    """The kernel is gone: end at once, with all connections."""
-    os._exit(0)
+def _end(problem: str | None) -> NoReturn:
+    """The kernel is gone, or `problem` is why it cannot be understood: end at once, with all connections."""
+    if problem is None:
+        os._exit(0)
+    with contextlib.suppress(OSError):
+        os.write(2, f"the connection to the kernel is ended: {problem}\n".encode(errors="replace"))
+    os._exit(1)
 
 
 async def _serve(sock: socket.socket) -> None:
@@ -196,6 +205,10 @@ async def _serve(sock: socket.socket) -> None:
     root = logging.getLogger()
     root.handlers[:] = [_LogSender(process.kernel, asyncio.get_running_loop())]
     root.setLevel(logging.INFO)
+    # The process ends with such an error: what is sent to the kernel would be lost.
+    failures = logging.getLogger("backends.transport.channel")
+    failures.addHandler(logging.StreamHandler())
+    failures.propagate = False
     await process.wait()
 
 

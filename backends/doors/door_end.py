@@ -137,8 +137,11 @@ class DoorKernel:
 
     takes_times = starting = start_failed = stopping = False
 
-    def __init__(self, sock: socket.socket, helpers: Any, ended: Callable[[], NoReturn]) -> None:
-        """`helpers` is a `kernel.serving.helper_tasks.FrontDoorHelpers`. `ended` is called when the kernel is gone."""
+    def __init__(self, sock: socket.socket, helpers: Any, ended: Callable[[str | None], NoReturn]) -> None:
+        """`helpers` is a `kernel.serving.helper_tasks.FrontDoorHelpers`.
+
+        `ended` is called when the kernel is gone, with None, or with what is wrong with the connection to it.
+        """
         self.catalog = DoorCatalog()
         self.helpers = helpers
         self.regions = RegionRegistry()
@@ -152,7 +155,7 @@ class DoorKernel:
         self.on_connection: Callable[[socket.socket, bytes, int], None] | None = None
         self.on_drain: Callable[[float], None] = _ignore
         self._inputs: InputPlacer
-        self._channel = LoopChannel(sock, self._received, lambda problem: ended(), MAX_KERNEL_FRAME)
+        self._channel = LoopChannel(sock, self._received, ended, MAX_KERNEL_FRAME)
         self._numbers = itertools.count(1)
         self._arena_numbers = itertools.count(1)
         #: Numbers of forms, by the address of the prepared request and the number of the headers.
@@ -160,7 +163,7 @@ class DoorKernel:
         #: Numbers of headers, by the address of the head of a request, and by themselves.
         self._heads: dict[int, tuple[int, object]] = {}
         self._header_numbers: dict[tuple[tuple[bytes, bytes], ...], int] = {}
-        self._last_form = 0
+        self._last_form = self._forms_byte_size = 0
         self._open: dict[int, Request] = {}
         self._number_of: dict[Request, int] = {}
         #: Leases of blocks that the kernel may still use, by the number of the request.
@@ -223,6 +226,7 @@ class DoorKernel:
                 request.model_name, request.model_version, request.entry_point
             )  # fmt: skip
             if prepared is None or not prepared.small:
+                self._note_use(0 if received_in is not None else sum(len(each.data or b"") for each in request.inputs))
                 self._inputs.place_large(request, way.model, received_in)
             self._open[number] = request
             self._number_of[request] = number
@@ -230,6 +234,8 @@ class DoorKernel:
         except Exception as error:
             self._open.pop(number, None)
             self._number_of.pop(request, None)
+            for lease in self._held.pop(number, ()):
+                lease.release()
             if not isinstance(error, ServingError):
                 error = unexpected_error(f"the submission of a request to model '{request.model_name}'", error)
             request.refuse(error)
@@ -261,6 +267,8 @@ class DoorKernel:
         head = getattr(request.sink, "head", None)
         heads = self._heads.get(id(head))
         if heads is None:
+            if len(self._heads) >= messages.MOST_FORMS:  # also where they have no new forms
+                self._forget_forms()
             # Heads that differ in the length of the body have forms in common. The head is kept, so that no other one
             # gets its address.
             headers = _headers_of(head)
@@ -268,31 +276,37 @@ class DoorKernel:
         known = self._forms.get((id(prepared), heads[0]))
         if known is not None:
             return known[0]
-        if len(self._heads) > messages.MOST_FORMS or len(self._forms) >= messages.MOST_FORMS:
+        form = _form_of(request)
+        byte_size = messages.form_byte_size(form)
+        full = self._forms_byte_size + byte_size > messages.MOST_FORMS_BYTE_SIZE
+        if self._forms and (full or len(self._forms) >= messages.MOST_FORMS):
             self._forget_forms()
             return self._form_number(request, prepared)
         self._last_form = number = self._last_form + 1
         self._forms[id(prepared), heads[0]] = number, prepared  # kept, as above
-        self.send(messages.FormAdded(number, _form_of(request)))
+        self._forms_byte_size += byte_size
+        self.send(messages.FormAdded(number, form))
         return number
 
     def _forget_forms(self) -> None:
         for each in (self._forms, self._heads, self._header_numbers):
             each.clear()
+        self._forms_byte_size = 0
         self.send(messages.FormsForgotten())
 
     def _placed(self, number: int, span: Span, model: Any) -> messages.Place:
         """Return where an input is; its block is kept until the kernel says `InputsFree`."""
         region = span.lease.region
         if not model.arena_number or self._arenas[model.arena_number] is not region:
-            model.arena_number = next(self._arena_numbers)
+            arena = next(self._arena_numbers)
             fd = read_only_fd(region.fd)
             try:
-                self._channel.send_with_fd(messages.ArenaAdded(model.arena_number, model.name, region.byte_size), fd)
+                self._channel.send_with_fd(messages.ArenaAdded(arena, model.name, region.byte_size), fd)
             finally:
                 os.close(fd)
-            self._arenas[model.arena_number] = region
-            region.on_closed(functools.partial(self._arena_closed, model.arena_number))
+            self._arenas[arena] = region
+            region.on_closed(functools.partial(self._arena_closed, arena))
+            model.arena_number = arena  # not before: without a descriptor the kernel does not know it
         self._held.setdefault(number, []).append(span.lease.share())
         return messages.Place(model.arena_number, span.offset, span.byte_size)
 
@@ -338,6 +352,7 @@ class DoorKernel:
         return self._inputs.refusals
 
     def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
+        self._note_use(byte_size)
         return self._inputs.receive_buffer(route.model, byte_size, first_tensor)
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
@@ -352,16 +367,25 @@ class DoorKernel:
     def has_room_for(self, route: ModelRoute, byte_size: int) -> bool:
         """Whether there is room for a message of `byte_size` bytes. Asks for more memory when it gets short."""
         assert self.configuration is not None, "a request before the configuration"
-        budget, arena = self.budget, route.model.input_arena
+        arena = route.model.input_arena
+        wanted = self._note_use(byte_size)
+        in_arena = (0 if arena is None else arena.allocator.used_bytes) + byte_size + ALIGNMENT
+        # As `InputPlacer.receive_buffer`: half is for tensors that are copied.
+        return 2 * wanted <= self.budget.limit_byte_size and 2 * in_arena <= self.configuration.arena_byte_size
+
+    def _note_use(self, byte_size: int) -> int:
+        """Note that `byte_size` more bytes are about to be used, and ask for more memory when it gets short.
+
+        Returns how many are in use then.
+        """
+        budget = self.budget
         wanted = budget.used_byte_size + byte_size + ALIGNMENT
         self._most_used = max(self._most_used, wanted)
         if 2 * wanted > budget.limit_byte_size // 2 and not self._asks_for_memory:
             self._asks_for_memory = True
             more = min(max(_LEAST_BYTE_SIZE, budget.limit_byte_size), _MOST_BYTE_SIZE)
             self.send(messages.WantMemory(max(more, 4 * byte_size)))
-        in_arena = (0 if arena is None else arena.allocator.used_bytes) + byte_size + ALIGNMENT
-        # As `InputPlacer.receive_buffer`: half is for tensors that are copied.
-        return 2 * wanted <= budget.limit_byte_size and 2 * in_arena <= self.configuration.arena_byte_size
+        return wanted
 
     def _memory_granted(self, message: messages.Granted) -> None:
         self._asks_for_memory = False
@@ -410,6 +434,8 @@ class DoorKernel:
     def give_back(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
         """Let the kernel serve a connection from now on, as `backends.doors.pool.DoorPool.give`."""
         sock = transport.get_extra_info("socket")
+        if sock is None:
+            return False
         try:
             self._channel.send_with_fd(messages.Moved(received, passes), sock.fileno())
         except OSError:

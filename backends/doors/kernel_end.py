@@ -20,7 +20,7 @@ from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.serving.validation import validate
 from shm.arena import INLINE_LIMIT
-from shm.datatypes import DATATYPES, element_count
+from shm.datatypes import DATATYPES, MAX_SIZE
 from shm.lease import LeasedBlock, RegionNumber
 from shm.region import FileHandle, Region, RegionKind, check_sealed, read_only_fd
 from shm.tensor import RequestedOutput, Span, Tensor
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: The size of tensors whose bytes have no fixed number, and of those that no model takes.
 _ANY, _WRONG = -1, -2
+
+#: The most arenas of a door: one of each model that it knows, and as many that are about to be removed.
+_MOST_ARENAS = 2 * messages.MOST_ROUTES
 
 
 class _Sink(msgspec.Struct, eq=False):
@@ -100,7 +103,14 @@ def _byte_size(tensor: Tensor) -> int:
     datatype = DATATYPES.get(tensor.datatype)
     if datatype is None or any(each < 0 for each in tensor.shape):
         return _WRONG
-    return element_count(tensor.shape) * datatype.byte_size if datatype.byte_size else _ANY
+    if not datatype.byte_size:
+        return _ANY
+    byte_size = datatype.byte_size
+    for dim in tensor.shape:
+        byte_size *= dim
+        if byte_size > MAX_SIZE:  # the product of many dimensions takes long, and no tensor is as large
+            return _WRONG
+    return byte_size
 
 
 class _DoorArena(msgspec.Struct):
@@ -116,7 +126,7 @@ class DoorRequests:
         self._channel = channel
         self._title = title
         self._forms: dict[int, KnownForm] = {}
-        self._last_form = self._last_request = self._last_lease = 0
+        self._last_form = self._last_request = self._last_lease = self._forms_byte_size = 0
         #: By the number in messages.
         self._open: dict[int, Request] = {}
         #: Responses whose outputs the door uses, by the number of their lease.
@@ -148,11 +158,15 @@ class DoorRequests:
     def add_form(self, message: messages.FormAdded) -> None:
         if message.number <= self._last_form or len(self._forms) >= messages.MOST_FORMS:
             raise ValueError(f"form {message.number} after form {self._last_form}, with {len(self._forms)} known")
+        self._forms_byte_size += messages.form_byte_size(message.form)
+        if self._forms_byte_size > messages.MOST_FORMS_BYTE_SIZE:
+            raise ValueError(f"forms of {self._forms_byte_size} bytes")
         self._last_form = message.number
         self._forms[message.number] = KnownForm(message.form)
 
     def forget_forms(self, message: messages.FormsForgotten) -> None:
         self._forms.clear()
+        self._forms_byte_size = 0
 
     def infer(self, message: messages.Infer) -> None:
         known = self._forms.get(message.form)
@@ -241,6 +255,8 @@ class DoorRequests:
         try:
             if message.number < 1 or message.number in self._arenas:
                 raise ValueError(f"arena {message.number}, which is known")
+            if len(self._arenas) >= _MOST_ARENAS:
+                raise ValueError(f"more than {_MOST_ARENAS} arenas")
             check_sealed(fd, message.byte_size)
         except BaseException:
             os.close(fd)

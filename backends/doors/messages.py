@@ -23,7 +23,7 @@ import operator
 
 import msgspec
 
-from backends.transport.wire import Message, ParameterValue, RequestMessage, kinds_of
+from backends.transport.wire import Message, ParameterValue, RequestMessage, encoder, kinds_of
 from shm.tensor import Tensor, decode_lease
 
 #: The most models of which a door knows the signature. A door that needs more begins anew.
@@ -32,6 +32,8 @@ MOST_ROUTES = 1024
 #: The most forms that a door numbers. Then it begins anew, with `FormsForgotten`.
 MOST_FORMS = 4096
 
+#: The most bytes that these have together, see `form_byte_size`. At more it begins anew, too.
+MOST_FORMS_BYTE_SIZE = 256 << 20
 
 #: How long the release of memory may wait for a message that wakes the other process anyway, in seconds.
 RELEASE_S = 0.002
@@ -67,6 +69,11 @@ class Form(msgspec.Struct, array_like=True, omit_defaults=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     #: Whether the client wants to know how the request travels.
     explain: bool = False
+
+
+def form_byte_size(form: Form) -> int:
+    """Return how many bytes a form has, encoded."""
+    return len(encoder.encode(form))
 
 
 class RouteText(msgspec.Struct, array_like=True):

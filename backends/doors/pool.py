@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import resource
 import socket
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import msgspec
 from backends.doors import messages
 from backends.doors.kernel_end import DoorRequests
 from backends.launch.launcher import Backoff
-from backends.transport.channel import LoopChannel
+from backends.transport.channel import DescriptorLost, LoopChannel
 from backends.transport.wire import PROTOCOL
 from kernel.errors import ServingError
 from kernel.loop.iteration_end import IterationEnd
@@ -42,6 +43,11 @@ FIRST_BYTE_SIZE = 16 << 20
 #: How often doors are asked whether they live, and after how many questions without a response they are killed.
 _PING_S = 1.0
 _MOST_PINGS = 10
+
+#: A door with as many unanswered questions gets no more connections, and one that does not become ready is killed
+#: after this many.
+_LATE_PINGS = 3
+_MOST_STARTING_PINGS = 60
 
 #: After as many questions a door that ends is started again without delay.
 _OLD = 10
@@ -130,7 +136,13 @@ class _Door:
             message = decode(octets)
             handlers[type(message)](message)
 
+    @property
+    def takes_connections(self) -> bool:
+        """Whether it is ready, and responds."""
+        return self.ready and self.pings < _LATE_PINGS
+
     def _disconnected(self, problem: str | None) -> None:
+        self.ready = False  # nothing is given to a closed channel
         if problem is not None:
             logger.error("%s is ended: %s", self.title, problem)
         self.process.kill()  # `lost` follows
@@ -139,6 +151,7 @@ class _Door:
         if message.protocol != PROTOCOL:
             raise ValueError(f"its code is {message.protocol}, and that of the server {PROTOCOL}")
         self.ready = True
+        self.pings = 0
         self.pool.door_ready(self)
 
     def _want_memory(self, message: messages.WantMemory) -> None:
@@ -153,13 +166,23 @@ class _Door:
         self.pool.kernel.budget.remove(message.byte_size)
 
     def _take_connection_back(self, message: messages.Moved) -> None:
-        self.pool.take_back(self.channel.take_fd(), message.received, message.passes)
+        try:
+            fd = self.channel.take_fd()
+        except DescriptorLost:
+            logger.warning("a connection is lost that %s gave back: no file descriptor is left for it", self.title)
+            return
+        self.pool.take_back(fd, message.received, message.passes)
 
     def _note_state(self, message: messages.DoorState) -> None:
+        if message.connections < 0 or not 0 <= message.taken <= self.given or message.memory_refusals < 0:
+            raise ValueError(f"a state that cannot be, after {self.given} connections: {message}")
         self.state = message
 
     def _log(self, message: messages.DoorLogged) -> None:
-        logging.getLogger(message.name).log(message.level, "%s", message.text, extra=dict(message.fields))
+        known = logging.getLogger().manager.loggerDict.get(message.name)  # a logger once made stays
+        (known if isinstance(known, logging.Logger) else logger).log(
+            message.level, "%s", message.text, extra=dict(message.fields)
+        )
 
     def _pong(self, message: messages.Pong) -> None:
         self.pings = 0
@@ -171,6 +194,19 @@ class _Door:
         self.requests.close()
         self.pool.kernel.budget.remove(self.granted_byte_size)
         self.granted_byte_size = 0
+
+
+def stream_socket(fd: int) -> socket.socket:
+    """Return the socket of a descriptor that a door has sent. Raises ValueError for other files, which are closed."""
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        os.close(fd)
+        raise ValueError(f"a connection that is no socket: {error.strerror}") from None
+    if sock.type != socket.SOCK_STREAM:
+        sock.close()
+        raise ValueError("a connection that is no stream socket")
+    return sock
 
 
 class DoorPool(ServerPart):
@@ -221,7 +257,7 @@ class DoorPool(ServerPart):
     @property
     def available(self) -> bool:
         """Whether a door takes connections."""
-        return not self._draining and any(door.ready for door in self._doors.values())
+        return not self._draining and any(door.takes_connections for door in self._doors.values())
 
     def serves(self, name: str, version: str) -> bool:
         """Whether doors serve requests for this model."""
@@ -233,7 +269,11 @@ class DoorPool(ServerPart):
         `received` has come and belongs to no message that was begun. `passes` is how often a door has got it, this time
         included. Returns False if there is no door, or no descriptor: then nothing has changed.
         """
-        ready = [door for door in self._doors.values() if door.ready and door.connection_count < self._most_connections]
+        ready = [
+            door
+            for door in self._doors.values()
+            if door.takes_connections and door.connection_count < self._most_connections
+        ]
         sock = transport.get_extra_info("socket")
         if self._draining or not ready or sock is None:
             return False
@@ -325,8 +365,8 @@ class DoorPool(ServerPart):
         self._start_soon(door.number, self._starts[door.number].next_delay_s())
 
     def take_back(self, fd: int, received: bytes, passes: int) -> None:
-        """Serve a connection in the kernel's process that a door gives back."""
-        sock = socket.socket(fileno=fd)
+        """Serve a connection in the kernel's process that a door gives back. Raises ValueError for another file."""
+        sock = stream_socket(fd)
         if self._take_back is None:
             sock.close()
         else:
@@ -340,8 +380,11 @@ class DoorPool(ServerPart):
             if verbose != self._verbose:
                 door.channel.send(messages.LogVerbose(verbose))
             door.pings += 1
-            if door.pings > _MOST_PINGS and door.ready:
-                logger.error("%s has not responded for %.0f s, and is killed", door.title, _MOST_PINGS * _PING_S)
+            most = _MOST_PINGS if door.ready else _MOST_STARTING_PINGS
+            if door.pings > most:
+                problem = "responded" if door.ready else "become ready"
+                logger.error("%s has not %s for %.0f s, and is killed", door.title, problem, most * _PING_S)
+                door.ready = False
                 door.process.kill()
             elif door.ready:
                 door.channel.send(messages.Ping())

@@ -69,11 +69,18 @@ _MAX_FDS = 4
 #: The longest description of a problem in characters: it can contain a text of the peer.
 _MAX_PROBLEM = 1000
 
+#: Stands for a descriptor that has come with a message, and for which this process had no number left.
+_LOST = -1
+
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 
 _FD_SPACE = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
+
+
+class DescriptorLost(ValueError):
+    """The descriptor of a message was lost: this process has none left."""
 
 
 class LoopChannel:
@@ -202,11 +209,14 @@ class LoopChannel:
     def take_fd(self) -> int:
         """Return the descriptor of the message that is being handled; the caller owns it.
 
-        Raises ValueError for a message without one.
+        Raises ValueError for a message without one, and `DescriptorLost`.
         """
         if not self._fds:
             raise ValueError("a message without its file descriptor")
-        return self._fds.popleft()
+        fd = self._fds.popleft()
+        if fd == _LOST:
+            raise DescriptorLost("no file descriptor is left for one that came with a message")
+        return fd
 
     def pause(self) -> None:
         """Read nothing until `resume`, also not that the peer has closed the connection."""
@@ -235,16 +245,18 @@ class LoopChannel:
         if self._closed:
             return False
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_LOOP_READ_SIZE, _FD_SPACE, _CLOEXEC)
+            data, ancillary, flags, _ = self._socket.recvmsg(_LOOP_READ_SIZE, _FD_SPACE, _CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionResetError:  # the peer has died with unread messages
-            data, ancillary = b"", []
+            data, ancillary, flags = b"", [], 0
         except OSError as error:
             self._end(f"its connection failed: {error.strerror}")
             return False
         if ancillary:
             self._fds.extend(descriptors_in(ancillary))
+        if flags & socket.MSG_CTRUNC:
+            self._fds.append(_LOST)  # so that later messages get their own
         if not data:
             self._end(None)
             return False
@@ -318,7 +330,8 @@ class LoopChannel:
         self._loop.remove_writer(self._socket.fileno())
         self._drop_unsent()
         for fd in self._fds:
-            os.close(fd)
+            if fd != _LOST:
+                os.close(fd)
         self._fds.clear()
         self._socket.close()
 

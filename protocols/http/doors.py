@@ -22,7 +22,7 @@ from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.infer_call import HttpInference
 from protocols.http.request_rules import RequestRules
-from protocols.listening import machine_names
+from protocols.listening import NewConnection, machine_names
 from protocols.request_limits import RECEIVE_BUFFER_BYTE_SIZE
 
 if TYPE_CHECKING:
@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from kernel.options import HttpOptions
     from protocols.frontend import DoorKernelInterface, DoorProcesses
     from protocols.http.fast.request_heads import KnownRequestHead
+    from protocols.listening import Gate
 
 #: How often the kernel gives a connection to a door. Then it keeps it: each move costs about 0.1 ms.
 MOST_PASSES = 8
 
 #: JSON of more bytes is decoded by a helper, and so served in the kernel's process.
 _MOST_JSON_BYTE_SIZE = 512 << 10
+
+#: How long the adoption of a connection may take; it takes an iteration or two of the event loop.
+_ADOPTION_S = 1.0
 
 #: How many times larger than its text a tensor in JSON can be: `1,` becomes eight bytes.
 _MOST_GROWTH = 4
@@ -86,6 +90,7 @@ class ToDoors:
     """Lets connections in the kernel's process move to doors. A `protocols.http.fast.fast_path.ConnectionMoves`."""
 
     remembers = False
+    serves_all = True
 
     def __init__(self, doors: DoorProcesses) -> None:
         self._doors = doors
@@ -109,12 +114,19 @@ class ToDoors:
 
 
 async def take_back(
-    make_local: FastConnectionMaker, sock: socket.socket, received: bytes, passes: int, *, stays: bool
-) -> None:
-    """Serve a connection that comes from another process, from `received` on; `stays` is for its first message."""
+    make_local: FastConnectionMaker, sock: socket.socket, received: bytes, passes: int, *, stays: bool,
+    gate: Gate | None = None,
+) -> None:  # fmt: skip
+    """Serve a connection that comes from another process, from `received` on; `stays` is for its first message.
+
+    `gate` refuses it where no descriptor is left for it.
+    """
+
+    def adopted() -> asyncio.BaseProtocol:
+        return _Adopted(make_local(), received, passes, stays=stays)
 
     def connect() -> asyncio.BaseProtocol:
-        return _Adopted(make_local(), received, passes, stays=stays)
+        return adopted() if gate is None else NewConnection(gate, adopted)
 
     try:
         await asyncio.get_running_loop().connect_accepted_socket(connect, sock)
@@ -148,6 +160,7 @@ class _ToKernel:
     """Lets connections of a door move to the kernel's process. A `ConnectionMoves`."""
 
     remembers = True
+    serves_all = False
 
     def __init__(self, kernel: DoorKernelInterface) -> None:
         self._kernel = kernel
@@ -183,6 +196,8 @@ class DoorConnections:
         inference = HttpInference(kernel, settings.max_input_size, forwards=rules.forwarder is not None)
         self._fast_path = FastPath(inference, rules, log_access=settings.log_access)
         self._fast_path.moves = _ToKernel(kernel)
+        #: The calls of `adopt` that run.
+        self._adopting: set[asyncio.Task[None]] = set()
 
     @property
     def connection_count(self) -> int:
@@ -190,10 +205,17 @@ class DoorConnections:
 
     async def adopt(self, sock: socket.socket, received: bytes, passes: int) -> None:
         """Serve a connection of a client from now on."""
-        await take_back(functools.partial(FastConnection, self._fast_path), sock, received, passes, stays=False)
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._adopting.add(task)
+        try:
+            await take_back(functools.partial(FastConnection, self._fast_path), sock, received, passes, stays=False)
+        finally:
+            self._adopting.discard(task)
 
     async def close(self, grace_s: float) -> None:
         """Close idle connections, and others when their requests have responses or `grace_s` seconds are over."""
+        if self._adopting:  # connections that came before
+            await asyncio.wait(self._adopting, timeout=_ADOPTION_S)
         await self._fast_path.close(grace_s)
 
 

@@ -37,7 +37,7 @@ _REFUSAL = (
 )
 
 
-class _Refusal(asyncio.Protocol):
+class Refusal(asyncio.Protocol):
     """Sends the response on a connection that is refused, and drops what it receives."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -77,7 +77,7 @@ class HttpListener:
         self.aiohttp_server = AiohttpServer(self._handle, handler_cancellation=True)
         self.aiohttp_server.access_logger = self._access_logger
         connect = self.aiohttp_server if self.first is None else self.first.open(self.aiohttp_server)
-        self._server = await listen(self._sock, self.arrival or connect, self._tls, make_refusal=_Refusal)
+        self._server = await listen(self._sock, self.arrival or connect, self._tls, make_refusal=Refusal)
 
     @property
     def connection_count(self) -> int:

@@ -21,10 +21,11 @@ from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.generate_call import GenerateIntake
 from protocols.http.inference.infer_call import HttpInference
+from protocols.http.listener import Refusal
 from protocols.http.responses import RESTRICTED, error_response, retry_headers
 from protocols.http.route_hints import method_hint, route_hint
 from protocols.http.routes import find_endpoint, request_path
-from protocols.listening import is_local, local_url
+from protocols.listening import Gate, is_local, local_url
 from protocols.status import http_status
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class HttpServer(HttpDoor[HttpCall]):
             self._dashboard,
         )
         self._processes = processes
+        #: For connections that come back, as for new ones.
+        self._gate = Gate(Refusal)
         self._returning: set[asyncio.Task[None]] = set()
         if fast_path:
             self.listener.first = FastPath(inference, rules, log_access=log_access)
@@ -100,7 +103,7 @@ class HttpServer(HttpDoor[HttpCall]):
 
     def _take_back(self, sock: socket.socket, received: bytes, passes: int) -> None:
         """Serve a connection that a process of a front door gives back."""
-        work = take_back(self._make_connection, sock, received, passes, stays=True)
+        work = take_back(self._make_connection, sock, received, passes, stays=True, gate=self._gate)
         task = asyncio.get_running_loop().create_task(work)
         self._returning.add(task)
         task.add_done_callback(self._returning.discard)
@@ -122,10 +125,12 @@ class HttpServer(HttpDoor[HttpCall]):
 
     async def stop(self, grace_s: float) -> None:
         self._dashboard.close()
+        if self._processes is None:
+            await super().stop(grace_s)
+            return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(super().stop(grace_s))
-            if self._processes is not None:
-                tasks.create_task(self._processes.drain(grace_s))
+            tasks.create_task(self._processes.drain(grace_s))
 
     def figures(self) -> DoorFigures:
         figures = super().figures()

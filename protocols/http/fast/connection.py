@@ -527,13 +527,16 @@ class FastConnection(asyncio.Protocol):
         self._write_last()
         if self._calls or self._writer.busy or self._transport.get_write_buffer_size():
             return False  # this follows again when a response is written
-        received, self._received = self._received, b""
+        if not moves.move(self, self._transport, self._received):
+            if moves.serves_all:
+                self.stays = True
+                return True  # the message is served here
+            self._transport.abort()
+        # The transport is aborted, and says so to its protocol in a later iteration.
+        self._received = b""
         self._closing = True
         self._fast_path.remove(self)
         self._aiohttp.leave_transport()
         self._resting = True  # nothing is read any more
-        self._read_on(False)
         self._transport.set_protocol(asyncio.Protocol())
-        if not moves.move(self, self._transport, received):
-            self._transport.abort()
         return False

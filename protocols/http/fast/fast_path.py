@@ -32,6 +32,8 @@ class ConnectionMoves(Protocol):
 
     #: Whether a message with the same head as the one before goes the same way, without another question.
     remembers: bool
+    #: Whether this process serves every message, also where the connection cannot move.
+    serves_all: bool
 
     def wanted(self, connection: FastConnection, known: KnownRequestHead | None) -> bool:
         """Whether the next message of a connection is for the other process. Asked once for each message.
@@ -40,7 +42,10 @@ class ConnectionMoves(Protocol):
         """
 
     def move(self, connection: FastConnection, transport: asyncio.Transport, received: bytes) -> bool:
-        """Move a connection that has nothing to do, from `received` on. Returns False if that is not possible."""
+        """Move a connection that has nothing to do, from `received` on, and abort its transport here.
+
+        Returns False if that is not possible: then nothing has changed.
+        """
 
 
 class FastPath:
