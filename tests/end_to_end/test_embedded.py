@@ -355,4 +355,4 @@ def test_a_start_that_fails_closes_the_parts_that_were_made_the_last_one_first(
     with pytest.raises(StartFailed, match="cannot be written"):
         EmbeddedServer(write_models(tmp_path / "models", "echo"), record=str(tmp_path / "file")).start()
     # The tracing has helpers of its own.
-    assert closed == ["Tracing", "HelperPool", "HelperPool", "WorkerProcesses"]
+    assert closed == ["HelperPool", "Tracing", *["HelperPool"] * 3, "WorkerProcesses"]

@@ -10,7 +10,6 @@ from backends.transport import wire
 from backends.transport.channel import BlockingChannel
 from backends.worker.loop import Worker
 
-
 #: Those between kernel and worker; front doors in processes of their own have others with the same base.
 KINDS = [kind for kind in wire.kinds_of(wire.Message) if kind.__module__ == wire.__name__]
 
