@@ -37,11 +37,19 @@ class Stage(enum.Enum):
     UNKNOWN = "while it had the request, which may have reached the model"
 
 
-def batch_stages(record: BatchRecord, progress: Progress | None, last_sent: int) -> list[tuple[Batch, Stage]]:
+def batch_stages(
+    record: BatchRecord, progress: Progress | None, last_sent: int, *, unreachable: bool = False
+) -> list[tuple[Batch, Stage]]:
     """Return the unfinished batches of a lost worker, in the order of dispatch, with their stages.
 
     `last_sent` is the number of the last batch that was sent to the worker, for a worker without `progress`.
+    One that is `unreachable` may have begun with any batch that was sent: its last messages may be lost.
     """
+    if unreachable:
+        return [
+            (batch, Stage.UNTOUCHED if number > last_sent else Stage.UNKNOWN)
+            for number, batch in record.batches.items()
+        ]
     unstarted = record.unstarted()
     if record.concurrency > 1:
         return [(batch, Stage.UNTOUCHED if batch in unstarted else Stage.IN_MODEL) for batch in record.batches.values()]

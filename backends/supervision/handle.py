@@ -527,7 +527,10 @@ class WorkerHandle:
         repeats = error is None and self._session.unreachable and spec.retries_on_worker_loss and not spec.decoupled
         returned: list[Request] = []
         stages: dict[int, Stage] = {}
-        unfinished = batch_stages(self.record, self._session.progress(), self._memory.last_sent)
+        session = self._session
+        unfinished = batch_stages(
+            self.record, session.progress(), self._memory.last_sent, unreachable=session.unreachable
+        )
         for position, (batch, stage) in enumerate(unfinished):
             for number in batch.request_numbers():
                 stages[number] = stage

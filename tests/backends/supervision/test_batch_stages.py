@@ -68,6 +68,13 @@ def test_a_batch_that_was_never_sent_is_untouched() -> None:
     assert instance.stages(last_sent=1) == [UNKNOWN, UNTOUCHED]
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_an_unreachable_worker_may_have_begun_with_all_that_was_sent(concurrency: int) -> None:
+    instance = Instance(3, concurrency=concurrency)
+    stages = batch_stages(instance.record, None, 2, unreachable=True)
+    assert [stage for _, stage in stages] == [UNKNOWN, UNKNOWN, UNTOUCHED]
+
+
 def test_with_concurrency_the_worker_has_said_what_it_started() -> None:
     instance = Instance(3, concurrency=2)
     instance.record.started(2)
