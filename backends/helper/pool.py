@@ -188,6 +188,9 @@ class HelperPool(ServerPart):
     # ---- kernel.serving.helper_tasks.Helpers ----------------------------------------------------
 
     def add(self, task: HelperTask) -> None:
+        if self._closed:
+            task.failed(RequestCancelled())
+            return
         self._queue.add(task)
         self._run_waiting()
 

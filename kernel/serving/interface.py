@@ -343,7 +343,8 @@ class KeptPair(msgspec.Struct, frozen=True):
     error: str
     #: In tolerances.
     distance: float
-    #: What differs most.
+    #: What differs most, without and with values.
+    what: str
     why: str
     byte_size: int
 

@@ -269,6 +269,7 @@ class Kernel:
             if self.stopping:
                 raise ServerStopping(request.id)
             request.received_ns = self._clock.now_ns()
+            validate(request, model.spec)  # the version may have another signature than the client's
             self._inputs.place_large(request, model, None)
             model.submit(request)
         except Exception as error:

@@ -183,7 +183,7 @@ def shadow_text(found: dict[str, Any]) -> str:
     if rows:
         head = ("Output", "Compared", "Different", "Distance p50", "p90", "p99", "largest")
         lines.append(table_text(head, rows))
-    lines += [f"worst: request '{each['id']}': {each['why']}\n" for each in found["worst"][:5]]
+    lines += [f"worst: {each['why']}\n" for each in found["worst"][:5]]
     return "".join(lines)
 
 

@@ -81,6 +81,8 @@ class _ModelTraffic:
         #: By model and version.
         self.routed: dict[tuple[str, int], Routed] = {}
         self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
+        #: The version whose rollout could not begin by itself under this rule; 0 for none.
+        self.refused_version = 0
 
     @property
     def automatic(self) -> bool:
@@ -144,6 +146,7 @@ class Traffic:
         traffic.file_error = ""
         if settings == traffic.file:
             return
+        traffic.refused_version = 0
         traffic.file = settings
         if traffic.of_client is not None:
             logger.warning(
@@ -183,6 +186,7 @@ class Traffic:
             raise InvalidArgument(f"{_MOST_MODELS} models have traffic rules already")
         settings = _checked(changed(traffic.of_client or traffic.file or TrafficSettings(), members))
         self._models[name] = traffic
+        traffic.refused_version = 0
         traffic.of_client = settings
         self._use(name, traffic, settings, by)
 
@@ -192,6 +196,7 @@ class Traffic:
             raise InvalidArgument(f"a rollout of model '{name}' decides about its traffic: abort or promote it first")
         if traffic.of_client is None:
             return
+        traffic.refused_version = 0
         traffic.of_client = None
         self._use(name, traffic, traffic.file, by)
 
@@ -390,9 +395,12 @@ class Traffic:
         for name, traffic in list(self._models.items()):
             if not traffic.automatic or (version := self.rollouts.due(name, self.rule_of(name))) is None:
                 continue
+            if traffic.refused_version == version:  # it was logged why
+                continue
             try:
                 self.rollouts.start(name, {"to": version}, "traffic.toml")
             except ServingError as error:
+                traffic.refused_version = version
                 logger.error("the rollout of version %d of model '%s' cannot begin: %s", version, name, error)
         self._set_watch()
 

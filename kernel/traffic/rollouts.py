@@ -386,6 +386,8 @@ def rule_for(state: RolloutState, rule: TrafficSettings) -> TrafficSettings:
     shadow = None if rule.shadow is None or rule.shadow.to not in {*names, str(stable), str(candidate)} else rule.shadow
     if "outputs" in state.settings.guards:
         shadow = ShadowSettings("canary", state.settings.shadow_percent) if state.phase in ("step", "paused") else None
+    if state.active and any(each.startswith("metric:") for each in state.settings.guards):
+        shadow = None  # its copies would raise the candidate's counter, too
     rules = tuple(each for each in rule.rules if each.to.isdigit() or each.to in names)
     key = rule.key if state.settings.key is None else state.settings.key
     return msgspec.structs.replace(

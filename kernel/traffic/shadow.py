@@ -163,7 +163,8 @@ class ShadowReport:
                 for name, each in self.outputs.items()
             },
             "worst": [
-                {"id": kept.id, "distance": None if math.isinf(kept.distance) else kept.distance, "why": kept.why}
+                # Neither ids nor values of clients: everybody may read it.
+                {"distance": None if math.isinf(kept.distance) else kept.distance, "why": kept.what}
                 for _, _, kept in self.worst
             ],
         }
@@ -217,10 +218,13 @@ class _FirstPassage(msgspec.Struct, eq=False):
     pair: _Pair | None
 
     def send(self, response: Response) -> None:
-        if response.final and (pair := self.pair) is not None:
-            self.pair = None
-            self.shadow.answered(pair, response)
+        if not response.final or (pair := self.pair) is None:
+            self.inner.send(response)
+            return
+        self.pair = None
+        self.shadow.answered(pair, response)
         self.inner.send(response)
+        self.shadow.advance()  # the client has its response before its copy is submitted
 
 
 class _SecondSink(msgspec.Struct, eq=False):
@@ -275,7 +279,7 @@ class Shadow:
 
     def close(self) -> None:
         """Drop what waits, and take no more. Copies that are executed end as if nothing was."""
-        self.closed, self._target = True, None
+        self.closed, self._target, self.observer = True, None, None
         while self._ready:
             self._drop(self._ready.popleft(), "the shadow ended")
         if self._alarm is not None:
@@ -329,7 +333,7 @@ class Shadow:
         pair.byte_size += byte_size
 
     def answered(self, pair: _Pair, response: Response) -> None:
-        """The client gets its response: the copy may be submitted now."""
+        """The client gets its response: the copy may be submitted when it has it (`advance`)."""
         error = response.error
         if error is not None and (response.refused or not _is_of_version(error)):
             self._drop(pair, "no response of the version")
@@ -347,9 +351,8 @@ class Shadow:
                 return
         pair.answered_ns = self._clock.now_ns()
         self._ready.append(pair)
-        self._advance()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Submit copies while the shadow is idle; look again soon if some wait."""
         if self._advancing:  # a copy that is refused at once has ended within its submission
             return
@@ -367,7 +370,7 @@ class Shadow:
         self._advancing = False
         if self._ready:
             if self._alarm is None:
-                self._alarm = self._clock.alarm(self._advance)
+                self._alarm = self._clock.alarm(self.advance)
             self._alarm.set(now_ns + LOOK_NS)
 
     def _copy(self, pair: _Pair, target: Model) -> Request:
@@ -399,7 +402,7 @@ class Shadow:
             response.release()
             return
         if self._ready:
-            self._advance()
+            self.advance()
 
     def _compare(self, pair: _Pair) -> None:
         first, second = pair.first, pair.second
@@ -436,12 +439,15 @@ class Shadow:
         differs = worst is not None and bool(worst.kind)
         if worst is not None and differs:
             self._keep(pair, worst)
-        if self.observer is not None:
+        # A client that names a version, or is sent to one by a rule, is not of the rollout; two errors are no outputs.
+        if self.observer is not None and pair.bucket >= 0 and (pair.first is not None or pair.second is not None):
             self.observer(pair.bucket, differs=differs)
         self._end(pair)
 
     def _keep(self, pair: _Pair, worst: OutputDifference) -> None:
-        """Keep the pair, if it is one of the worst."""
+        """Keep the pair, if it is one of the worst. After `close` nobody would give its memory back."""
+        if self.closed:
+            return
         kept, budget = self.report.worst, self._parts.budget
         if len(kept) >= MOST_KEPT and kept[-1][0] <= -worst.distance:
             return
@@ -454,7 +460,7 @@ class Shadow:
         pair_kept = KeptPair(
             pair.target.name, pair.target.version, pair.copy_of, pair.at_ns, pair.answered_ns, pair.inputs,
             list(pair.outputs), pair.parameters, outputs, pair.errors[0], worst.distance,
-            f"{where}{worst.kind}: {worst.text}", byte_size,
+            f"{where}{worst.kind}", f"{where}{worst.kind}: {worst.text}", byte_size,
         )  # fmt: skip
         budget.add(byte_size)
         insort(kept, (-worst.distance, self._kept_number, pair_kept))

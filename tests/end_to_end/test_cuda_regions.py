@@ -15,7 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 from shm.cuda import BINDINGS_VARIABLE
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ def test_a_server_without_a_gpu_says_so(
             with pytest.raises(InferenceServerException, match="region: 'in', GPUs not supported"):
                 client.register_cuda_shared_memory("in", base64.b64encode(bytes(64)), 0, 64)
         client.close()
+        wait_for(lambda: "no GPU is visible" in server.log)
         assert server.log.count("no GPU is visible") == 1
     finally:
         server.stop()

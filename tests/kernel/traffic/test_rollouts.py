@@ -59,9 +59,13 @@ class RolloutLab(TrafficLab):
 
     def pairs(self, count: int, value: float) -> None:
         """Execute requests of clients at version 3, whose copies version 4 answers with `value` in place of 1."""
-        for _ in range(count):
-            request = self.request(model_version="3")
+        while count:
+            request = self.request()
             self.kernel.submit(request)
+            if request in self.models[4].live.instance_of:
+                self.respond(request)
+                continue
+            count -= 1
             for each, number in ((request, 1.0), (None, value)):
                 found = each or next(iter(self.models[4].live.instance_of))
                 outputs = [Tensor("OUT", "FP32", [1], struct.pack("f", number))]
@@ -89,6 +93,26 @@ def test_the_guard_of_outputs_looks_at_pairs_of_both_versions(value: float, phas
         assert "different outputs in" in status["reason"]
         assert "shadow" not in lab.traffic.report("m")["rule"]
         assert lab.traffic.report("m")["shadow"]["different"] == count, "the report stays to be looked at"
+
+
+def test_pairs_of_clients_that_name_a_version_and_pairs_of_two_errors_do_not_count(lab: RolloutLab) -> None:
+    lab.start(guards=["errors", "outputs"])
+    lab.look()
+    for version, fails in (("3", False), ("", True)):
+        for _ in range(40):
+            request = lab.request(model_version=version)
+            lab.kernel.submit(request)
+            if request in lab.models[4].live.instance_of:
+                lab.respond(request)
+                continue
+            for each in (request, None):
+                found = each or next(iter(lab.models[4].live.instance_of))
+                if fails:
+                    found.fail(InvalidArgument("no such number"))
+                else:
+                    lab.respond(found)
+    assert lab.traffic.report("m")["shadow"]["pairs"] >= 40
+    assert lab.look()["guards"]["outputs"]["candidate"] == 0
 
 
 def test_a_counter_of_the_model_can_be_a_guard(lab: RolloutLab) -> None:
