@@ -21,6 +21,7 @@ from backends.hosts.files import ModelCopies
 from backends.hosts.messages import read_token
 from kernel.errors import BadOption, ServingError
 from kernel.flags.flag import BadValue, parse_host_port
+from kernel.machine import raise_descriptor_limit
 from kernel.options import is_loopback
 from kernel.repository.execution_environment import EnvironmentSettings
 
@@ -74,6 +75,7 @@ def agent(
     )
     copies = ModelCopies(folder.absolute(), cache_byte_size)
     settings = AgentSettings(host_name, token, max_workers, worker_lease_secs)
+    raise_descriptor_limit()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family, backlog=128) as listener:
         anyio.run(_serve, settings, copies, environments, listener, backend_options={"use_uvloop": True})

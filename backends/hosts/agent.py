@@ -61,6 +61,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: How long no connection is accepted after one could not be.
+ACCEPT_PAUSE_S = 0.1
+
 #: How many peers may be about to prove that they have the token.
 MAX_UNPROVEN = 64
 
@@ -132,7 +135,8 @@ class ServerSession:
                 (number, worker.process.stopped, hash(worker.process.work_mark) & (1 << 62) - 1)
                 for number, worker in self.workers.items()
                 if worker.process is not None
-            )
+            ),
+            self._agent.worker_count - len(self.workers),
         )
 
     def _take(self, message: ToAgent) -> None:
@@ -194,10 +198,18 @@ class ServerSession:
             code = error.code if isinstance(error, ServingError) else ErrorCode.UNAVAILABLE
             text = error.message if isinstance(error, ServingError) else f"its connection failed: {error}"
             self.link.send(NotStarted(number, code.value, text))
-        except BaseException:
+            self._agent.forget_if_over(self)
+        except asyncio.CancelledError:
             self.workers.pop(number, None)
             self.link.send(NotStarted(number, ErrorCode.UNAVAILABLE.value, "the launch was ended"))
+            self._agent.forget_if_over(self)
             raise
+        except Exception:  # it concerns one worker: the agent has others
+            logger.exception("worker %d of server %s could not be started", number, self.peer)
+            self.workers.pop(number, None)
+            text = "the agent failed to start the worker; its log has the cause"
+            self.link.send(NotStarted(number, ErrorCode.INTERNAL.value, text))
+            self._agent.forget_if_over(self)
         else:
             assert worker.process is not None
             self.link.send(WorkerStarted(number, folder))
@@ -324,15 +336,19 @@ class HostAgent:
     async def _end_all(self) -> None:
         ended = [worker.process for session in self.sessions for worker in session.workers.values()]
         for session in list(self.sessions):
+            session.link.end("the agent ends")  # first: so servers see a lost host, and not workers that were killed
             session.end_workers()
         await asyncio.gather(*(process.stop(KILL_WAIT_S) for process in ended if process is not None))
-        for session in list(self.sessions):
-            session.link.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, address = await loop.sock_accept(listener)
+            try:
+                sock, address = await loop.sock_accept(listener)
+            except OSError as error:  # such as too many open files
+                logger.warning("a connection cannot be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
             if self._unproven >= MAX_UNPROVEN:
                 sock.close()
                 continue

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.hosts.files import send_files
 from backends.hosts.link import Link, prepare_socket
@@ -70,7 +70,7 @@ class RemoteProcess:
         self.title = title
         self.host = agent.host
         self.unreachable = False
-        self.socket = socket.socket()
+        self.socket = socket.socket(agent.family)
         self.output = WorkerOutput(title, limits, LoopClock())
         #: Done when the agent expects the connection, and when the worker runs, with its folder.
         self.expected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -162,6 +162,9 @@ class HostConnection:
         self.trouble = _NOT_TRIED
         self._launcher = launcher
         self._link: Link[ToServer] | None = None
+        #: Where the control connection has gone to; the connections of workers go there, too.
+        self.family: int = socket.AF_INET
+        self.reached: Any = self.address
         self._session = b""
         self._epoch = 0
         self._next_number = 1
@@ -195,7 +198,7 @@ class HostConnection:
                 await self._down.wait()
                 if self._welcome:
                     delay_s = _RETRY_S
-            except (OSError, NotAdmitted) as error:
+            except (OSError, NotAdmitted, UnicodeError) as error:  # UnicodeError: a name that no host can have
                 self._note(str(error) or type(error).__name__)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MOST_RETRY_S)
@@ -209,6 +212,7 @@ class HostConnection:
     async def _connect(self) -> None:
         self._session, self._epoch = secrets.token_bytes(16), self._epoch + 1
         sock = await asyncio.to_thread(self._proven, Purpose(self._session))
+        self.family, self.reached = sock.family, sock.getpeername()
         self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
         try:
             await link.begin(sock)
@@ -240,6 +244,9 @@ class HostConnection:
             case Refused():
                 self._note(message.text)
             case Beat():
+                if message.others != self.others:
+                    self.others = message.others
+                    self._launcher.changed()
                 for number, stopped, mark in message.workers:
                     if (worker := self.workers.get(number)) is not None:
                         worker.seen(stopped=stopped, mark=mark)
@@ -278,22 +285,26 @@ class HostConnection:
         number, self._next_number = self._next_number, self._next_number + 1
         worker = self.workers[number] = RemoteProcess(self, number, title, self._launcher.limits)
         worker.pending = pending
+        sent = False
+        bringing: asyncio.Future[None] | None = None
         try:
             description = await self._launcher.description(needs)
             self.send(
                 LaunchWorker(number, title, needs.backend, needs.version, needs.memory_limit_byte_size, description)
             )
+            sent = True
             await worker.expected
             archive = "" if needs.environment is None else needs.environment.path
 
             def bring() -> None:
                 worker.socket.settimeout(PROOF_S)
-                worker.socket.connect(self.address)
+                worker.socket.connect(self.reached)
                 self._proven(Purpose(self._session, number), worker.socket)
                 send_files(worker.socket, needs.folder, description, archive)
 
             try:
-                await asyncio.to_thread(bring)
+                bringing = asyncio.ensure_future(asyncio.to_thread(bring))
+                await asyncio.shield(bringing)
             except (OSError, NotAdmitted, Unavailable) as error:
                 await asyncio.wait([worker.started], timeout=_REASON_S)
                 if worker.started.done():
@@ -302,10 +313,15 @@ class HostConnection:
             worker.folders[needs.folder] = await worker.started
             pending("")
         except BaseException:
+            if not sent and self.workers.pop(number, None) is not None:  # the agent does not know it
+                self._launcher.changed()
             worker.kill()
             with contextlib.suppress(OSError):
                 worker.socket.shutdown(socket.SHUT_RDWR)
-            worker.socket.close()
+            if bringing is None or bringing.done():
+                worker.socket.close()
+            else:  # not before: the thread would write to whatever gets the number of the descriptor next
+                bringing.add_done_callback(lambda done: _close_after(done, worker.socket))
             raise
         return worker
 
@@ -313,6 +329,12 @@ class HostConnection:
         """End the connection."""
         if self._link is not None:
             self._link.close()
+
+
+def _close_after(done: asyncio.Future[None], sock: socket.socket) -> None:
+    if not done.cancelled():
+        done.exception()  # somebody has it already
+    sock.close()
 
 
 class AgentLauncher(ServerPart):

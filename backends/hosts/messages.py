@@ -48,14 +48,17 @@ _LEAST_TOKEN = 16
 
 
 def read_token(path: Path) -> bytes:
-    """Return the token in a file, without spaces around it. Raises `InvalidArgument`."""
+    """Return the token in a file, without spaces around it. Raises `InvalidArgument`, also if others may read it."""
     try:
+        if path.stat().st_mode & 0o077:
+            raise InvalidArgument(f"others may read the token file '{path}': chmod 600 '{path}'")
         token = read_regular(path, 4096).strip()
     except OSError as error:
         raise InvalidArgument(f"the token file '{path}' cannot be read: {error.strerror}") from None
     if len(token) < _LEAST_TOKEN:
         raise InvalidArgument(
-            f"the token in '{path}' must have at least {_LEAST_TOKEN} characters: make one with `openssl rand -hex 32`"
+            f"the token in '{path}' must have at least {_LEAST_TOKEN} characters: make one with "
+            "`(umask 077; openssl rand -hex 32 > FILE)`"
         )
     return token
 
@@ -136,6 +139,8 @@ class Beat(AgentMessage, frozen=True, tag=True, array_like=True):
     """The sender lives. An agent says of each worker whether a signal has stopped it, and a mark of its work."""
 
     workers: tuple[tuple[int, bool, int], ...] = ()
+    #: How many workers the agent has for other sessions, those of this server that still end among them.
+    others: int = 0
 
 
 class Claim(AgentMessage, frozen=True, tag=True, array_like=True):

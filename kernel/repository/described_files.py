@@ -90,6 +90,8 @@ def _names(folder: str, version: int) -> Iterator[str]:
         with os.scandir(os.path.join(folder, prefix)) as entries:
             for entry in entries:
                 name = prefix + entry.name
+                if entry.name == "__pycache__":  # Python makes another one where the copy is
+                    continue
                 if not entry.is_dir():
                     count += 1
                     if count > MAX_FILES:

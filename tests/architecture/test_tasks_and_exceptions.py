@@ -8,6 +8,8 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 
 #: Tasks that are not born in a `TaskGroup`: why, and who awaits or cancels them.
 FREE_TASKS = {
+    "backends/hosts/launcher.py HostConnection.launch": "the launch awaits it; if that is cancelled, its end closes "
+    "the socket",
     "protocols/clients/http_shadow.py Copies._begin": "one for each copy in flight; `__aexit__` awaits it",
     "backends/doors/__main__.py OwnHelpers.add": "its end, also by a failure, ends the task of the front door",
     "backends/doors/__main__.py _Process._adopt": "in the group of `wait`",
@@ -37,6 +39,7 @@ FREE_TASKS = {
 
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
+    "backends/hosts/agent.py ServerSession._start": "the failure of one worker must not end the agent and all others",
     "backends/doors/__main__.py OwnHelpers._run": "a task that fails must not end its door",
     "backends/doors/door_end.py DoorKernel.submit": "a refusal is a response, whatever it comes from",
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",

@@ -239,7 +239,11 @@ def test_a_peer_is_lost_after_two_seconds_of_silence_and_not_before() -> None:
 def test_a_short_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
+    file.chmod(0o600)
     with pytest.raises(InvalidArgument, match="must have at least 16 characters"):
         read_token(file)
     file.write_text(" 0123456789abcdef\n")
     assert read_token(file) == b"0123456789abcdef"
+    file.chmod(0o640)
+    with pytest.raises(InvalidArgument, match="others may read the token file"):
+        read_token(file)

@@ -476,6 +476,7 @@ def files(tmp_path: Path, certificate_files: dict[str, Path]) -> Iterator[None]:
         taken.listen()
         token = tmp_path / "token"
         token.write_text("0123456789abcdef")
+        token.chmod(0o600)
         FILES.update(certificate_files, taken=taken.getsockname()[1], log=tmp_path / "log", token=token)
         FILES.update(
             (name, tmp_path / name)
