@@ -7,7 +7,6 @@ for our server: what waits for it is bounded in number and bytes, and the rest i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import deque
 from typing import TYPE_CHECKING
@@ -33,13 +32,16 @@ if TYPE_CHECKING:
 
 _PIECE = 64 << 10
 
-#: The most bytes of all exchanges that wait.
+#: The most bytes of all exchanges that come or wait.
 _MOST_WAITING_BYTE_SIZE = 64 << 20
 
 #: The most requests of one connection without a response (pipelining): beyond that it is not read any more.
 _MOST_OPEN = 64
 
 _CONNECT_S = 10.0
+
+#: How long a peer may take to read what is left when its connection is closed.
+_CLOSE_S = 5.0
 
 #: Seconds until our server counts as busy.
 _COPY_S = 60.0
@@ -92,6 +94,7 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ol
         except* OSError:
             pass  # a side has closed the connection: the other one sees that too
         finally:
+            tap.close()
             await _closed(its_writer)
     finally:
         await _closed(writer)
@@ -108,22 +111,42 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, read
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
     writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        writer.transport.abort()
+    except asyncio.CancelledError:
+        writer.transport.abort()
+        raise
 
 
 class _Reading:
     """Takes what a parser of `httptools` finds: one message after the other."""
 
-    def __init__(self, ended: Callable[[_Reading], None]) -> None:
+    def __init__(
+        self, copies: Copies, wanted: Callable[[_Reading], bool], ended: Callable[[_Reading], None]
+    ) -> None:  # fmt: skip
+        """`wanted` says at the end of the headers whether the body is kept."""
+        self._copies = copies
+        self._wanted = wanted
         self._ended = ended
-        self.begin()
+        self._begin()
 
-    def begin(self) -> None:
-        """Begin with the next message."""
+    def _begin(self) -> None:
         self.target = b""
         self.headers: dict[str, str] = {}
-        self.body: bytearray | None = bytearray()
+        #: None if it is not kept.
+        self.body: bytearray | None = None
+        self.is_wanted = False
+        #: Why the body of a wanted message was not kept.
+        self.trouble = ""
+
+    def forget(self) -> None:
+        """Give back what is kept of the message that comes."""
+        if self.body is not None:
+            self._copies.give_back(len(self.body))
+            self.body = None
 
     # ---- callbacks of the parser ---------------------------------------------------------------------
 
@@ -133,18 +156,28 @@ class _Reading:
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
+    def on_headers_complete(self) -> None:
+        self.is_wanted = self._wanted(self)
+        self.body = bytearray() if self.is_wanted else None
+
     def on_body(self, body: bytes) -> None:
-        if self.body is not None:
+        if self.body is None:
+            return
+        if len(self.body) + len(body) > MOST_BODY_BYTE_SIZE:
+            self.trouble = "bodies that are too large"
+        elif not self._copies.keep(len(body)):
+            self.trouble = "too many wait"
+        else:
             self.body += body
-            if len(self.body) > MOST_BODY_BYTE_SIZE:
-                self.body = None
+            return
+        self.forget()
 
     def on_message_complete(self) -> None:
         self._ended(self)
-        self.begin()
+        self._begin()
 
     def message(self) -> Message | None:
-        """Return the message; None if it is too large."""
+        """Return the message, None if it is not kept. Who gets it gives its bytes back."""
         return None if self.body is None else Message(self.headers, bytes(self.body))
 
 
@@ -153,8 +186,10 @@ class Tap:
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
-        self._requests = httptools.HttpRequestParser(_Reading(self._request_ended))
-        self._responses = httptools.HttpResponseParser(_Reading(self._response_ended))
+        self._request = _Reading(copies, self._wants_request, self._request_ended)
+        self._response = _Reading(copies, self._wants_response, self._response_ended)
+        self._requests = httptools.HttpRequestParser(self._request)
+        self._responses = httptools.HttpResponseParser(self._response)
         #: Requests without a response: path and message of those that may be copied, None for others.
         self._open: deque[tuple[str, Message] | None] = deque()
         #: Whether the bytes are read.
@@ -179,30 +214,52 @@ class Tap:
     def _stop(self) -> None:
         """Read no more of this connection: it is not understood."""
         if self._reads:
-            self._reads = False
-            self._open.clear()
+            self.close()
             self._copies.compared.unread_connections += 1
 
+    def close(self) -> None:
+        """The connection ends, or is not read any more: what is kept of it is given back."""
+        self._reads = False
+        for found in filter(None, self._open):
+            self._copies.give_back(len(found[1].body))
+            self._copies.compared.drop("incomplete responses")
+        self._open.clear()
+        for reading in (self._request, self._response):
+            reading.forget()
+
+    def _wants_request(self, reading: _Reading) -> bool:
+        return self._copies.wants(self._requests.get_method().decode(), reading.target.decode("latin-1"))
+
+    def _wants_response(self, reading: _Reading) -> bool:
+        return self._responses.get_status_code() >= 200 and bool(self._open) and self._open[0] is not None
+
     def _request_ended(self, reading: _Reading) -> None:
-        method, target = self._requests.get_method().decode(), reading.target.decode("latin-1")
-        if method == "HEAD" or len(self._open) >= _MOST_OPEN:
+        if self._requests.get_method() == b"HEAD" or len(self._open) >= _MOST_OPEN:
             self._stop()  # the parser of responses would take the next response for the body
             return
-        self._open.append(self._copies.chosen(method, target, reading.message()))
+        message = reading.message()
+        if message is None and reading.is_wanted:
+            self._copies.compared.drop(reading.trouble)
+        self._open.append(None if message is None else (reading.target.decode("latin-1"), message))
 
     def _response_ended(self, reading: _Reading) -> None:
         status = self._responses.get_status_code()
-        if status < 200 or not self._open:  # 100 Continue comes before the response
+        if status < 200:  # 100 Continue comes before the response
+            return
+        if not self._open:  # a response to a request that is not complete: which one is next is not known any more
+            self._stop()
             return
         found = self._open.popleft()
         response = reading.message()
+        reading.forget()
         if found is None:
             return
-        if response is None:
-            self._copies.compared.drop("bodies that are too large")
-            return
         path, request = found
-        self._copies.add(Exchange(path, request, status, response))
+        self._copies.give_back(len(request.body))
+        if response is None:
+            self._copies.compared.drop(reading.trouble)
+        else:
+            self._copies.add(Exchange(path, request, status, response))
 
 
 class Copies:
@@ -213,7 +270,8 @@ class Copies:
         self._settings = settings
         self.compared = compared
         self._waiting: deque[Exchange] = deque()
-        self._byte_size = 0
+        #: Of exchanges that wait or are compared, and of messages that come.
+        self._byte_size = self._kept_byte_size = 0
         self._running: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
 
@@ -235,23 +293,32 @@ class Copies:
         assert self._session is not None
         await self._session.close()
 
-    def chosen(self, method: str, target: str, message: Message | None) -> tuple[str, Message] | None:
-        """Return the path and the message of a request if it is copied."""
+    def wants(self, method: str, target: str) -> bool:
+        """Whether a request is copied, which is drawn once for each."""
         if not is_inference(method, target):
-            return None
-        percent, report = self._settings.percent, self.compared.report
+            return False
+        percent = self._settings.percent
         if percent < 100 and random.random() * 100 >= percent:
-            return None
-        report.sampled += 1
-        if message is None:
-            self.compared.drop("bodies that are too large")
-            return None
-        return target, message
+            return False
+        self.compared.report.sampled += 1
+        return True
+
+    def keep(self, byte_size: int) -> bool:
+        """Count bytes of a message that comes. Returns False if there is no room for them."""
+        if self._byte_size + self._kept_byte_size + byte_size > _MOST_WAITING_BYTE_SIZE:
+            return False
+        self._kept_byte_size += byte_size
+        return True
+
+    def give_back(self, byte_size: int) -> None:
+        """Bytes of a message that comes are not kept any more, or are counted with their exchange."""
+        self._kept_byte_size -= byte_size
 
     def add(self, exchange: Exchange) -> None:
         """Let an exchange be compared soon."""
         byte_size = _byte_size(exchange)
-        if len(self._waiting) >= self._settings.waiting or self._byte_size + byte_size > _MOST_WAITING_BYTE_SIZE:
+        kept = self._byte_size + self._kept_byte_size
+        if len(self._waiting) >= self._settings.waiting or kept + byte_size > _MOST_WAITING_BYTE_SIZE:
             self.compared.drop("too many wait")
             return
         self._byte_size += byte_size
@@ -277,15 +344,14 @@ class Copies:
             found = await asyncio.to_thread(compare_exchange, exchange, copied, classes, self.compared.rules)
             self.compared.add(exchange.path, id, found)
         except NotCompared as reason:
-            self._drop(exchange, str(reason))
-            return
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            self._drop(exchange, "our server has not responded")
-            return
+            self.compared.drop(str(reason))
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):  # ValueError: of a header
+            self.compared.drop("our server has not responded")
         except asyncio.CancelledError:
-            self._drop(exchange, "the comparison was ended")
+            self.compared.drop("the comparison was ended")
             raise
-        self._byte_size -= _byte_size(exchange)
+        finally:
+            self._byte_size -= _byte_size(exchange)
 
     async def _send(self, exchange: Exchange) -> CopiedResponse:
         assert self._session is not None

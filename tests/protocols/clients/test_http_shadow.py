@@ -81,10 +81,39 @@ def test_large_bodies_are_passed_on_and_not_kept(copies: KeptCopies) -> None:
     assert copies.compared.report.dropped == {"bodies that are too large": 1}
 
 
+def test_what_all_connections_keep_is_bounded_and_given_back(copies: KeptCopies) -> None:
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (16 << 20)
+    taps = [Tap(copies) for _ in range(6)]
+    for tap in taps:
+        tap.of_client(head)
+        tap.of_client(bytes(16 << 20))
+    assert copies.compared.report.dropped == {"too many wait": 2}, "64 MiB in all"
+    for tap in taps:
+        tap.close()
+    assert copies.compared.report.dropped == {"too many wait": 2, "incomplete responses": 4}
+    assert copies.keep(64 << 20), "all is given back"
+
+
+def test_bodies_of_requests_that_are_not_copied_are_not_kept(copies: KeptCopies) -> None:
+    tap = Tap(copies)
+    tap.of_client(b"POST /v2/repository/models/m/load HTTP/1.1\r\nContent-Length: 1048576\r\n\r\n" + bytes(1 << 19))
+    assert copies.keep(64 << 20)
+
+
+def test_a_response_before_the_end_of_its_request_ends_the_reading(copies: KeptCopies) -> None:
+    tap = Tap(copies)
+    tap.of_client(REQUEST[:-1])
+    tap.of_server(RESPONSE)
+    tap.of_client(REQUEST[-1:] + REQUEST)
+    tap.of_server(RESPONSE)
+    assert not copies.found
+    assert copies.compared.unread_connections == 1
+
+
 def test_a_part_of_the_requests_is_chosen() -> None:
     copies = KeptCopies(percent=10)
     for _ in range(1000):
-        copies.chosen("POST", "/v2/models/m/infer", Message({}, b""))
+        copies.wants("POST", "/v2/models/m/infer")
     assert 40 < copies.compared.report.sampled < 180
 
 
@@ -93,7 +122,7 @@ def test_what_waits_is_bounded() -> None:
         compared = Comparison({})
         async with Copies("http://127.0.0.1:1", ProxySettings(concurrency=1, waiting=3), compared) as copies:
             for _ in range(10):
-                copies.chosen("POST", "/v2/models/m/infer", Message({}, b"{}"))
+                copies.wants("POST", "/v2/models/m/infer")
                 copies.add(Exchange("/v2/models/m/infer", Message({}, b"{}"), 200, Message({}, b"{}")))
         report = compared.report
         assert report.sampled == report.dropped.total() == 10
