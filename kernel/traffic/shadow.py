@@ -11,6 +11,7 @@ time. Responses come from the cache as they are; the shadow neither reads nor wr
 
 from __future__ import annotations
 
+import logging
 import math
 from bisect import insort
 from collections import Counter, deque
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response, ResponseReceiver
     from kernel.traffic.settings import OutputRule, ShadowSettings
     from shm.blocks import ByteBudget
+
+logger = logging.getLogger(__name__)
 
 #: The most bytes of the inputs of a request that is copied: about a millisecond.
 MOST_INPUT_BYTE_SIZE = 8 << 20
@@ -222,7 +225,11 @@ class _FirstPassage(msgspec.Struct, eq=False):
             self.inner.send(response)
             return
         self.pair = None
-        self.shadow.answered(pair, response)
+        try:
+            self.shadow.answered(pair, response)
+        except Exception:  # whatever is wrong with the shadow, the client gets its response
+            logger.exception("the response of a request cannot be kept for its shadow")
+            self.shadow.drop(pair, "an error of the server")
         self.inner.send(response)
         self.shadow.advance()  # the client has its response before its copy is submitted
 
@@ -281,7 +288,7 @@ class Shadow:
         """Drop what waits, and take no more. Copies that are executed end as if nothing was."""
         self.closed, self._target, self.observer = True, None, None
         while self._ready:
-            self._drop(self._ready.popleft(), "the shadow ended")
+            self.drop(self._ready.popleft(), "the shadow ended")
         if self._alarm is not None:
             self._alarm.close()
 
@@ -336,10 +343,10 @@ class Shadow:
         """The client gets its response: the copy may be submitted when it has it (`advance`)."""
         error = response.error
         if error is not None and (response.refused or not _is_of_version(error)):
-            self._drop(pair, "no response of the version")
+            self.drop(pair, "no response of the version")
             return
         if self.closed:
-            self._drop(pair, "the shadow ended")
+            self.drop(pair, "the shadow ended")
             return
         if error is not None:
             pair.errors[0] = error.text
@@ -347,7 +354,7 @@ class Shadow:
             pair.first = [_own(each) for each in response.outputs or ()]
             self._count_outputs(pair, pair.first)
             if self._byte_size > MOST_WAITING_BYTE_SIZE:
-                self._drop(pair, "too many wait")
+                self.drop(pair, "too many wait")
                 return
         pair.answered_ns = self._clock.now_ns()
         self._ready.append(pair)
@@ -359,7 +366,7 @@ class Shadow:
         self._advancing = True
         now_ns = self._clock.now_ns()
         while self._ready and now_ns - self._ready[0].answered_ns > LONGEST_WAIT_NS:
-            self._drop(self._ready.popleft(), "the shadow was not idle in time")
+            self.drop(self._ready.popleft(), "the shadow was not idle in time")
         while self._ready and (target := self._target) is not None and _is_idle(target):
             pair = self._ready[0]
             if pair.client_of.live.queued:  # clients come first
@@ -390,7 +397,7 @@ class Shadow:
         """The copy has a response, which is the shadow's."""
         error = response.error
         if error is not None and not _is_of_version(error):
-            self._drop(pair, "the shadow did not execute it")
+            self.drop(pair, "the shadow did not execute it")
         elif error is not None:
             pair.errors[1] = error.text
             self._compare(pair)
@@ -429,7 +436,7 @@ class Shadow:
 
     def _compared(self, pair: _Pair, result: bytes | ServingError) -> None:
         if isinstance(result, ServingError):
-            self._drop(pair, "the comparison failed")
+            self.drop(pair, "the comparison failed")
         else:
             self._finish(pair, decode_result(result))
 
@@ -467,7 +474,8 @@ class Shadow:
         if len(kept) > MOST_KEPT:
             budget.remove(kept.pop()[2].byte_size)
 
-    def _drop(self, pair: _Pair, reason: str) -> None:
+    def drop(self, pair: _Pair, reason: str) -> None:
+        """Count why a pair is not compared, and end it."""
         self.report.dropped[reason] += 1
         self._end(pair)
 

@@ -224,6 +224,9 @@ class Tap:
             self._copies.give_back(len(found[1].body))
             self._copies.compared.drop("incomplete responses")
         self._open.clear()
+        if self._request.is_wanted:
+            self._copies.compared.drop("incomplete requests")
+            self._request.is_wanted = False
         for reading in (self._request, self._response):
             reading.forget()
 

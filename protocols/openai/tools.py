@@ -192,6 +192,10 @@ def _begun(text: str, mark: str) -> int:
 # ---- forms --------------------------------------------------------------------------------------
 
 
+#: How many calls may begin in one response; behind that, all is text. It bounds what a response costs the event loop.
+_MOST_MARKS = 512
+
+
 class _Parser:
     """A parser in states: each takes the text in front of it, and returns what follows, or holds it."""
 
@@ -202,6 +206,7 @@ class _Parser:
         #: The text of a call that is not complete, from its mark on.
         self._raw: list[str] = []
         self._raw_size = 0
+        self._marks = 0
 
     def add(self, text: str) -> list[Found]:
         """As `ToolParser.add`."""
@@ -256,6 +261,11 @@ class _Parser:
             self._held = text[len(text) - kept :]
             if kept < len(text):
                 found.append(text[: len(text) - kept])
+            return False, ""
+        self._marks += 1
+        if self._marks > _MOST_MARKS:
+            self._state = self._plain
+            found.append(text)
             return False, ""
         if place:
             found.append(text[:place])

@@ -39,6 +39,7 @@ FREE_TASKS = {
 
 #: Functions that catch any exception and do not raise it again: why.
 CATCH_ALL = {
+    "kernel/traffic/shadow.py _FirstPassage.send": "whatever is wrong with the shadow, the client gets its response",
     "backends/hosts/agent.py ServerSession._start": "the failure of one worker must not end the agent and all others",
     "backends/doors/__main__.py OwnHelpers._run": "a task that fails must not end its door",
     "backends/doors/door_end.py DoorKernel.submit": "a refusal is a response, whatever it comes from",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ async def feedback(call: HttpCall) -> web.Response:
 
 async def worst_pairs(call: HttpCall) -> web.Response:
     """Return the requests whose outputs have differed most, as a segment of a recording for `naiad replay`."""
-    content = segment_of(_control(call).worst_pairs(call.names["model"]))
+    pairs = _control(call).worst_pairs(call.names["model"])
+    content = await asyncio.to_thread(segment_of, pairs)  # up to 20 MiB
     return web.Response(body=content, content_type="application/octet-stream", headers=SERVER_HEADER)
 
 

@@ -85,6 +85,31 @@ def test_the_client_has_its_response_before_the_copy_is_submitted(lab: ShadowLab
     lab.kernel.check()
 
 
+def test_whatever_is_wrong_with_the_shadow_the_client_has_its_response(
+    lab: ShadowLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    request = lab.ask()
+    monkeypatch.setattr(type(lab.shadow), "answered", fail)
+    lab.answer(request, 1.0)
+    assert len(request.sink.responses) == 1  # type: ignore[attr-defined]  # a RecordingSink
+    assert "cannot be kept for its shadow" in caplog.text
+    assert lab.report()["dropped"] == {"an error of the server": 1}
+    assert lab.kernel.budget.used_byte_size == 0
+
+
+def test_a_copy_that_ends_after_its_shadow_leaves_nothing(lab: ShadowLab) -> None:
+    lab.answer(lab.ask(), 1.0)
+    former, [copy] = lab.shadow, lab.copies()
+    lab.rule(**{**RULE, "shadow": {"to": "canary", "percent": 50}})
+    assert lab.shadow is not former
+    lab.answer(copy, 2.0)
+    assert former.report.worst == []
+    assert lab.kernel.budget.used_byte_size == 0
+
+
 def test_a_copy_has_the_inputs_as_the_client_has_sent_them(lab: ShadowLab) -> None:
     content = bytes(range(256)) * 64
     lab.models = {version: lab.add(version, dims=(-1,)) for version in (3, 4)}

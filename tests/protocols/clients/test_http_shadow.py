@@ -94,6 +94,14 @@ def test_what_all_connections_keep_is_bounded_and_given_back(copies: KeptCopies)
     assert copies.keep(64 << 20), "all is given back"
 
 
+def test_a_request_that_is_never_complete_is_counted(copies: KeptCopies) -> None:
+    tap = Tap(copies)
+    tap.of_client(REQUEST[:-1])
+    tap.close()
+    assert copies.compared.report.sampled == 1
+    assert copies.compared.report.dropped == {"incomplete requests": 1}
+
+
 def test_bodies_of_requests_that_are_not_copied_are_not_kept(copies: KeptCopies) -> None:
     tap = Tap(copies)
     tap.of_client(b"POST /v2/repository/models/m/load HTTP/1.1\r\nContent-Length: 1048576\r\n\r\n" + bytes(1 << 19))

@@ -171,3 +171,14 @@ def test_a_package_may_have_a_parser(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidArgument, match="there is no tool parser 'nope'.*; the server has hermes, llama3"):
         asyncio.run(import_extensions(config))
     extension.cache_clear()
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_behind_hundreds_of_marks_all_is_text(pieces: int) -> None:
+    """What a response costs does not grow with the marks that a client makes its model repeat."""
+    parser = new_parser("hermes")
+    text = "<tool_call></tool_call>" * 2000
+    size = -(-len(text) // pieces)
+    found = [each for begin in range(0, len(text), size) for each in parser.add(text[begin : begin + size])]
+    assert "".join(map(str, [*found, *parser.end()])) == text
+    assert len(found) < 1100, "the rest is not looked at mark by mark"
