@@ -183,7 +183,7 @@ def test_errors_after_the_load_are_only_logged(lab: RepositoryLab, caplog: pytes
 
 
 def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), explicit=True, load_timeout_s=0.01))
+    lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), explicit=True, load_timeout_s=0.5))
     lab.write("m", config=config_with("a"))
     go_on = threading.Event()
     monkeypatch.setattr(Noting, "load", lambda agent: go_on.wait(20) and None)
@@ -195,7 +195,7 @@ def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch
         finally:
             go_on.set()
         [item] = lab.catalog.index()
-        assert item.reason == "Internal: the repository agents were still loading after 0.01 s"
+        assert item.reason == "Internal: the repository agents were still loading after 0.5 s"
 
     run(lab, scenario)
     assert done == ["a load_fail"]
