@@ -96,7 +96,8 @@ def close_handle(address: int) -> bool:
 
 def range_of(address: int) -> tuple[int, int] | None:
     """Return the begin and the size of the allocation that has this address."""
-    for base, (mapping, _) in [*own.items(), *opened.items()]:
+    # Of copies: to make pairs may collect garbage, which frees memory.
+    for base, (mapping, _) in [*own.copy().items(), *opened.copy().items()]:
         if base <= address < base + mapping.byte_size:
             return base, mapping.byte_size
     return None
