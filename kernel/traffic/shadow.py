@@ -11,7 +11,6 @@ time. Responses come from the cache as they are; the shadow neither reads nor wr
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import insort
 from collections import Counter, deque
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from kernel.serving.response import Response, ResponseReceiver
     from kernel.traffic.settings import OutputRule, ShadowSettings
     from shm.blocks import ByteBudget
-
-logger = logging.getLogger(__name__)
 
 #: The most bytes of the inputs of a request that is copied: about a millisecond.
 MOST_INPUT_BYTE_SIZE = 8 << 20
@@ -227,9 +224,8 @@ class _FirstPassage(msgspec.Struct, eq=False):
         self.pair = None
         try:
             self.shadow.answered(pair, response)
-        except Exception:  # whatever is wrong with the shadow, the client gets its response
-            logger.exception("the response of a request cannot be kept for its shadow")
-            self.shadow.drop(pair, "an error of the server")
+        except Exception as error:  # whatever is wrong with the shadow, the client gets its response
+            self.shadow.drop(pair, f"an error of the server: {type(error).__name__}")
         self.inner.send(response)
         self.shadow.advance()  # the client has its response before its copy is submitted
 
