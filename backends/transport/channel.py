@@ -72,7 +72,10 @@ _MAX_PROBLEM = 1000
 #: Stands for a descriptor that has come with a message, and for which this process had no number left.
 _LOST = -1
 
+# Numbers: an operation with a flag of the module makes an object, which takes a microsecond.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+
+_CTRUNC = int(socket.MSG_CTRUNC)
 
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 
@@ -255,7 +258,7 @@ class LoopChannel:
             return False
         if ancillary:
             self._fds.extend(descriptors_in(ancillary))
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CTRUNC:
             self._fds.append(_LOST)  # so that later messages get their own
         if not data:
             self._end(None)
