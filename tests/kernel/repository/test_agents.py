@@ -203,17 +203,19 @@ def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch
 
 @pytest.fixture
 def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The agents of `Noting` hang in `load` until the event is set."""
-    go_on = threading.Event()
+    """The agents of `Noting` hang in `load` until the event is set. At least one does in each test."""
+    go_on, ended = threading.Event(), threading.Event()
 
     def load(agent: Noting) -> None:
         agent.note("load")
         go_on.wait(20)
         done.append("load has ended")
+        ended.set()
 
     monkeypatch.setattr(Noting, "load", load)
     yield go_on
     go_on.set()
+    assert ended.wait(20), "no thread of this test notes something in the next one"
 
 
 def test_an_unload_ends_a_load_whose_agent_hangs(
