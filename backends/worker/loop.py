@@ -35,7 +35,7 @@ from backends.worker.message_reader import KernelGone, KernelMessageReader
 from backends.worker.output_memory import ArenaOutputs, SentOutputs
 from backends.worker.outputs import OutputWriter, labels_of
 from backends.worker.overlapping_batches import OverlappingBatches
-from backends.worker.pipelined_batches import SLOW_NS, PipelinedBatches
+from backends.worker.pipelined_batches import SLOW_NS, PipelinedBatches, WorkerParts
 from backends.worker.region_messages import RegionMessages
 from backends.worker.reports import ReportCollector, send_inputs
 from backends.worker.responder import BatchResponder
@@ -507,15 +507,15 @@ class Worker:
     def _device_batches(self, device: InstanceDevice) -> DeviceBatches:
         from backends.worker.devices.device_batches import DeviceBatches  # few servers have GPUs
 
-        return DeviceBatches(
-            device, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,
-            self._run_backend, self._report_at_once,
-        )  # fmt: skip
+        return DeviceBatches(device, self._parts())
 
     def _pipelined(self, backend: Backend) -> PipelinedBatches:
-        return PipelinedBatches(
-            backend, self._channel, self._reader, self._inputs, self._responder, self._held, self._send,
-            self._run_backend, self._report_at_once,
+        return PipelinedBatches(backend, self._parts())
+
+    def _parts(self) -> WorkerParts:
+        return WorkerParts(
+            self._channel, self._reader, self._inputs, self._responder, self._held, self._send, self._run_backend,
+            self._report_at_once,
         )  # fmt: skip
 
     def _overlapping(self, backend: Backend, arguments: ModelArguments) -> Callable[[wire.Execute], None]:

@@ -22,6 +22,8 @@ from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import msgspec
+
 from backends.base import Timings
 from backends.transport import wire
 from backends.transport.outbox import IN_MODEL
@@ -66,6 +68,22 @@ class BatchInThread:
 _Batch = TypeVar("_Batch", bound=BatchInThread)
 
 
+class WorkerParts(msgspec.Struct, frozen=True):
+    """The parts of a worker that execute its batches together with a thread."""
+
+    channel: BlockingChannel
+    reader: KernelMessageReader
+    inputs: InputReader
+    responder: BatchResponder
+    held: HeldInputs
+    send: Callable[[wire.ToKernel], None]
+    #: Executes a batch in the main thread, with its responses, and raises nothing but `KernelGone`. On a device it only
+    #: enqueues.
+    execute: Callable[[list[WorkerRequest], Timings], None]
+    #: Reports a batch that has its responses.
+    ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None]
+
+
 class ThreadedBatches(abc.ABC, Generic[_Batch]):
     """The batches of one worker while a thread does the part of each that takes long. The main thread calls all methods
     but `_do`."""
@@ -73,27 +91,15 @@ class ThreadedBatches(abc.ABC, Generic[_Batch]):
     #: The name of the thread.
     _thread_name: str
 
-    def __init__(
-        self,
-        channel: BlockingChannel,
-        reader: KernelMessageReader,
-        inputs: InputReader,
-        responder: BatchResponder,
-        held: HeldInputs,
-        send: Callable[[wire.ToKernel], None],
-        execute: Callable[[list[WorkerRequest], Timings], None],
-        ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None],
-    ) -> None:
-        """`execute` executes a batch in the main thread, with its responses, and raises nothing but `KernelGone`.
-        `ended` reports a batch that has its responses."""
-        self._channel = channel
-        self._reader = reader
-        self._inputs = inputs
-        self._responder = responder
-        self._held = held
-        self._send = send
-        self._execute = execute
-        self._ended = ended
+    def __init__(self, parts: WorkerParts) -> None:
+        self._channel = parts.channel
+        self._reader = parts.reader
+        self._inputs = parts.inputs
+        self._responder = parts.responder
+        self._held = parts.held
+        self._send = parts.send
+        self._execute = parts.execute
+        self._ended = parts.ended
         #: Whether the next batch is for `serve`: it came while a batch was executed.
         self.wanted = False
         #: None before the first batch.
@@ -233,20 +239,8 @@ class PipelinedBatches(ThreadedBatches[_Pipelined]):
 
     _thread_name = "naiad compute"
 
-    def __init__(
-        self,
-        backend: Backend,
-        channel: BlockingChannel,
-        reader: KernelMessageReader,
-        inputs: InputReader,
-        responder: BatchResponder,
-        held: HeldInputs,
-        send: Callable[[wire.ToKernel], None],
-        execute: Callable[[list[WorkerRequest], Timings], None],
-        ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None],
-    ) -> None:
-        """As `ThreadedBatches`."""
-        super().__init__(channel, reader, inputs, responder, held, send, execute, ended)
+    def __init__(self, backend: Backend, parts: WorkerParts) -> None:
+        super().__init__(parts)
         self._backend = backend
         self._failures = LimitedLog(logger)
         #: A batch that waits until the thread is idle, because only `execute` can execute it.

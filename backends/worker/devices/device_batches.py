@@ -15,18 +15,12 @@ from backends.transport.outbox import IN_MODEL
 from backends.worker.pipelined_batches import SLOW_NS, BatchInThread, ThreadedBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from backends.base import Timings
     from backends.transport import wire
-    from backends.transport.channel import BlockingChannel
     from backends.worker.devices.batch_on_device import EnqueuedBatch, Stages
     from backends.worker.devices.instance_device import InstanceDevice
-    from backends.worker.held_inputs import HeldInputs
-    from backends.worker.inputs import InputReader
-    from backends.worker.message_reader import KernelMessageReader
+    from backends.worker.pipelined_batches import WorkerParts
     from backends.worker.request import WorkerRequest
-    from backends.worker.responder import BatchResponder
 
 #: One is computed, while the next one is copied to the device or the last one from it.
 _MOST_IN_FLIGHT = 2
@@ -47,20 +41,8 @@ class DeviceBatches(ThreadedBatches[_Enqueued]):
 
     _thread_name = "naiad device"
 
-    def __init__(
-        self,
-        device: InstanceDevice,
-        channel: BlockingChannel,
-        reader: KernelMessageReader,
-        inputs: InputReader,
-        responder: BatchResponder,
-        held: HeldInputs,
-        send: Callable[[wire.ToKernel], None],
-        execute: Callable[[list[WorkerRequest], Timings], None],
-        ended: Callable[[wire.Execute, Timings, list[wire.ResponseMessage]], None],
-    ) -> None:
-        """As `ThreadedBatches`. `execute` only enqueues."""
-        super().__init__(channel, reader, inputs, responder, held, send, execute, ended)
+    def __init__(self, device: InstanceDevice, parts: WorkerParts) -> None:
+        super().__init__(parts)
         self._device = device
         #: When the outputs of the last batch were computed.
         self._computed_ns = 0
