@@ -83,8 +83,10 @@ class KnownForm:
             elif each is None:
                 if not in_region:
                     return False
-            elif prepared.small or (size not in (_ANY, each.byte_size)):  # type: ignore[union-attr]
-                return False
+            else:
+                assert not isinstance(each, bytes), "bytes were looked at above"
+                if prepared.small or size not in (_ANY, each.byte_size):
+                    return False
         return True
 
     def new_request(self, inputs: list[Tensor], id: str, sink: _Sink) -> Request:

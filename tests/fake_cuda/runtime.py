@@ -6,6 +6,8 @@ thread has a current device (0 at first), the handles 0 to 2 mean streams of tha
 on a stream of the device that it was made on, and memory is filled and graphs are launched only on streams of the
 current device. Most functions make a context of the current device, if the process has none there. A computation that
 stores vectors at an address for which it is not made is an error of all calls after it (`lose_device`).
+
+One file, because it stands for one module of CUDA's bindings.
 """
 
 from __future__ import annotations

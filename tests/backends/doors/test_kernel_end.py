@@ -268,3 +268,40 @@ async def test_an_error_decides_in_the_door_what_it_decides_in_the_kernel(
     assert (http_status(found), may_retry(found), isinstance(found, NoMemory)) == (
         status, again, isinstance(error, NoMemory),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [[2**62] * 1000, [2**62, 2**62], [-1]])
+async def test_a_forged_shape_never_fits_and_is_not_multiplied_out(shape: list[int]) -> None:
+    wanted = RequestMessage(0, [Tensor("IN", "FP32", shape)])
+    known = KnownForm(messages.Form("echo", "", wanted, "HTTP end point", ()))
+    (size,) = known.sizes
+    assert size < -1, "neither a size nor any size"
+
+
+async def test_a_door_can_have_only_so_many_arenas(lab: DoorLab) -> None:
+    fd = sealed_memfd("a test", ARENA_BYTE_SIZE)
+
+    def add(number: int) -> None:
+        lab.channel.fds.append(os.dup(fd))
+        lab.door.add_arena(messages.ArenaAdded(number, "echo", ARENA_BYTE_SIZE))
+
+    try:
+        for number in range(1, 2 * messages.MOST_ROUTES + 1):
+            add(number)
+        with pytest.raises(ValueError, match="more than 2048 arenas"):
+            add(2 * messages.MOST_ROUTES + 1)
+    finally:
+        os.close(fd)
+        lab.door.close()
+
+
+async def test_the_forms_of_a_door_are_bounded_in_bytes_until_it_forgets_them(
+    lab: DoorLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MOST_FORMS_BYTE_SIZE", 3 * messages.form_byte_size(form()))
+    for number in range(1, 4):
+        lab.add_form(number)
+    with pytest.raises(ValueError, match="forms of"):
+        lab.add_form(4)
+    lab.door.forget_forms(messages.FormsForgotten())
+    lab.add_form(5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import threading
 import pytest
 
 from backends.transport import wire
-from backends.transport.channel import BlockingChannel, LoopChannel
+from backends.transport.channel import BlockingChannel, DescriptorLost, LoopChannel
 from backends.transport.framing import LENGTH, MAX_WORKER_FRAME, FrameTooLarge, frame
 from kernel.loop.iteration_end import IterationEnd
 from tests.open_descriptors import open_descriptors
@@ -295,3 +296,35 @@ def test_a_child_neither_speaks_for_its_parent_nor_ends_the_connection() -> None
         assert b"Detach" in ours.recv(1000)
         theirs.shutdown(socket.SHUT_RDWR)
         assert ours.recv(1000) == b""
+
+
+def test_a_descriptor_for_which_no_number_is_left_fails_its_own_message_and_no_later_one() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        found: list[int | None] = []
+
+        def take(raw: list[bytes]) -> None:
+            for _ in raw:
+                try:
+                    found.append(channel.take_fd())
+                except DescriptorLost:
+                    found.append(None)
+
+        channel = LoopChannel(ours, take, lambda _: None)
+        held = resource.getrlimit(resource.RLIMIT_NOFILE)
+        socket.send_fds(theirs, [frame(b"x")], [0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, held[1]))
+        try:
+            channel.read_rest()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, held)
+        socket.send_fds(theirs, [frame(b"y")], [0])
+        channel.read_rest()
+        lost, fd = found
+        assert lost is None
+        assert fd is not None
+        os.close(fd)
+        channel.close()
+        theirs.close()
+
+    asyncio.run(main())
