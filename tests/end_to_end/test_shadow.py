@@ -155,3 +155,8 @@ def test_the_worst_requests_are_only_for_those_who_administer_the_server(reposit
         raised.value.close()
         with urllib.request.urlopen(urllib.request.Request(path, headers={"admin-key": "secret"})) as response:
             assert response.read().startswith(b"NAIADREC")
+        report = f"http://{server.url}/v2/models/m/traffic"
+        for headers, by in (({}, ""), ({"admin-key": "secret"}, "file")):
+            with urllib.request.urlopen(urllib.request.Request(report, headers=headers)) as response:
+                [change] = json.load(response)["history"]
+            assert change["by"].partition(" ")[0] == by

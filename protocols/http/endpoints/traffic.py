@@ -39,8 +39,14 @@ ACTIONS = ("pause", "resume", "promote", "abort")
 
 
 async def report(call: HttpCall) -> web.Response:
-    """Return the rule of a model, where it comes from, and what its labels and weights mean now."""
-    return json_response(_control(call).report(call.names["model"]))
+    """Return the rule of a model, where it comes from, and what its labels and weights mean now.
+
+    Only those who may change rules are told who has changed them: the addresses of clients.
+    """
+    found = _control(call).report(call.names["model"])
+    if call.door.rules.restrictions.admin.refusal(call.http.headers.get, peer_of(call.http)) is not None:
+        found["history"] = [{**each, "by": ""} for each in found["history"]]
+    return json_response(found)
 
 
 async def change(call: HttpCall) -> web.Response:
