@@ -5,7 +5,8 @@ the memory of its request, so that each request counts at most once.
 
 The intervals may be looked at after each reward: they are asymptotic confidence sequences (Waudby-Smith, Arbour, Sinha,
 Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", 2021, equation 5). At a given
-time they are about one and a half times as wide as the usual ones, which are wrong if somebody looks until they please.
+time they are about one and a half times as wide as the usual ones. Those are right only if the number of rewards is
+fixed before anybody looks.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def half_width(count: float, variance: float) -> float:
     return math.sqrt(variance * 2 * scaled / (count * count * _RHO_2) * math.log(math.sqrt(scaled) / _ALPHA))
 
 
-#: How many requests are forgotten in one piece of work.
+#: How many requests are forgotten in one piece of work: it takes less than 5 ms.
 _FORGOTTEN_AT_ONCE = 5000
 
 
@@ -136,7 +137,7 @@ class Feedback:
         return counted
 
     def forget_old(self, now_ns: int) -> None:
-        """Forget requests that are too old, so many that it takes less than 5 ms."""
+        """Forget requests that are too old, at most `_FORGOTTEN_AT_ONCE` of them."""
         versions = self._versions
         for _ in range(_FORGOTTEN_AT_ONCE):
             if not versions or now_ns - next(iter(versions.values()))[1] <= self._longest_ns:

@@ -62,7 +62,7 @@ MOST_KEPT_BYTE_SIZE = 2 << 20
 #: A parameter of copies, for models that act on something outside.
 PARAMETER = "naiad_shadow"
 
-#: Distances are counted in so many steps for each factor of ten.
+#: Distances are counted in steps on a logarithmic scale. From 1 to 10 there are this many steps.
 _STEPS = 20
 
 _QUANTILES = (50, 90, 99)

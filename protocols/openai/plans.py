@@ -233,7 +233,10 @@ _TOOL_FIELDS = ("parallel_tool_calls", "tool_choice", "tools")
 
 
 def _without_tools(fields: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """Return the fields for a client that wants no call: models that make their responses themselves are told so."""
+    """Return the fields of a request that wants no call of a tool.
+
+    A model that makes the whole response itself gets `tool_choice` and decides. Any other gets no tools.
+    """
     if dialect.ready and "tool_choice" in dialect.honoured:
         return fields
     return {name: value for name, value in fields.items() if name not in _TOOL_FIELDS}
