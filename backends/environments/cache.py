@@ -29,6 +29,9 @@ MARKER = "naiad-environment.json"
 _KEY = re.compile(r"[0-9a-z-]{1,100}", re.ASCII)
 _WAIT_S = 0.2
 
+#: How often one that is not there is looked for while others hold its lock for other reasons than to make it.
+MOST_LOOKS = 50
+
 
 class Marker(msgspec.Struct, frozen=True):
     """What is known of a complete environment. The time of its file is that of the last use."""
@@ -105,24 +108,33 @@ class EnvironmentCache:
         """
         assert _KEY.fullmatch(key), f"'{key}' is no name of an environment"
         found = CachedEnvironment(self._folder / key)
-        with self._locked(found, fcntl.LOCK_SH):
-            if found.read() is not None:
-                os.utime(found.marker)
-                return found
-        with self._locked(found, fcntl.LOCK_EX):
-            if found.read() is None:
-                self._remove_incomplete()
-                shutil.rmtree(found.folder, ignore_errors=True)
-                try:
-                    found.folder.mkdir(mode=0o700)
-                    make(found.folder)
-                    self._complete(found, source)
-                except BaseException as error:
-                    shutil.rmtree(found.folder, ignore_errors=True)
-                    if isinstance(error, OSError):
-                        raise EnvironmentFailed(f"'{source}' could not be {self._texts.made}: {error}") from None
-                    raise
-        return found
+        for _ in range(MOST_LOOKS):
+            with self._shared(found):  # waits for who makes it
+                if found.read() is not None:
+                    os.utime(found.marker)
+                    return found
+            # Who uses it has a shared lock for as long as a worker lives, so this one is only tried.
+            with self._free(found) as free:
+                if free:
+                    if found.read() is None:
+                        self._make(found, source, make)
+                    return found
+            time.sleep(_WAIT_S)
+        raise EnvironmentFailed(f"'{found.folder}' was removed while it is used: end the workers that use it")
+
+    def _make(self, found: CachedEnvironment, source: str, make: Callable[[Path], None]) -> None:
+        """Make an environment whose lock is held."""
+        self._remove_incomplete()
+        shutil.rmtree(found.folder, ignore_errors=True)
+        try:
+            found.folder.mkdir(mode=0o700)
+            make(found.folder)
+            self._complete(found, source)
+        except BaseException as error:
+            shutil.rmtree(found.folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise EnvironmentFailed(f"'{source}' could not be {self._texts.made}: {error}") from None
+            raise
 
     @property
     def byte_size(self) -> int:
@@ -168,13 +180,14 @@ class EnvironmentCache:
         return [CachedEnvironment(self._folder / name) for name in sorted(names) if _KEY.fullmatch(name)]
 
     @contextlib.contextmanager
-    def _locked(self, environment: CachedEnvironment, kind: int) -> Iterator[None]:
-        """Hold the lock of `environment`; waits for it, and says so. The server limits the time."""
+    def _shared(self, environment: CachedEnvironment) -> Iterator[None]:
+        """Hold a shared lock of `environment`. Waits for a process that makes it, and says so; the server limits the
+        time."""
         with environment.lock.open("a") as file:
             waits = False
             while True:
                 try:
-                    fcntl.flock(file, kind | fcntl.LOCK_NB)
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if not waits:

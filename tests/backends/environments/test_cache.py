@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.environments import cache
 from backends.environments.cache import EnvironmentCache, folder_byte_size
 from backends.environments.messages import EnvironmentFailed
 
@@ -145,6 +146,21 @@ def test_two_servers_at_once_make_it_once(lab: Lab) -> None:
     first.join()
     assert other.made == []
     assert other.said == ["another process makes the environment; waiting for it"]
+
+
+def test_one_that_was_removed_while_a_worker_uses_it_is_an_error_and_no_endless_wait(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MOST_LOOKS", 1)
+    lab.prepare("a")
+    with (lab.folder / "a.lock").open("w") as using:
+        fcntl.flock(using, fcntl.LOCK_SH)
+        lab.prepare("a")
+        (lab.folder / "a" / "naiad-environment.json").unlink()
+        with pytest.raises(EnvironmentFailed, match="was removed while it is used"):
+            lab.prepare("a")
+    lab.prepare("a")
+    assert lab.made == ["a", "a"]
 
 
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
