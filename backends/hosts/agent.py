@@ -46,6 +46,7 @@ from backends.launch.spawning import ModelEnvironments, SpawningLauncher
 from backends.launch.watcher_process import SessionWatcher
 from backends.transport.wire import PROTOCOL
 from kernel.errors import ErrorCode, ServingError
+from kernel.file_threads import in_own_thread
 from kernel.loop.clock import LoopClock
 from kernel.repository.execution_environment import ExecutionEnvironment
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
@@ -177,7 +178,7 @@ class ServerSession:
             raise ValueError(f"worker {number} was launched before")
         if most and self._agent.worker_count >= most:
             text = f"host '{self._agent.settings.host}' has {most} workers already (--max-workers of naiad agent)"
-            self.link.send(NotStarted(number, ErrorCode.UNAVAILABLE.value, text))
+            self.link.send(NotStarted(number, ErrorCode.UNAVAILABLE.value, text, full=True))
             return
         worker = self.workers[number] = HostedWorker(message)
         worker.start = self._agent.run(self._start(message, worker))
@@ -224,7 +225,15 @@ class ServerSession:
             loop.call_soon_threadsafe(self.link.send, Waits(number, text))
 
         taking = asyncio.ensure_future(
-            asyncio.to_thread(self._agent.copies.take, sock, message.title, message.version, description, say)
+            in_own_thread(
+                f"files of {message.title}"[:60],
+                self._agent.copies.take,
+                sock,
+                message.title,
+                message.version,
+                description,
+                say,
+            )
         )
         try:
             files = await asyncio.shield(taking)

@@ -22,6 +22,7 @@ from backends.hosts.messages import receive_exactly
 from backends.transport.framing import LENGTH
 from kernel.errors import Unavailable
 from kernel.regular_files import open_regular
+from kernel.repository.described_files import digest_of
 
 if TYPE_CHECKING:
     import socket
@@ -59,6 +60,9 @@ class BroughtFiles(msgspec.Struct, frozen=True):
         for fd in self.locks:
             os.close(fd)
 
+
+#: How long the other side may be silent while files are brought, in seconds.
+SILENCE_S = 60.0
 
 # ---- the server ------------------------------------------------------------------------------
 
@@ -117,14 +121,19 @@ class ModelCopies:
         `say` gets what it waits for. Raises `OSError` if the connection ends, and `Unavailable` for all else, after the
         server got the reason.
         """
+        if digest_of(description.files) != description.digest:
+            raise Unavailable(f"the digest of the files of '{title}' is not that of their descriptions")
+        sock.settimeout(SILENCE_S)
         try:
             with _kept_locks() as locks:
                 folder = self._part(sock, title, description.digest, description.files, say, locks)
                 os.makedirs(os.path.join(folder, str(version)), exist_ok=True)
                 environment, archive = description.environment, ""
                 if environment is not None and (file := environment.elsewhere) is not None:
-                    archive = os.path.join(self._part(sock, file.name, file.digest, (file,), say, locks), file.name)
+                    part = self._part(sock, file.name, digest_of((file,)), (file,), say, locks)
+                    archive = os.path.join(part, file.name)
                 sock.sendall(_TAKEN)
+                sock.settimeout(None)  # the worker gets it
                 return BroughtFiles(folder, archive, locks)
         except (EnvironmentFailed, Unavailable) as error:
             text = str(error).encode()[:_MAX_TEXT]
@@ -159,7 +168,7 @@ class ModelCopies:
                 made = True
                 try:
                     make(folder)
-                except ConnectionError as error:  # not of the cache
+                except (ConnectionError, TimeoutError) as error:  # not of the cache
                     connection_error.append(error)
                     raise
 

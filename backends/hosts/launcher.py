@@ -13,7 +13,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any
 
-from backends.hosts.files import send_files
+from backends.hosts.files import SILENCE_S, send_files
 from backends.hosts.link import Link, prepare_socket
 from backends.hosts.messages import (
     PROOF_S,
@@ -38,6 +38,7 @@ from backends.launch.launcher import KILL_WAIT_S, HostCapacity, OwnedWorker, not
 from backends.launch.output import OutputLimits, WorkerOutput
 from backends.transport.wire import PROTOCOL
 from kernel.errors import ErrorCode, ServingError, Unavailable, Unsupported, worker_error
+from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.loop.clock import LoopClock
 from kernel.repository.described_files import describe_launch
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
@@ -59,6 +60,10 @@ _RETRY_S, _MOST_RETRY_S = 0.2, 5.0
 _REASON_S = 2.0
 
 _NOT_TRIED = "not tried yet"
+
+
+class HostFull(Unavailable):
+    """The host has got as many workers as it may have since it was chosen."""
 
 
 class RemoteProcess:
@@ -211,7 +216,7 @@ class HostConnection:
 
     async def _connect(self) -> None:
         self._session, self._epoch = secrets.token_bytes(16), self._epoch + 1
-        sock = await asyncio.to_thread(self._proven, Purpose(self._session))
+        sock = await in_own_thread(f"agent {self.title}", self._proven, Purpose(self._session))
         self.family, self.reached = sock.family, sock.getpeername()
         self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
         try:
@@ -263,7 +268,11 @@ class HostConnection:
                 worker.started.set_result(message.folder)
             case NotStarted():
                 del self.workers[worker.number]
-                worker.fail(worker_error(ErrorCode(message.code), message.text))
+                if message.full:  # another server was faster: the next heartbeat says when there is room
+                    self.others = self.max_workers - len(self.workers)
+                    worker.fail(HostFull(message.text))
+                else:
+                    worker.fail(worker_error(ErrorCode(message.code), message.text))
                 self._launcher.changed()
             case Printed():
                 worker.output.log(message.level, message.text)
@@ -300,10 +309,11 @@ class HostConnection:
                 worker.socket.settimeout(PROOF_S)
                 worker.socket.connect(self.reached)
                 self._proven(Purpose(self._session, number), worker.socket)
+                worker.socket.settimeout(SILENCE_S)
                 send_files(worker.socket, needs.folder, description, archive)
 
             try:
-                bringing = asyncio.ensure_future(asyncio.to_thread(bring))
+                bringing = asyncio.ensure_future(in_own_thread(f"files of {title}"[:60], bring))
                 await asyncio.shield(bringing)
             except (OSError, NotAdmitted, Unavailable) as error:
                 await asyncio.wait([worker.started], timeout=_REASON_S)
@@ -333,7 +343,7 @@ class HostConnection:
 
 def _close_after(done: asyncio.Future[None], sock: socket.socket) -> None:
     if not done.cancelled():
-        done.exception()  # somebody has it already
+        done.exception()  # `launch` has raised it; without this line the event loop would log it
     sock.close()
 
 
@@ -402,7 +412,7 @@ class AgentLauncher(ServerPart):
         One at a time: instances of one model find its files in the memory of the system.
         """
         async with self._describing:
-            return await asyncio.to_thread(describe_launch, needs)
+            return await in_file_thread(describe_launch, needs)
 
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
@@ -413,7 +423,10 @@ class AgentLauncher(ServerPart):
         while True:
             free = [agent for agent in self.agents if agent.has_room and needs.host in ("", agent.host)]
             if free:
-                return await min(free, key=lambda agent: len(agent.workers)).launch(title, needs, pending)
+                try:
+                    return await min(free, key=lambda agent: len(agent.workers)).launch(title, needs, pending)
+                except HostFull:
+                    continue
             pending(self._waits_for(needs))
             await self._change.wait()
 

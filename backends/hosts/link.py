@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _Received = TypeVar("_Received")
 
-#: While so many bytes are unsent, lines that workers print are dropped; with ten times as many the connection is ended.
+#: Above this number of unsent bytes, lines that workers print are dropped. Above ten times of it, the connection ends.
 #: A server that does not read makes no heartbeats either, so this lasts for seconds at most.
 MAX_UNSENT = 8 << 20
 
@@ -62,7 +62,7 @@ class Link(asyncio.Protocol, Generic[_Received]):
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is unsent that what is not needed is dropped."""
+        """Whether lines of workers are dropped, because too many bytes are unsent."""
         return self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT
 
     def send(self, message: AgentMessage) -> None:

@@ -95,7 +95,7 @@ def prove(sock: socket.socket, token: bytes, purpose: Purpose) -> None:
 
 
 def receive_exactly(sock: socket.socket, byte_size: int) -> bytes:
-    """Return so many bytes of a blocking socket. Raises `OSError`, a `ConnectionError` if it ends before."""
+    """Return exactly `byte_size` bytes from a blocking socket. Raises `OSError`, and `ConnectionError` at its end."""
     data = bytearray()
     while len(data) < byte_size:
         if not (portion := sock.recv(byte_size - len(data))):
@@ -211,6 +211,8 @@ class NotStarted(AgentMessage, frozen=True, tag=True, array_like=True):
     worker: int
     code: str
     text: str
+    #: Whether the host has no room: the launch may wait for it.
+    full: bool = False
 
 
 class WorkerEnded(AgentMessage, frozen=True, tag=True, array_like=True):

@@ -60,6 +60,11 @@ class LaunchDescription(msgspec.Struct, frozen=True):
     environment: DescribedEnvironment | None = None
 
 
+def digest_of(files: tuple[DescribedFile, ...]) -> str:
+    """Return the digest of `LaunchDescription.digest`."""
+    return hashlib.sha256(msgspec.json.encode(files)).hexdigest()
+
+
 def describe_launch(needs: WorkerNeeds) -> LaunchDescription:
     """Return the description of what a worker with these needs has. Blocks: reads all these files.
 
@@ -74,7 +79,7 @@ def describe_launch(needs: WorkerNeeds) -> LaunchDescription:
         raise Unavailable(f"'{error.filename or needs.folder}' cannot be read: {error.strerror}") from error
     return LaunchDescription(
         files,
-        hashlib.sha256(msgspec.json.encode(files)).hexdigest(),
+        digest_of(files),
         needs.preload.modules,
         _relative(needs.preload.file, needs.folder) if needs.preload.file else "",
         environment,
