@@ -24,7 +24,7 @@ from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import SERVER_HEADER, json_text_response
 from protocols.openai.dialects import required_dialect, required_embedding_dialect
 from protocols.openai.generation import Generation, GenerationHead
-from protocols.openai.pieces import prompt_tokens, read_piece
+from protocols.openai.pieces import prompt_tokens, read_piece, whole_text
 from protocols.openai.plans import Api
 from protocols.openai.preparing import prepare
 from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.serving.route import ModelRoute
     from protocols.openai.call import OpenAiCall
     from protocols.openai.dialects import Dialect, EmbeddingDialect
-    from protocols.openai.generation import ChoiceCall
+    from protocols.openai.generation import Arrived, ChoiceCall
     from protocols.openai.meter import GenerationMeter
     from protocols.openai.plans import GenerationPlan
     from protocols.openai.responses import Receiver
@@ -117,29 +117,48 @@ class _ModelRequests:
 
     def take(self, receiver: Receiver) -> bool:
         """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
-        arrived, meter = self.generation.arrived(), self._meter
-        last, count, now_ns = None, 0, monotonic_ns()
+        arrived = self.generation.arrived()
+        now_ns, left = monotonic_ns(), min(len(arrived), _TAKEN_AT_ONCE)
+        while left:
+            left -= self._take_run(arrived, left, receiver, now_ns)
+        return bool(arrived)
+
+    def _take_run(self, arrived: Arrived, most: int, receiver: Receiver, now_ns: int) -> int:
+        """Take responses of one choice that have come together, at most `most`, and return how many. Raises as `take`.
+
+        They are counted once for all, also for the credit of the model. Most are nothing but text: those are taken
+        without what the others need.
+        """
+        call, meter, output, version = arrived[0][0], self._meter, self._output, self._version
+        number, count, texts = call.number, 0, 0
+        plain = not call.ended and receiver.is_plain(number)
         try:
-            for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
-                call, response = arrived.popleft()
-                if call is not last:  # responses of one choice come together: they are counted once for all
-                    if last is not None:
-                        meter.came(last.number, now_ns)
-                        last.consumed(count)  # its model is given credit
-                    last, count = call, 0
+            while count < most:
+                arrival = arrived.popleft()
+                if arrival[0] is not call:
+                    arrived.appendleft(arrival)
+                    break
+                response = arrival[1]
                 if isinstance(response, Exception):
                     raise_refusal(response, f"a request to model '{self._model}'")
+                count += 1
+                if plain and response.model_version == version:
+                    text = whole_text(response, output)
+                    if text is not None:
+                        receiver.add_plain(number, text)
+                        texts += 1
+                        continue
                 try:
                     self._take(call, response, receiver, now_ns)
                 finally:
                     response.release()
-                count += 1
+                plain, version = not call.ended and receiver.is_plain(number), self._version
         finally:
-            if last is not None:
-                meter.came(last.number, now_ns)
-        if last is not None:
-            last.consumed(count)
-        return bool(arrived)
+            if texts:
+                meter.add_texts(texts)
+            meter.came(number, now_ns)
+        call.consumed(count)
+        return count
 
     def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> None:
         if call.ended:
@@ -197,9 +216,10 @@ async def _stream(
         while progress.open:
             heard = await generation.wait()
             failure: ServingError | None = None
+            more = False
             try:
                 if heard:
-                    progress.take(receiver)
+                    more = progress.take(receiver)
             except ServingError as error:
                 if not response.prepared:
                     raise
@@ -217,6 +237,8 @@ async def _stream(
                 silence.begun(generation)
             if events or not heard:
                 await response.write(events or _COMMENT)
+            elif more:  # they have no events: others are served between them
+                await asyncio.sleep(0)
         receiver.end_stream()
         await response.write(receiver.take())
         return response
