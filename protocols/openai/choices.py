@@ -221,6 +221,10 @@ class StopWords:
         return text
 
 
+#: Longer pieces, in characters, are not searched one character after the other. It is more than a word has.
+_LONG_PIECE = 512
+
+
 class _Search:
     """Searches one word in a text that comes in pieces."""
 
@@ -246,6 +250,10 @@ class _Search:
     def find_end(self, text: str, begin: int) -> int:
         """Return where the word ends in `text`, 0 if it is not there. What is before `begin` was searched."""
         word, borders, matched = self._word, self._borders, self.matched
+        if len(text) - begin > _LONG_PIECE:  # `str.find` is a hundred times as fast, but says nothing of the end
+            if (found := text.find(word, max(0, begin - len(word) + 1))) >= 0:
+                return found + len(word)
+            begin, matched = max(0, len(text) - len(word) + 1), 0
         place, end = begin, len(text)
         while place < end:
             if not matched:

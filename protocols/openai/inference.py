@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 #: How many responses become chunks before other clients are served.
 _TAKEN_AT_ONCE = 256
 
+#: And so many bytes of their texts.
+_TAKEN_BYTE_SIZE = 64 << 10
+
 #: A comment, which clients ignore: something has to come, so that the connection is not taken for dead.
 _COMMENT = b": waiting for the model\n\n"
 
@@ -114,12 +117,15 @@ class _ModelRequests:
         self._model = found.plan.model
         #: How many requests have not ended.
         self.open = len(generation.calls)
+        #: How many bytes of texts were taken by this call of `take`.
+        self._byte_size = 0
 
     def take(self, receiver: Receiver) -> bool:
         """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
         arrived = self.generation.arrived()
         now_ns, left = monotonic_ns(), min(len(arrived), _TAKEN_AT_ONCE)
-        while left:
+        self._byte_size = 0
+        while left and self._byte_size < _TAKEN_BYTE_SIZE:
             left -= self._take_run(arrived, left, receiver, now_ns)
         return bool(arrived)
 
@@ -130,10 +136,10 @@ class _ModelRequests:
         without what the others need.
         """
         call, meter, output, version = arrived[0][0], self._meter, self._output, self._version
-        number, count, texts = call.number, 0, 0
+        number, count, texts, byte_size = call.number, 0, 0, self._byte_size
         plain = not call.ended and receiver.is_plain(number)
         try:
-            while count < most:
+            while count < most and byte_size < _TAKEN_BYTE_SIZE:
                 arrival = arrived.popleft()
                 if arrival[0] is not call:
                     arrived.appendleft(arrival)
@@ -147,9 +153,10 @@ class _ModelRequests:
                     if text is not None:
                         receiver.add_plain(number, text)
                         texts += 1
+                        byte_size += len(text)
                         continue
                 try:
-                    self._take(call, response, receiver, now_ns)
+                    byte_size += self._take(call, response, receiver, now_ns)
                 finally:
                     response.release()
                 plain, version = not call.ended and receiver.is_plain(number), self._version
@@ -157,13 +164,15 @@ class _ModelRequests:
             if texts:
                 meter.add_texts(texts)
             meter.came(number, now_ns)
+        self._byte_size = byte_size
         call.consumed(count)
         return count
 
-    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> None:
+    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> int:
+        """Take a response, and return how many bytes its text has. Raises as `take`."""
         if call.ended:
-            return
-        number, meter = call.number, self._meter
+            return 0
+        number, meter, byte_size = call.number, self._meter, 0
         if response.error is not None and not receiver.is_finished(number):
             raise response.error
         if response.model_version != self._version and response.error is None:
@@ -173,6 +182,7 @@ class _ModelRequests:
             piece = read_piece(response, self._output)
             receiver.add(number, piece)
             meter.add(number, piece)
+            byte_size = len(piece.text)
         if response.final:
             call.ended = True
         elif receiver.is_stopped(number):  # the model would go on for nothing
@@ -182,6 +192,7 @@ class _ModelRequests:
             self.open -= 1
             receiver.end(number)
             meter.ended(number, now_ns)
+        return byte_size
 
 
 async def _whole(
@@ -237,7 +248,7 @@ async def _stream(
                 silence.begun(generation)
             if events or not heard:
                 await response.write(events or _COMMENT)
-            elif more:  # they have no events: others are served between them
+            if more:  # others are served meanwhile
                 await asyncio.sleep(0)
         receiver.end_stream()
         await response.write(receiver.take())
