@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend
 from backends.worker.message_reader import KernelGone
-from kernel.errors import InternalError, RequestCancelled, ServingError
+from backends.worker.request import failure_of
+from kernel.errors import RequestCancelled, ServingError
 from kernel.observe.limited_log import LimitedLog
 
 if TYPE_CHECKING:
@@ -108,18 +109,10 @@ class StreamingBackend(Backend):
         except (KernelGone, ConnectionError):
             raise
         except Exception as raised:
-            failure = _failure(raised)
+            failure = failure_of(raised, _failures)
             request.report_response(index, started_ns, None, time.monotonic_ns(), failure)
             request.fail(failure)
         else:
             if request.is_cancelled():
                 cancelled.set()
             request.finish()
-
-
-def _failure(error: Exception) -> ServingError:
-    """Return the error that the client gets for what a generator has raised."""
-    if isinstance(error, ServingError):
-        return error
-    _failures.log("the model", "the model failed", exc_info=error)
-    return InternalError(f"{type(error).__name__}: {error}")
