@@ -225,7 +225,7 @@ def infer(
     """
     from kernel.tools.infer import infer_and_print
 
-    raise typer.Exit(infer_and_print(url, model, inputs or [], classes, as_json=as_json))
+    infer_and_print(url, model, inputs or [], classes, as_json=as_json)
 
 
 @cli.command()
@@ -258,7 +258,7 @@ def chat(
     if temperature is not None:
         given["temperature"] = temperature
     key = os.environ.get("OPENAI_API_KEY", "")
-    raise typer.Exit(chat_in_terminal(url, model, system, key, given, stdin=sys.stdin, stdout=sys.stdout))
+    chat_in_terminal(url, model, system, key, given, stdin=sys.stdin, stdout=sys.stdout)
 
 
 @cli.command()
