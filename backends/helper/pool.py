@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.helper.process import TASK_PROBLEM, TASK_TIMEOUT_S, Helper
 from kernel.errors import RequestCancelled, ServingError
@@ -18,6 +18,8 @@ from kernel.machine import processor_count
 from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from backends.launch.launcher import Launcher
     from kernel.serving.helper_tasks import HelperTask
     from shm.blocks import ByteBudget
@@ -179,8 +181,8 @@ class HelperPool(ServerPart):
         self._all = tuple(self._free)
         self._queue = TaskQueue(count)
         self._runs: set[asyncio.Task[None]] = set()
-        #: Starts the first helper before its first task.
-        self._ahead: asyncio.Task[None] | None = None
+        #: Whether the first helpers were started before their first task.
+        self._starts_ahead = False
         self._closed = False
         #: Whether there is a processor beside the two of a busy kernel and a busy worker. Helpers have low priority.
         self._has_processor = processor_count() > 2
@@ -207,11 +209,10 @@ class HelperPool(ServerPart):
         return self._first.started
 
     def start_ahead(self) -> None:
-        if self._ahead is not None or self._closed:
+        if self._starts_ahead or self._closed:
             return
-        self._ahead = asyncio.get_running_loop().create_task(self._start_ahead())
-        self._runs.add(self._ahead)
-        self._ahead.add_done_callback(self._runs.discard)
+        self._starts_ahead = True
+        self._begin(self._start_ahead())
 
     async def _start_ahead(self) -> None:
         """Start two helpers: a task that comes while the first one is busy would wait for the start of the second."""
@@ -221,9 +222,12 @@ class HelperPool(ServerPart):
 
     def _run_waiting(self) -> None:
         while self._free and not self._closed and (task := self._queue.take()) is not None:
-            run = asyncio.get_running_loop().create_task(self._run(self._free.pop(), task))
-            self._runs.add(run)
-            run.add_done_callback(self._runs.discard)
+            self._begin(self._run(self._free.pop(), task))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        run = asyncio.get_running_loop().create_task(work)
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)
 
     async def _run(self, helper: Helper, task: HelperTask) -> None:
         try:

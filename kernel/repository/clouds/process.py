@@ -222,9 +222,9 @@ class Stores:
 
     def answer(self, request: Request, progress: Callable[[int], None]) -> Any:
         """Return the result of a request; `progress` gets how many bytes have arrived. Raises `StoreError`."""
-        client = self._client(request.place)
         root = request.place.root
         try:
+            client = self._client(request.place)
             client.invalidate_cache()
             match request:
                 case ListObjects(folder=folder):
@@ -252,10 +252,7 @@ class Stores:
                 raise StoreError(f"the package {module} is missing ({error}): {install_command(extra)}") from None
             while len(self._clients) >= _CLIENT_COUNT:  # their credentials may have been replaced
                 del self._clients[next(iter(self._clients))]
-            try:
-                self._clients[key] = kind(**place.arguments, **_settings(place))
-            except Exception as error:
-                raise StoreError(_text(error, place)) from error
+            self._clients[key] = kind(**place.arguments, **_settings(place))
         return self._clients[key]
 
 
