@@ -221,7 +221,7 @@ def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: T
 def _shape_like_source(request: WorkerRequest, spec: TensorShapes) -> list[int]:
     """Return the shape of the request's part of a flat output: as configured, with variable dimensions of its source.
 
-    The rule is that of Triton's `BackendOutputResponder`: dimension N of the output is dimension N of the input.
+    The rule comes from Triton's `BackendOutputResponder`: dimension N of the output is dimension N of the input.
     """
     assert spec.shaped_like is not None
     source = request.input(spec.shaped_like)

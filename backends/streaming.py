@@ -37,7 +37,7 @@ class StreamingBackend(Backend):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._threads: set[threading.Thread] = set()
+        self.threads: set[threading.Thread] = set()
         self._ending = threading.Event()
 
     @abc.abstractmethod
@@ -61,7 +61,7 @@ class StreamingBackend(Backend):
         thread = threading.Thread(
             target=self._respond, args=(request, cancelled), name=f"request {request.id}", daemon=True
         )
-        self._threads.add(thread)
+        self.threads.add(thread)
         thread.start()
         return cancelled
 
@@ -78,7 +78,7 @@ class StreamingBackend(Backend):
     def finalize(self) -> None:
         """End all pauses and wait for the threads."""
         self._ending.set()
-        for thread in list(self._threads):
+        for thread in list(self.threads):
             thread.join()
 
     def _respond(self, request: WorkerRequest, cancelled: threading.Event) -> None:
@@ -87,7 +87,7 @@ class StreamingBackend(Backend):
         except (KernelGone, ConnectionError):
             pass  # the kernel has closed the connection: there is no receiver
         finally:
-            self._threads.discard(threading.current_thread())
+            self.threads.discard(threading.current_thread())
 
     def _send(self, request: WorkerRequest, cancelled: threading.Event) -> None:
         started_ns, index = time.monotonic_ns(), 0

@@ -166,7 +166,7 @@ class HelperPool(ServerPart):
         problem: str = TASK_PROBLEM,
     ) -> None:
         """There are at most `count` helpers, named `title` and a number. The other arguments are as for `Helper`."""
-        self._free = [
+        self.free = [
             Helper(
                 launcher,
                 arena_byte_size,
@@ -177,8 +177,8 @@ class HelperPool(ServerPart):
             )
             for number in reversed(range(count))
         ]
-        self._first = self._free[-1]
-        self._all = tuple(self._free)
+        self._first = self.free[-1]
+        self._all = tuple(self.free)
         self._queue = TaskQueue(count)
         self._runs: set[asyncio.Task[None]] = set()
         #: Whether the first helpers were started before their first task.
@@ -202,7 +202,7 @@ class HelperPool(ServerPart):
 
     @property
     def idle(self) -> bool:
-        return self._has_processor and len(self._free) == len(self._all) and self._free[-1].started
+        return self._has_processor and len(self.free) == len(self._all) and self.free[-1].started
 
     @property
     def ready(self) -> bool:
@@ -221,8 +221,8 @@ class HelperPool(ServerPart):
                 await helper.start()
 
     def _run_waiting(self) -> None:
-        while self._free and not self._closed and (task := self._queue.take()) is not None:
-            self._begin(self._run(self._free.pop(), task))
+        while self.free and not self._closed and (task := self._queue.take()) is not None:
+            self._begin(self._run(self.free.pop(), task))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         run = asyncio.get_running_loop().create_task(work)
@@ -237,7 +237,7 @@ class HelperPool(ServerPart):
         else:
             task.done(result, output)
         finally:
-            self._free.append(helper)
+            self.free.append(helper)
             self._queue.ended(task)
             self._run_waiting()
 
@@ -245,15 +245,15 @@ class HelperPool(ServerPart):
 
     async def read(self, span: Span) -> Span:
         """Return a copy of the bytes of `span`, see `Helper.read`."""
-        return await self._for_regions().read(span)
+        return await self.for_regions().read(span)
 
     async def write(self, data: Buffer, target: Span) -> None:
         """Write `data` to the beginning of `target`, see `Helper.write`."""
-        await self._for_regions().write(data, target)
+        await self.for_regions().write(data, target)
 
-    def _for_regions(self) -> Helper:
+    def for_regions(self) -> Helper:
         """Return a helper that runs no task, which could take seconds, if there is one."""
-        return self._free[-1] if self._free else self._first
+        return self.free[-1] if self.free else self._first
 
     async def close(self) -> None:
         """Stop the helpers. Tasks that wait or run fail."""

@@ -162,7 +162,7 @@ class OnnxRuntimeBackend(ModelBackend):
             self.host.log("WARNING", f"model '{arguments.model_name}': {text}")
 
         if has_ignored_lower_bounds(specs):
-            warn("graph_lower_bound is used for the batch size only: other dimensions must be those of the graph")
+            warn("graph_lower_bound is used for the batch size only: other dimensions must be as in the graph")
         graphs = OnnxGraphs(
             session, signature, device, lambda number: graph_run_options(arguments, number), arguments.instance_name,
             batched=arguments.max_batch_size > 0,

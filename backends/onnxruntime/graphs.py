@@ -42,7 +42,7 @@ class OnnxGraphs(DeviceGraphs):
         *,
         batched: bool,
     ) -> None:
-        """`options` returns those of a run with the graph of a number; -1 for none. `name` is the instance's."""
+        """`options` returns the options of a run with the graph of a number; -1 for none. `name` is the instance's."""
         super().__init__(device, device.stream, name)
         self._session = session
         self._signature = signature

@@ -514,7 +514,7 @@ class WorkerHandle:
     def lost(self, cause: str, error: ServingError | None = None) -> None:
         """The worker is gone: the scheduler gets the requests back that it had not begun.
 
-        The others fail with `error`, or with the cause and how far it was, those of a large batch some at a time."""
+        The others fail with `error`, or with the cause and how far it was; of a large batch some fail at a time."""
         self._end()
         # Before any request fails: its sink may submit another one, which must not come here.
         self._model.instances.forget(self)

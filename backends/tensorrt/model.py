@@ -132,7 +132,7 @@ class LoadedEngine(BatchModel):
             self.overlaps = False
 
     def _largest(self, name: str, maximum: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the largest shape of an input: that of the profile, with no more rows than the model takes."""
+        """Return the largest shape of an input: as in the profile, with no more rows than the model takes."""
         spec = self._inputs.get(name)
         if spec is None or not spec.batched or spec.ragged or not maximum:
             return maximum
@@ -148,8 +148,8 @@ class LoadedEngine(BatchModel):
             return
         if has_ignored_lower_bounds(specs):
             warn(
-                f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be those "
-                "of the graph"
+                f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be as "
+                "in the graph"
             )
         for _, profile in self._names:
             graphs = EngineGraphs(

@@ -51,7 +51,7 @@ class OverlappingBatches:
         #: Guards the two below.
         self._lock = threading.Lock()
         self._running = 0
-        #: The schedulers here give an instance no more batches than its concurrency; those of others may.
+        #: The schedulers here give an instance no more batches than its concurrency; schedulers of packages may.
         self._waiting: deque[wire.Execute] = deque()
         #: One thread at a time reads inputs.
         self._reading = threading.Lock()

@@ -164,7 +164,7 @@ class ThreadedBatches(abc.ABC, Generic[_Batch]):
         return requests, Timings(start_ns, start_ns, start_ns)
 
     def _give(self, batch: _Batch) -> None:
-        """Let the thread do its part, after those of the batches before."""
+        """Let the thread do its part, after its parts of the batches before."""
         self._in_flight.append(batch)
         self._given.put(batch)
 

@@ -42,7 +42,7 @@ _DESTINATION = "destination"
 
 
 class _Group:
-    """Traces that are written together. Setting an attribute takes less time than that of a `msgspec.Struct`."""
+    """Traces that are written together. Setting an attribute takes less time than setting one of a `msgspec.Struct`."""
 
     __slots__ = ("borrower", "destination", "records", "room", "size")
 

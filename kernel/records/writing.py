@@ -42,7 +42,7 @@ def rest_s(took_s: float, factor: float, delay_s: float, waiting: float, next_ta
     """Return the rest after a task that took `took_s` seconds, `factor` times as long unless the helper is behind.
 
     `delay_s` is how long anything waits for more that is written with it, unless a whole task waits. `waiting` and
-    `next_task` are those of `is_behind`.
+    `next_task` are as for `is_behind`.
     """
     if is_behind(waiting, next_task):
         return 0.0

@@ -78,10 +78,10 @@ class Lifecycle(ServerPart):
         self.loader = VersionLoader(clock, schedule, new_keeper, settings, catalog.note_pending)
         self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
-        self._repositories = Repositories.of(settings, self._progress.copies)
-        self._listing = RepositoryListing(catalog, self._repositories)
-        self.traffic_files = TrafficFiles(self._repositories.read_config)
-        self._composition = Composition(catalog, self, self._listing, self._repositories.read_config)
+        self.repositories = Repositories.of(settings, self._progress.copies)
+        self._listing = RepositoryListing(catalog, self.repositories)
+        self.traffic_files = TrafficFiles(self.repositories.read_config)
+        self._composition = Composition(catalog, self, self._listing, self.repositories.read_config)
         self._ensembles = self._composition.ensembles
         self._loads = RepositoryLoads(self, self._composition, self._progress, settings, clock, self._serving)
         #: Identifier → version → the version that serves.
@@ -93,7 +93,7 @@ class Lifecycle(ServerPart):
         self.running_loads = RunningLoads()
         self.background = BackgroundTasks()
         self.polling = RepositoryPolling(
-            self.poll, self._repositories.slowest_listing, settings.poll_s, self.background.failures
+            self.poll, self.repositories.slowest_listing, settings.poll_s, self.background.failures
         )
         self._on_retired = on_retired
 
@@ -157,7 +157,7 @@ class Lifecycle(ServerPart):
         await asyncio.gather(
             *(loaded.stop(at_once=at_once) for loaded in versions), self._retirement.close(at_once=at_once)
         )
-        await self._repositories.close()
+        await self.repositories.close()
 
     def figures(self) -> RepositoryFigures:
         return self.polling.figures()
@@ -288,7 +288,7 @@ class Lifecycle(ServerPart):
             override = ensemble.config_override
         try:
             of_request = request.files is not None
-            opening = open_model(folder, override, self.settings, self._repositories, files_of_request=of_request)
+            opening = open_model(folder, override, self.settings, self.repositories, files_of_request=of_request)
             opened = await self.running_loads.run_one(identifier, opening)
         except LoadEnded as error:
             self._mark_broken(folder, error, override, is_model=False)

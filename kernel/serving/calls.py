@@ -377,7 +377,7 @@ class NestedLoads:
             todo += new
         if model in reached:
             raise InvalidArgument(
-                f"model '{loaded}' cannot be loaded by model '{model}': its load waits for that of '{model}'"
+                f"model '{loaded}' cannot be loaded by model '{model}': its load waits for the load of '{model}'"
             )
         self._waits.append((model, loaded))
 

@@ -97,7 +97,7 @@ class RepositoryCheck:
         self._workers: dict[str, set[int]] = {}
 
     def order(self) -> list[str]:
-        """Return the names of the models, ensembles after those of their steps. Blocks."""
+        """Return the names of the models, ensembles after the models of their steps. Blocks."""
         ensembles = in_order(parts_by_name(self._folders.values(), ""))
         return [name for name in self._folders if name not in ensembles] + ensembles
 

@@ -51,7 +51,7 @@ Files = dict[str, int]
 
 
 def files_of(entries: Iterable[Entry]) -> Files:
-    """Return the files of models, without those of editors, caches, and an author's tests."""
+    """Return the files of models, without files of editors, caches, and an author's tests."""
     return {path: modified_ns for entry in entries for path, modified_ns in _files(entry, "")}
 
 
@@ -237,7 +237,7 @@ class AuthorTerminal(Terminal):
                 await self._reload(changed)
 
     def _files(self) -> Files:
-        """List the model's files, and those of the models of an ensemble's steps. Blocks."""
+        """List the model's files, and the files of the models of an ensemble's steps. Blocks."""
         try:
             return files_of(folder.entry for folder in self._target.scan().models.values())
         except ServingError:  # a folder that is being replaced

@@ -274,7 +274,7 @@ class _Chain:
         return f"{model.name}_{name}" if name in self._made | self._given else name
 
     def finish(self, model: ModelConfig) -> None:
-        """Make the outputs of the last step, which is that of `model`, those of the ensemble."""
+        """Make the outputs of the last step, whose model is `model`, the outputs of the ensemble."""
         assert self._last is not None
         step, _, made = self._last
         for tensor in model.output:

@@ -131,7 +131,7 @@ class Examination:
         self._connect()
 
     def find_hints(self, backends: Collection[str]) -> None:
-        """Find what to do about the models that are not valid. `backends` are those of the server. Blocks."""
+        """Find what to do about the models that are not valid. `backends` are the server's. Blocks."""
         for name, source in self._sources.items():
             if reason := self.results[name].reason:
                 self.results[name].hint = hint_for(source.folder, reason, backends)

@@ -235,7 +235,7 @@ class Replay:
         if not self._settings.speed:
             self._report.notes.append(
                 f"requests were sent without pauses, {self._settings.concurrency} at a time: the latencies of now "
-                "are not those of the recorded load"
+                "do not come from the recorded load"
             )
         elif schedule.latest_ns > _LATE_NS:
             self._report.notes.append(

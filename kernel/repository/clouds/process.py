@@ -238,7 +238,7 @@ class Stores:
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(_text(error, request.place)) from error
+            raise StoreError(error_text(error, request.place)) from error
 
     def _client(self, place: Place) -> Any:
         key = msgspec.json.encode([place.protocol, place.arguments])
@@ -365,7 +365,7 @@ def _modified_ns(info: Mapping[str, Any]) -> int:
     return 0
 
 
-def _text(error: BaseException, place: Place) -> str:
+def error_text(error: BaseException, place: Place) -> str:
     """Return what has gone wrong, without the secrets of the place."""
     kind = type(error).__name__
     text = " ".join(str(error).split())

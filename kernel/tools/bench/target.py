@@ -250,7 +250,7 @@ def _outputs(response: http.client.HTTPResponse, body: bytes) -> list[FoundOutpu
             for each in document["outputs"]
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ClientError(f"the response is not that of an inference server: {error!r} is missing") from None
+        raise ClientError(f"the response does not come from an inference server: {error!r} is missing") from None
 
 
 def _event_outputs(response: http.client.HTTPResponse) -> list[FoundOutput]:
