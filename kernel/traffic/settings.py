@@ -68,7 +68,7 @@ class MatchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 Comparing = Literal["close", "exact", "top1", "order", "ignore"]
 
-_Tolerance = Annotated[float, msgspec.Meta(ge=0)]
+_Tolerance = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
 
 
 class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

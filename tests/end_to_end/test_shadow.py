@@ -160,3 +160,14 @@ def test_the_worst_requests_are_only_for_those_who_administer_the_server(reposit
             with urllib.request.urlopen(urllib.request.Request(report, headers=headers)) as response:
                 [change] = json.load(response)["history"]
             assert change["by"].partition(" ")[0] == by
+        rollout = f"http://{server.url}/v2/models/m/rollout"
+        for path, body in ((rollout, b'{"to": 4, "stable": 3}'), (f"{rollout}/pause", b"{}")):
+            urllib.request.urlopen(urllib.request.Request(path, body, {"admin-key": "secret"})).close()
+        for headers, by in (({}, ""), ({"admin-key": "secret"}, "HTTP")):
+            for path in (rollout, report):
+                with urllib.request.urlopen(urllib.request.Request(path, headers=headers)) as response:
+                    text = response.read().decode()
+                state = json.loads(text)
+                state = state.get("rollout", state)
+                assert (state["phase"], state["reason"], state["by"].partition(" ")[0]) == ("paused", "paused", by)
+                assert ("127.0.0.1" in text) == bool(by), "nobody else learns who it was"
