@@ -25,7 +25,7 @@ from kernel.traffic.settings import TrafficSettings, changed, read_settings, rea
 from kernel.traffic.shadow import Shadow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kernel.loop.clock import Alarm, Clock
     from kernel.serving.route import RouteRules
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How many changes of the rules of a model are remembered.
+#: How many changes of the rules of a model are remembered, and the most bytes of them in JSON; one is remembered always.
 MOST_CHANGES = 100
+
+MOST_CHANGES_BYTE_SIZE = 256 << 10
 
 #: How often it is looked whether a rollout has to begin by itself.
 WATCH_NS = 500_000_000
@@ -56,6 +58,34 @@ class RuleChange(msgspec.Struct, frozen=True):
     rule: dict[str, Any] | None
     #: Why, of a change by a rollout.
     reason: str = ""
+
+
+class _History:
+    """The last changes of one model, the oldest first."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[RuleChange, int]] = deque()
+        self._byte_size = 0
+
+    def __iter__(self) -> Iterator[RuleChange]:
+        return (change for change, _ in self._changes)
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def add(self, change: RuleChange) -> None:
+        """Remember a change, and forget the oldest ones beyond the limits."""
+        byte_size = len(msgspec.json.encode(change))
+        self._changes.append((change, byte_size))
+        self._byte_size += byte_size
+        while len(self._changes) > MOST_CHANGES or (
+            len(self._changes) > 1 and self._byte_size > MOST_CHANGES_BYTE_SIZE
+        ):
+            self._byte_size -= self._changes.popleft()[1]
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """Return it for JSON."""
+        return [msgspec.to_builtins(change) for change in self]
 
 
 class TrafficKeeper(Protocol):
@@ -80,7 +110,9 @@ class _ModelTraffic:
         self.feedback: Feedback | None = None
         #: By model and version.
         self.routed: dict[tuple[str, int], Routed] = {}
-        self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
+        self.history = _History()
+        #: What a restart must not forget, which is made again after each change; None if there was one.
+        self.kept: dict[str, Any] | None = None
         #: The version whose rollout could not begin by itself under this rule; 0 for none.
         self.refused_version = 0
 
@@ -173,7 +205,7 @@ class Traffic:
             "shadow": _shadow_report(traffic),
             "feedback": self._feedback_report(traffic),
             "requests": [msgspec.to_builtins(count) for count in _counts(traffic)],
-            "history": [msgspec.to_builtins(change) for change in reversed(traffic.changes)],
+            "history": traffic.history.as_list()[::-1],
         }
 
     def change(self, name: str, members: dict[str, Any], by: str) -> None:
@@ -293,23 +325,27 @@ class Traffic:
     # ---- a restart -----------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """Return what a restart must not forget."""
-        return {
-            name: {
-                "rule": None if traffic.of_client is None else traffic.of_client.as_dict(),
-                "rollout": self.rollouts.document(name),
-                "history": [msgspec.to_builtins(change) for change in traffic.changes],
-            }
-            for name, traffic in self._models.items()
-            if traffic.changes
-        }
+        """Return what a restart must not forget. Only what is new is made: a thousand models can have rules."""
+        found = {}
+        for name, traffic in self._models.items():
+            if not len(traffic.history):
+                continue
+            if traffic.kept is None:
+                traffic.kept = {
+                    "rule": None if traffic.of_client is None else traffic.of_client.as_dict(),
+                    "rollout": self.rollouts.document(name),
+                    "history": traffic.history.as_list(),
+                }
+            found[name] = traffic.kept
+        return found
 
     def restore(self, document: dict[str, Any]) -> None:
         """Use what another server has kept, before any model is loaded. Raises `InvalidArgument`."""
         try:
             for name, kept in document.items():
                 traffic = self._models.setdefault(name, _ModelTraffic())
-                traffic.changes.extend(msgspec.convert(kept["history"], list[RuleChange]))
+                for change in msgspec.convert(kept["history"], list[RuleChange]):
+                    traffic.history.add(change)
                 if kept["rule"] is not None:
                     traffic.of_client = read_settings(kept["rule"])
                     self._use(name, traffic, traffic.of_client, "the start of the server")
@@ -352,7 +388,8 @@ class Traffic:
         """Let `settings` decide from now on; None: the newest version gets all requests."""
         rule = None if settings is None else settings.as_dict()
         former = None if traffic.route is None else traffic.route.settings.as_dict()
-        traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
+        traffic.history.add(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
+        traffic.kept = None
         if settings is None:
             traffic.route = None
             self._set_shadow(name, traffic, None)

@@ -213,9 +213,7 @@ def restarted(state: RolloutState, now_ns: int) -> RolloutState:
     """
     if state.phase in ("step", "paused"):
         pauses = state.phase == "paused"
-        return msgspec.structs.replace(
-            _at(state, "loading", now_ns, "the server was started again"), pauses=pauses
-        )
+        return msgspec.structs.replace(_at(state, "loading", now_ns, "the server was started again"), pauses=pauses)
     return msgspec.structs.replace(state, since_ns=now_ns)
 
 

@@ -67,7 +67,9 @@ class RolloutTrial:
         self._seen.clear()
         if 0 < share < 100:
             for counts in self._counts.values():
-                counts.bad.append(BadEvents(share / 100))
+                # People may pause and resume as often as they like: the same share goes on.
+                if not counts.bad or counts.bad[-1].share != share / 100:
+                    counts.bad.append(BadEvents(share / 100))
 
     def executed(self, side: Side, bucket: int, duration_ns: int) -> None:
         """An execution of a request has succeeded."""

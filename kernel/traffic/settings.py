@@ -31,6 +31,9 @@ import msgspec
 
 from kernel.errors import InvalidArgument
 
+#: The most bytes of a rule in JSON: the history and the state file have it many times.
+MOST_BYTE_SIZE = 256 << 10
+
 #: Where the sum of all weights is more, shares are no longer exact.
 MAX_WEIGHT = 1_000_000
 
@@ -187,6 +190,8 @@ def is_key(text: str) -> bool:
 
 
 def _check(settings: TrafficSettings) -> None:
+    if (byte_size := len(msgspec.json.encode(settings))) > MOST_BYTE_SIZE:
+        raise InvalidArgument(f"a traffic rule may have {MOST_BYTE_SIZE} bytes in JSON, and this one has {byte_size}")
     for label in settings.labels:
         if LABEL.fullmatch(label) is None:
             raise InvalidArgument(

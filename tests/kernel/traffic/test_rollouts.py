@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,8 @@ from kernel.serving.batch import Batch
 from kernel.serving.catalog import ModelState
 from kernel.serving.response import Response
 from kernel.traffic.control import WATCH_NS, Traffic
-from kernel.traffic.rollout_trial import BASELINE
+from kernel.traffic.rollout_states import RolloutSettings
+from kernel.traffic.rollout_trial import BASELINE, RolloutTrial
 from kernel.traffic.rollouts import LOOK_NS
 from shm.tensor import Tensor
 from tests.kernel.traffic.traffic_lab import TrafficLab
@@ -334,6 +336,18 @@ def test_a_version_that_is_named_as_stable_must_be_ready(lab: RolloutLab) -> Non
     with pytest.raises(Exception, match="version 7 is not found"):
         lab.start(stable=7)
     assert lab.traffic.rollouts.status("m") is None
+
+
+def test_a_step_that_is_paused_and_resumed_again_and_again_takes_no_more_memory() -> None:
+    trial = RolloutTrial(RolloutSettings(4), sticky=False)
+    trial.begin_step(50)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            trial.begin_step(50)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 class Keeper:
