@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How many changes of the rules of a model are remembered, and the most bytes of them in JSON; one is remembered always.
+#: How many changes of the rules of a model are remembered, and the most bytes of them in JSON. One always is.
 MOST_CHANGES = 100
 
 MOST_CHANGES_BYTE_SIZE = 256 << 10

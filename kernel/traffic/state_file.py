@@ -1,8 +1,8 @@
 """Keeps traffic rules and rollouts in a file of --state-directory, so that a restart goes on where the server was.
 
 One thread writes; the event loop never waits for the disk. Of several documents that wait only the last is written. The
-file is replaced as a whole, so that a server that is killed leaves the old one or the new one. A document that cannot be
-written, because the disk is full for example, is written as soon as that is possible.
+file is replaced as a whole, so that a server that is killed leaves the old one or the new one. A document that cannot
+be written, because the disk is full for example, is written as soon as that is possible.
 """
 
 from __future__ import annotations
