@@ -204,6 +204,8 @@ def feedback_text(found: dict[str, Any]) -> str:
             )
         )
     lines = [f"feedback: {found['remembered']} requests wait for rewards, {found['unknown']} rewards had unknown ids\n"]
+    if found.get("without_room"):
+        lines.append(f"not remembered: {found['without_room']} requests, the memory budget of the server had no room\n")
     if rows:
         lines.append(table_text(("Version", "Rewards", "Mean", "95 %", "Difference", "95 %"), rows))
     return "".join(lines)

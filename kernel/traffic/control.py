@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from kernel.serving.route import RouteRules
     from kernel.traffic.rollouts import ModelLoads
     from kernel.traffic.route import FeedbackMemory, Routed
+    from kernel.traffic.settings import FeedbackSettings
     from kernel.traffic.shadow import ShadowParts
+    from shm.blocks import ByteBudget
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ MOST_CHANGES_BYTE_SIZE = 256 << 10
 
 #: How often it is looked whether a rollout has to begin by itself.
 WATCH_NS = 500_000_000
+
+#: How long the loop does other things between two slices of what is forgotten.
+_FORGET_NS = 5_000_000
 
 #: The most models that can have a rule of a client: names of models that are not there yet could be many.
 _MOST_MODELS = 1000
@@ -129,18 +134,20 @@ class Traffic:
         self,
         rules: RouteRules,
         clock: Clock,
+        budget: ByteBudget,
         loads: ModelLoads | None = None,
         *,
         namespacing: bool = False,
         draw: Callable[[], float] = random.random,
         utc: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key, `utc`
-        the time for the history.
+        """Ids of requests count in `budget`. `loads` loads candidates of rollouts. `draw` returns a number from 0 to 1
+        for a request without a key, `utc` the time for the history.
         """
         self._rules = rules
         self._catalog = rules.catalog
         self._clock = clock
+        self._budget = budget
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
@@ -152,6 +159,9 @@ class Traffic:
         self.shadow_parts: ShadowParts | None = None
         #: Rings while a rule lets rollouts begin by themselves; made when it is first needed.
         self._watch: Alarm | None = None
+        #: What no rule needs any more: its requests are forgotten in slices.
+        self._ended: deque[Feedback] = deque()
+        self._forgetting: Alarm | None = None
 
     # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
@@ -390,13 +400,13 @@ class Traffic:
         former = None if traffic.route is None else traffic.route.settings.as_dict()
         traffic.history.add(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
         traffic.kept = None
+        feedback = self._set_feedback(traffic, None if settings is None else settings.feedback)
         if settings is None:
             traffic.route = None
             self._set_shadow(name, traffic, None)
             self._catalog.set_labels(name, {})
         else:
             shadow = self._set_shadow(name, traffic, settings)
-            feedback = self._set_feedback(traffic, settings)
             traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed, shadow, feedback)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
@@ -411,15 +421,29 @@ class Traffic:
         if traffic.route is not None and traffic.route.shadow_trouble:
             logger.warning("model '%s': the shadow gets no requests: %s", name, traffic.route.shadow_trouble)
 
-    def _set_feedback(self, traffic: _ModelTraffic, settings: TrafficSettings) -> FeedbackMemory | None:
+    def _set_feedback(self, traffic: _ModelTraffic, settings: FeedbackSettings | None) -> FeedbackMemory | None:
         """Return what remembers requests by a rule. Rewards are counted on, whatever the weights are."""
-        if settings.feedback is None:
-            return None
         feedback = traffic.feedback
-        if feedback is None or feedback.settings != settings.feedback:
-            feedback = traffic.feedback = Feedback(settings.feedback)
+        if feedback is not None and feedback.settings != settings and feedback not in self._ended:
+            self._ended.append(feedback)  # its table stays until there is another one
+            self._forget_ended()
+        if settings is None:
+            return None
+        if feedback is None or feedback.settings != settings:
+            feedback = traffic.feedback = Feedback(settings, self._budget)
+        elif feedback in self._ended:
+            self._ended.remove(feedback)
         now_ns, remember = self._clock.now_ns, feedback.remember
         return lambda id, version: remember(id, version, now_ns())
+
+    def _forget_ended(self) -> None:
+        """Give a slice of the memory of what has ended back, and go on soon."""
+        if self._ended and not self._ended[0].forget_some():
+            self._ended.popleft()
+        if self._ended:
+            if self._forgetting is None:
+                self._forgetting = self._clock.alarm(self._forget_ended)
+            self._forgetting.set(self._clock.now_ns() + _FORGET_NS)
 
     def _set_watch(self) -> None:
         if any(each.automatic for each in self._models.values()):

@@ -101,7 +101,7 @@ class ShadowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 class FeedbackSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Clients report rewards for requests by their ids."""
 
-    #: How many requests are remembered at most, and how long. An id takes about 250 bytes.
+    #: How many requests are remembered at most, and how long. An id takes about 300 bytes.
     ids: Annotated[int, msgspec.Meta(ge=1, le=200_000)] = 20_000
     minutes: Annotated[float, msgspec.Meta(gt=0, le=7 * 24 * 60)] = 60.0
 

@@ -126,7 +126,7 @@ def test_a_wrong_change_changes_nothing(lab: TrafficLab) -> None:
 
 
 def test_rules_are_refused_where_repositories_are_namespaces(lab: TrafficLab) -> None:
-    traffic = Traffic(lab.kernel.rules, lab.front.clock, namespacing=True)
+    traffic = Traffic(lab.kernel.rules, lab.front.clock, lab.kernel.budget, namespacing=True)
     with pytest.raises(InvalidArgument, match="--model-namespacing"):
         traffic.change("m", {"weights": {"3": 1}}, "")
     traffic.set_file("m", b"weights = { '3' = 1 }")

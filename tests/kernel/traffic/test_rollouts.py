@@ -382,4 +382,4 @@ def test_a_state_that_no_server_has_written_is_refused(lab: RolloutLab) -> None:
     )
     for document in wrong:
         with pytest.raises(InvalidArgument, match="it is not what the server has written"):
-            Traffic(lab.kernel.rules, lab.front.clock).restore(document)
+            Traffic(lab.kernel.rules, lab.front.clock, lab.kernel.budget).restore(document)
