@@ -97,7 +97,7 @@ def rows(
     full: Full = False,
     keep: Keep = False,
 ) -> None:
-    """Load in 101 rows: requests/s, p99, CPU time of a request, and the ratios. 25 minutes, with --against 15 to 20.
+    """Load in 104 rows: requests/s, p99, CPU time of a request, and the ratios. 25 minutes, with --against 15 to 20.
 
     Names that begin with `light` or `onnx_cpp` are loaded by wrk and h2load (Debian: wrk, nghttp2-client), the others
     by perf_analyzer. With --against both commits are measured in paired rounds, and a row ends when no round to come
