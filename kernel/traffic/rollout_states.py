@@ -91,6 +91,11 @@ def read_rollout(document: Mapping[str, Any]) -> RolloutSettings:
         raise InvalidArgument(str(error)) from None
     if any(later <= earlier for earlier, later in zip(settings.steps, settings.steps[1:], strict=False)):
         raise InvalidArgument(f"the steps must ascend, and are {list(settings.steps)}")
+    if settings.steps[0] == 100 and settings.guards != ("errors",):
+        raise InvalidArgument(
+            "a rollout that begins with 100 % has nothing to compare with: give it a smaller step first, or only the "
+            "guard 'errors'"
+        )
     for name in settings.guards:
         if name not in GUARD_NAMES and METRIC_GUARD.fullmatch(name) is None:
             raise InvalidArgument(f"'{name}' is no guard: expected one of {', '.join(GUARD_NAMES)}, metric:NAME")

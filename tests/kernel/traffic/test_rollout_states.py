@@ -168,6 +168,7 @@ def test_any_events_keep_the_rules(events: list[tuple[int, Look | Action]]) -> N
         ({"to": 4, "steps": [5, 5]}, "the steps must ascend"),
         ({"to": 4, "steps": []}, "length >= 1"),
         ({"to": 4, "steps": [101]}, "<= 100"),
+        ({"to": 4, "steps": [100]}, "a rollout that begins with 100 % has nothing to compare with"),
         (
             {"to": 4, "guards": ["memory"]},
             "'memory' is no guard: expected one of errors, latency, outputs, metric:NAME",
