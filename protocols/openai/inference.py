@@ -21,7 +21,7 @@ from kernel.observe.internal_errors import unexpected_error
 from protocols.http import web
 from protocols.http.bodies import BodyCollector
 from protocols.http.call import REQUEST_ID, identity_of
-from protocols.http.responses import SERVER_HEADER, json_text_response
+from protocols.http.responses import JSON, SERVER_HEADER, json_text_response
 from protocols.openai.dialects import required_dialect, required_embedding_dialect
 from protocols.openai.generation import Generation, GenerationHead
 from protocols.openai.pieces import prompt_tokens, read_piece, whole_text
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 #: How many responses become chunks before other clients are served.
 _TAKEN_AT_ONCE = 256
+
+#: Bodies with more bytes are not joined.
+_LONG_BODY_BYTE_SIZE = 256 << 10
 
 #: And so many bytes of their texts.
 _TAKEN_BYTE_SIZE = 64 << 10
@@ -207,9 +210,29 @@ async def _whole(
                 await asyncio.sleep(0)
             budget.add(receiver.byte_size - counted)
             counted = receiver.byte_size
-        return json_text_response(receiver.body())
+        return await _send_whole(call, receiver.parts())
     finally:
         budget.remove(counted)
+
+
+async def _send_whole(call: OpenAiCall, parts: list[bytes]) -> web.StreamResponse:
+    """Return the response with a body of these parts. A long one is sent here: to join it takes time and memory."""
+    byte_size = sum(map(len, parts))
+    if byte_size <= _LONG_BODY_BYTE_SIZE:
+        return json_text_response(b"".join(parts))
+    response = web.StreamResponse(headers={"Content-Type": JSON, **SERVER_HEADER, **call.response_headers})
+    response.content_length = byte_size
+    await response.prepare(call.http)
+    block, block_byte_size = [], 0
+    for part in parts:
+        block.append(part)
+        block_byte_size += len(part)
+        if block_byte_size >= _TAKEN_BYTE_SIZE:
+            await response.write(b"".join(block))
+            await asyncio.sleep(0)
+            block, block_byte_size = [], 0
+    await response.write(b"".join(block))
+    return response
 
 
 async def _stream(

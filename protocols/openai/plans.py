@@ -517,10 +517,10 @@ def _images_of(messages: list[dict[str, Any]]) -> list[str]:
         for place, part in enumerate(message["content"]):
             if part["type"] != "image_url":
                 continue
+            if len(found) == MAX_IMAGES:
+                raise ApiError(f"the messages have more than {MAX_IMAGES} images", param="messages")
             found.append(_image_of(part.get("image_url"), f"messages.{number}.content.{place}.image_url"))
             message["content"][place] = {"type": "image"}
-    if len(found) > MAX_IMAGES:
-        raise ApiError(f"the messages have {len(found)} images, expected at most {MAX_IMAGES}", param="messages")
     return found
 
 

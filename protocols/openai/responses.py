@@ -227,7 +227,8 @@ class TextBody(_TextReceiver):
     def __init__(self, plan: GenerationPlan, identity: Identity) -> None:
         super().__init__(plan)
         self._identity = identity
-        self._texts: list[list[str]] = [[] for _ in range(plan.choices)]
+        #: Of each choice: its text, escaped as JSON has it. A long one is never made or encoded in one piece.
+        self._texts: list[list[bytes]] = [[] for _ in range(plan.choices)]
         self._calls: list[list[dict[str, Any]]] = [[] for _ in range(plan.choices)]
         #: Of each choice: the columns of log probabilities of each response.
         self._columns: list[list[list[bytes]]] = [[] for _ in range(plan.choices)]
@@ -244,35 +245,60 @@ class TextBody(_TextReceiver):
     def _append(self, number: int, text: str) -> None:
         if not text:
             return
-        self.byte_size += len(text)
         if self._tools is None:
-            self._texts[number].append(text)
+            self._add_text(number, text)
         else:
             self._take(number, self._tools[number].add(text))
+
+    def _add_text(self, number: int, text: str) -> None:
+        encoded = _encode(text)[1:-1]
+        self._texts[number].append(encoded)
+        self.byte_size += len(encoded)
 
     def _take(self, number: int, found: list[Found]) -> None:
         for each in found:
             if isinstance(each, str):
-                self._texts[number].append(each)
+                self._add_text(number, each)
             elif isinstance(each, FoundCall):
                 self._calls[number].append({**call_members(each), "parts": [each.arguments]})
+                self.byte_size += len(each.arguments)
             else:
                 self._calls[number][-1]["parts"].append(each.text)
+                self.byte_size += len(each.text)
 
     def end(self, number: int) -> None:
         self._append(number, self._choices.all[number].end())
         if self._tools is not None:
             self._take(number, self._tools[number].end())
 
-    def body(self) -> bytes:
-        """Return the body: all choices have ended."""
-        texts = [("".join(parts), self.finish_reason(number)) for number, parts in enumerate(self._texts)]
-        for call in (each for calls in self._calls for each in calls):
+    def parts(self) -> list[bytes]:
+        """Return the parts of the body: all choices have ended."""
+        identity = self._identity
+        kind = "chat.completion" if self._plan.api.is_chat else "text_completion"
+        head = _encode({"id": identity.id, "object": kind, "created": identity.created, "model": identity.model})
+        found = [head[:-1], b',"system_fingerprint":null,"choices":[']
+        for number in range(self._plan.choices):
+            found += [b',{"index":%d,' % number if number else b'{"index":0,', *self._content(number)]
+            logprobs = b"null"
+            if self._logprobs is not None:
+                logprobs = self._logprobs.members(self._columns[number])
+            found += [b',"logprobs":', logprobs, b',"finish_reason":', _encode(self.finish_reason(number)), b"}"]
+        return [*found, b'],"usage":', _encode(self._choices.usage()), b"}"]
+
+    def _content(self, number: int) -> list[bytes]:
+        """Return the parts of the message or of the text of a choice."""
+        texts, calls = self._texts[number], self._calls[number]
+        content = [b"null"] if calls and not texts else [b'"', *texts, b'"']
+        if not self._plan.api.is_chat:
+            return [b'"text":', *content]
+        for call in calls:
             call["function"]["arguments"] = "".join(call.pop("parts"))
-        logprobs = None
-        if self._logprobs is not None:
-            logprobs = [msgspec.Raw(self._logprobs.members(columns)) for columns in self._columns]
-        return whole_body(self._plan, self._identity, texts, self._choices.usage(), self._calls, logprobs)
+        more = b',"tool_calls":' + _encode(calls) if calls else b""
+        return [b'"message":{"role":"assistant","content":', *content, b',"refusal":null', more, b"}"]
+
+    def body(self) -> bytes:
+        """As `parts`, in one piece."""
+        return b"".join(self.parts())
 
 
 class ReadyBody(Receiver):
@@ -294,6 +320,10 @@ class ReadyBody(Receiver):
             )
         kind = "chat.completion" if self._plan.api.is_chat else "text_completion"
         self._body = with_identity(piece.text, self._identity, kind)
+
+    def parts(self) -> list[bytes]:
+        """As `body`."""
+        return [self.body()]
 
     def body(self) -> bytes:
         """Return the body. Raises `InternalError` if the model has sent none."""
@@ -379,38 +409,6 @@ def call_members(call: FoundCall) -> dict[str, Any]:
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
-
-
-def whole_body(
-    plan: GenerationPlan,
-    identity: Identity,
-    texts: list[tuple[str, str]],
-    usage: Usage | None,
-    calls: list[list[dict[str, Any]]] | None = None,
-    logprobs: list[msgspec.Raw] | None = None,
-) -> bytes:
-    """Return the body of a response that is not a stream. `texts` has text and finish_reason of each choice, `calls`
-    its calls of tools, `logprobs` its log probabilities as JSON."""
-    choices: list[dict[str, Any]] = []
-    for number, (text, reason) in enumerate(texts):
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}} if plan.api.is_chat else {"text": text}
-        )
-        if calls is not None and calls[number]:
-            content["message"] |= {"content": text or None, "tool_calls": calls[number]}
-        probabilities = None if logprobs is None else logprobs[number]
-        choices.append({"index": number, **content, "logprobs": probabilities, "finish_reason": reason})
-    return _encode(
-        {
-            "id": identity.id,
-            "object": "chat.completion" if plan.api.is_chat else "text_completion",
-            "created": identity.created,
-            "model": identity.model,
-            "system_fingerprint": None,
-            "choices": choices,
-            "usage": usage,
-        }
-    )
 
 
 def with_identity(text: bytes, identity: Identity, kind: str) -> bytes:

@@ -181,6 +181,10 @@ class ResponseBody(_AroundChat):
     def byte_size(self) -> int:
         return self._chat.byte_size
 
+    def parts(self) -> list[bytes]:
+        """As `body`."""
+        return [self.body()]
+
     def body(self) -> bytes:
         """Return the body. Raises `InternalError` if the model has sent none."""
         part = _decoded(self._chat.body())

@@ -519,6 +519,28 @@ def test_a_model_of_vllms_backend_completes_a_text() -> None:
     run(test, (text_format.Parse(VLLM, name), script))
 
 
+def test_a_long_body_comes_in_parts_and_whole() -> None:
+    text = 'é"\n' * 50_000
+
+    def respond(self: Script, request: Request) -> None:
+        for _ in range(3):
+            self.send(request, text, num_input_tokens=1, num_output_tokens=1)
+        self.end(request)
+
+    async def test(door: Door) -> None:
+        async with door.session.post(CHAT, json={**ASKED, "n": 2}) as response:
+            body = await response.json()
+            assert int(response.headers["Content-Length"]) == len(await response.read()) > 600_000
+            assert response.headers["Content-Type"] == "application/json"
+            assert response.headers["x-request-id"]
+        assert [choice["message"]["content"] for choice in body["choices"]] == [text * 3] * 2
+        assert [choice["index"] for choice in body["choices"]] == [0, 1]
+        assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7}
+        assert (await door.post(CHAT, ASKED))[0] == 200  # over the same connection
+
+    run(test, talk(respond))
+
+
 def test_log_probabilities_of_vllms_backend_come_with_their_text() -> None:
     with_probabilities = """
     input { name: "return_logprobs" data_type: TYPE_BOOL dims: [1] optional: true }
