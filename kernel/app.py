@@ -215,7 +215,7 @@ class Server:
             self._owner.model_retired,
         )
         rules = RouteRules(catalog)
-        traffic = Traffic(rules, clock, self._lifecycle, namespacing=options.repository.namespacing)
+        traffic = Traffic(rules, clock, budget, self._lifecycle, namespacing=options.repository.namespacing)
         self._lifecycle.traffic_files.rules = traffic
         parts = KernelParts(
             repository=self._lifecycle,
