@@ -55,7 +55,7 @@ class PyfuncPredictor:
             return results_of(self._model.predict(rows))
         except Exception as error:
             if getattr(error, "error_code", "") in _WRONG_INPUTS:
-                raise InvalidArgument(f"predict: {error}") from error
+                raise InvalidArgument(f"predict: {' '.join(str(error).split())}") from error
             raise InternalError(f"predict failed: {_text(error)}") from error
 
 
