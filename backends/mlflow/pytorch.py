@@ -1,7 +1,7 @@
 """A model of PyTorch in an MLflow folder, called as MLflow's flavour `pytorch` calls it; mlflow is not needed.
 
-TorchScript is loaded as the backend `pytorch` does. All else that MLflow writes has pickles: modules that `torch.save`
-has written, and the weights of programs of `torch.export`, which `torch.export.load` unpickles.
+TorchScript and programs of `torch.export` are loaded as the backend `pytorch` does, which opens no pickles. Modules that
+`torch.save` has written are pickles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.pytorch.library import TORCH_ERRORS, load_torch
-from backends.pytorch.model_file import FileFormat, read_format
+from backends.pytorch.model_file import FileFormat, load_exported, read_format
 from backends.sklearn.model_file import check_pickles_allowed
 from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable
 from kernel.machine import processor_count
@@ -44,11 +44,11 @@ class PytorchPredictor:
         model = arguments.model_name
         path = _file(path, model)
         file_format = _format(path, model)
-        if file_format is not FileFormat.TORCHSCRIPT:
+        if file_format not in (FileFormat.TORCHSCRIPT, FileFormat.EXPORTED):
             check_pickles_allowed(
                 arguments,
-                f"has pickles ('{path.name}'), and a pickle",
-                "A model of torch.jit.script or torch.jit.trace needs no flag",
+                f"is a pickle ('{path.name}'), and a pickle",
+                "A scripted model needs no flag, nor one that is saved with serialization_format='pt2'",
             )
         torch = self._torch = load_torch()
         torch.set_num_threads(processor_count())
@@ -100,7 +100,6 @@ def _load(torch: Any, path: Path, file_format: FileFormat | None) -> Any:
     if file_format is FileFormat.TORCHSCRIPT:
         return torch.jit.load(str(path), map_location="cpu").eval()
     if file_format is FileFormat.EXPORTED:
-        with path.open("rb") as file:
-            return torch.export.load(file).module()
+        return load_exported(torch, path).module()
     # The file pickle_module_info.txt names a module to import. It is not used: pickle opens what cloudpickle writes.
     return torch.load(str(path), map_location="cpu", weights_only=False).eval()
