@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from backends.mlflow.library import pyfunc_library
+from backends.mlflow.model_folder import MLMODEL
 from backends.sklearn.model_file import check_pickles_allowed
 from kernel.errors import InternalError, InvalidArgument
 
@@ -44,7 +45,8 @@ class PyfuncPredictor:
         )
         library = pyfunc_library(str(loader))
         try:
-            self._model = library.load_model(str(arguments.version_dir))
+            # mlflow refuses links that lead out of the folder, and `naiad run` links the files of a folder.
+            self._model = library.load_model(str((arguments.version_dir / MLMODEL).resolve().parent))
         except Exception as error:  # code of the model's author may raise all of them
             raise InternalError(
                 f"failed to load model '{arguments.model_name}': mlflow.pyfunc.load_model: {_text(error)}"

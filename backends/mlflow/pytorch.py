@@ -1,7 +1,7 @@
 """A model of PyTorch in an MLflow folder, called as MLflow's flavour `pytorch` calls it; mlflow is not needed.
 
-TorchScript and programs of `torch.export` are loaded as the backend `pytorch` does, which opens no pickles. Modules that
-`torch.save` has written are pickles.
+TorchScript and programs of `torch.export` are loaded as the backend `pytorch` does, which opens no pickles. Modules
+that `torch.save` has written are pickles.
 """
 
 from __future__ import annotations
