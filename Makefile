@@ -68,6 +68,7 @@ test-mlflow: .venv-mlflow/installed
 .venv-mlflow/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlflow
 	.venv-mlflow/bin/pip install -q --upgrade pip
+	.venv-mlflow/bin/pip install -q '$(TORCH)'
 	.venv-mlflow/bin/pip install -q -e . --group mlflow-tests
 	touch $@
 
