@@ -342,7 +342,7 @@ def test_a_version_that_is_named_as_stable_must_be_ready(lab: RolloutLab) -> Non
 
 
 def trial_at_100(stable_errors: float, candidate_errors: float) -> str:
-    """Return the decision at 100 % after 4,000 requests, and 8,000 at 50 % where both had the rate of the stable one."""
+    """Return the decision after 4,000 requests at 100 %, and 8,000 at 50 % with the same errors of both."""
     random_, trial = random.Random(5), RolloutTrial(RolloutSettings(4, guards=("errors",)), sticky=False)
     sides: tuple[tuple[Side, float], ...] = (("stable", stable_errors), ("candidate", stable_errors))
     trial.begin_step(50)
