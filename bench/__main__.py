@@ -160,7 +160,7 @@ def peers_command(
         int | None, typer.Option(min=1, help="workers of each server", show_default="1, and as many as cores")
     ] = None,
     quick: Quick = False,
-    add: Annotated[bool, typer.Option("--add", help="add the rounds to those of the last run")] = False,
+    add: Annotated[bool, typer.Option("--add", help="add the rounds to the rounds of the last run")] = False,
     connections: Annotated[
         bool, typer.Option(help="measure our own server with 1 to 256 connections, without keep-alive, pipelined")
     ] = True,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import urllib.parse
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,7 +13,7 @@ import typer
 
 from kernel.errors import BadOption, ServingError
 from kernel.records.recording_format import segment_name
-from kernel.tools.client import ClientError, base_url, call, download
+from kernel.tools.client import base_url, call, download, model_path
 from kernel.tools.printing import pretty_json, table_text
 from kernel.traffic.rollout_states import told
 from kernel.traffic.settings import TrafficSettings, read_toml
@@ -50,23 +49,17 @@ def show_traffic(
 
 
 def _call(url: str, model: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Return what the server at `url` says of a model. Raises `BadOption` if it does not, or refuses."""
-    try:
-        return call(_address(url, model, path), body)
-    except ClientError as error:
-        raise BadOption(str(error)) from None
+    """Return what the server at `url` says of a model. Raises `ClientError` if it does not, or refuses."""
+    return call(_address(url, model, path), body)
 
 
 def _address(url: str, model: str, path: str) -> str:
-    return f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}"
+    return f"{base_url(url)}{model_path(model)}/{path}"
 
 
 def _write_worst(folder: Path, address: str) -> None:
-    """Write a recording that `naiad replay` reads. Raises `BadOption`."""
-    try:
-        content = download(address)
-    except ClientError as error:
-        raise BadOption(str(error)) from None
+    """Write a recording that `naiad replay` reads. Raises `BadOption`, `ClientError`."""
+    content = download(address)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / segment_name(1)
