@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -383,9 +384,9 @@ class HostAgent:
                 surplus.cancel()
             task = self.run(self._admit(sock, f"{address[0]}:{address[1]}"))
             self._unproven[task] = address[0]
-            task.add_done_callback(lambda done, sock=sock: self._admitted(done, sock))
+            task.add_done_callback(functools.partial(self._admitted, sock))
 
-    def _admitted(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+    def _admitted(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._unproven.pop(task, None)
         if task.cancelled():  # maybe before it has begun
             sock.close()

@@ -70,7 +70,7 @@ class StartedAgent:
 
 
 class AgentActor:
-    """The actor. Ray calls its methods in threads; nothing of a request comes here."""
+    """The actor. Nothing of a request comes here."""
 
     def __init__(self, lease_s: float) -> None:
         """Start the agent. Raises `RuntimeError` if it does not start."""
@@ -89,10 +89,6 @@ class AgentActor:
     def place(self) -> tuple[str, int, str]:
         """Return the address and the port of the agent, and its token."""
         return self._agent.host, self._agent.port, self._agent.token
-
-    def wait(self) -> None:
-        """Never return: who waits gets Ray's error when the agent has ended, and this process with it."""
-        threading.Event().wait()
 
 
 async def _serve(settings: PlacedAgent, listener: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """The broker: the one process of a server that imports Ray. `python -m backends.hosts.ray_broker --fd=N`.
 
-It lets Ray place agents, and says where they are and when they have ended. It never sees a request. Agents are detached
-actors with names: they live on when it dies, and the next broker finds them again. When the server ends, so its
-connection, the broker ends all agents that it knows.
+It lets Ray place agents, and says where they are; whether they live, their connections say. It never sees a request.
+Agents are detached actors with names: they live on when it dies, and the next broker finds them again. When the server
+ends, so its connection, the broker ends all agents that it knows.
 
 The main thread reads commands and sends heartbeats; another one calls Ray, whose calls may take minutes. Ray ends a
 process that has lost the head of its cluster for a minute: the launcher then starts another one.
@@ -59,9 +59,6 @@ _END_S = 10.0
 #: The longest text of an error in characters.
 _MAX_TEXT = 500
 
-#: Concurrent calls of an actor: of two brokers, `place` and `wait`.
-_CALLS = 4
-
 
 def placement_options(message: Place) -> dict[str, Any]:
     """Return the options of the actor for a placement. Pure."""
@@ -71,7 +68,6 @@ def placement_options(message: Place) -> dict[str, Any]:
         "lifetime": "detached",  # it outlives the broker
         "get_if_exists": True,
         "max_restarts": 0,  # the server restarts workers, by rules of its own
-        "max_concurrency": _CALLS,
         "num_cpus": message.cpus,
         "num_gpus": message.gpus,
         "memory": message.memory or None,
@@ -206,18 +202,16 @@ class Broker:
             self._tell(Gone(message.name, text_of(error), refused=isinstance(error, (TypeError, ValueError))))
 
     def _watch(self, name: str, actor: Any) -> None:
-        """Say where an actor is once it is placed, and when it has ended. Ray calls both functions in its threads."""
+        """Say where an actor is once it is placed, or that it has failed before. Ray calls the function in a thread."""
         self._actors[name] = actor
         actor.place.remote().future().add_done_callback(lambda done: self._placed(name, done))
-        actor.wait.remote().future().add_done_callback(lambda done: self._gone(name, done))
 
     def _placed(self, name: str, done: Future[tuple[str, int, str]]) -> None:
-        if done.exception() is None:
+        error = done.exception()
+        if error is None:
             self._tell(Placed(name, *done.result()))
-
-    def _gone(self, name: str, done: Future[None]) -> None:
-        if self._actors.pop(name, None) is not None:
-            self._tell(Gone(name, text_of(done.exception())))
+        elif self._actors.pop(name, None) is not None:  # else the server has given it up
+            self._tell(Gone(name, text_of(error)))
 
     def _end(self, name: str) -> None:
         actor = self._actors.pop(name, None)

@@ -185,14 +185,14 @@ class RayLauncher(AgentLauncher):
                 causes.append(cause)
                 down.set()
 
+            link = self._link = Link(from_broker_decoder, Beat, self._take, lost, BROKER_LOST_BEATS)
             try:
                 broker = self._broker = self._spawning.start("ray broker", own_command("backends.hosts.ray_broker"))
+                broker.on_lost(lost)
+                await link.begin(broker.socket)
             except OSError as error:
                 self._note(f"its broker could not be started: {error}")
                 continue
-            broker.on_lost(lost)
-            link = self._link = Link(from_broker_decoder, Beat, self._take, lost, BROKER_LOST_BEATS)
-            await link.begin(broker.socket)
             placements = list(self._placements.values())
             link.send(Begin(self._address, tuple(each.name for each in placements if each.host is not None)))
             for placement in placements:
@@ -233,9 +233,8 @@ class RayLauncher(AgentLauncher):
             case Gone() if (placement := self._placements.get(message.name)) is not None:
                 kind = InvalidArgument if message.refused else Unavailable
                 placement.fail(kind(f"Ray has not placed the worker of '{placement.title}': {message.text}"))
-                if placement.host is None:
+                if placement.host is None:  # else its connection says when it is lost: Ray may not reach its host
                     del self._placements[message.name]
-                # Else its connection says when it is lost: Ray may be wrong about a host that it does not reach.
 
     def _placed(self, message: Placed) -> None:
         placement = self._placements.get(message.name)

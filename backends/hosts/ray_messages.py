@@ -74,7 +74,7 @@ class Placed(AgentMessage, frozen=True, tag=True, array_like=True):
 
 
 class Gone(AgentMessage, frozen=True, tag=True, array_like=True):
-    """An agent has ended, or could not be placed."""
+    """An agent could not be placed, or has ended before it said where it is."""
 
     name: str
     text: str

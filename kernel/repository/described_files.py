@@ -20,7 +20,7 @@ from kernel.regular_files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import BinaryIO
+    from io import BufferedReader
 
     from kernel.repository.execution_environment import ExecutionEnvironment
     from kernel.repository.worker_needs import WorkerNeeds
@@ -82,7 +82,7 @@ class FileDigests:
         #: By what the system says of a file. The last ones were asked for last.
         self._digests: dict[tuple[object, ...], str] = {}
 
-    def digest(self, file: BinaryIO, path: str) -> str:
+    def digest(self, file: BufferedReader, path: str) -> str:
         """Return the digest of an open file. Reads it if it may have changed. Raises `OSError`."""
         key = _identity(path, os.fstat(file.fileno()))
         with self._lock:

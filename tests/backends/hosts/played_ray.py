@@ -23,13 +23,12 @@ HOST = "127.0.0.1"
 
 
 class PlayedActor:
-    """An actor, from the moment when it is asked for. `place` and `wait` are its methods."""
+    """An actor, from the moment when it is asked for. `place` is its method."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.placed: Future[tuple[str, int, str]] = Future()
-        self.ended: Future[None] = Future()
-        self.place, self.wait = PlayedMethod(self.placed), PlayedMethod(self.ended)
+        self.place = PlayedMethod(self.placed)
         self.agent: StartedAgent | None = None
 
     @property
@@ -38,9 +37,8 @@ class PlayedActor:
         return {name: amount for name, amount in found.items() if amount}
 
     def fail(self, text: str) -> None:
-        for future in (self.placed, self.ended):
-            if not future.done():
-                future.set_exception(RuntimeError(text))
+        if not self.placed.done():
+            self.placed.set_exception(RuntimeError(text))
 
 
 class PlayedMethod:
@@ -142,6 +140,10 @@ class PlayedRay:
         with self._lock:
             for actor in list(self.actors.values()):
                 self.kill(actor)
+        self.join()
+
+    def join(self) -> None:
+        """Wait for the ends of all agents."""
         for thread in self._threads:
             thread.join()
 

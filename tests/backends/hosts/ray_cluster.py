@@ -58,9 +58,7 @@ def ray_cluster() -> Iterator[dict[str, str]]:
                f"--node-ip-address={HOST}", "--port=0", "--min-worker-port=0", "--max-worker-port=0",
                "--include-dashboard=false", f"--num-cpus={CPUS}", "--object-store-memory=100000000",
                f"--temp-dir={folder}"]  # fmt: skip
-    if (
-        importlib.util.find_spec("grpc") is not None
-    ):  # a server that is not used here, and of which each machine has one
+    if importlib.util.find_spec("grpc") is not None:  # then it has a server more, of which each machine has one
         command.append(f"--ray-client-server-port={client_port}")
     log = folder / "log"
     with log.open("wb") as opened:
@@ -68,7 +66,7 @@ def ray_cluster() -> Iterator[dict[str, str]]:
             command, stdout=opened, stderr=subprocess.STDOUT, env=variables, start_new_session=True
         )
     try:
-        wait_for(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None, _START_S)
+        wait_for(lambda: _ADDRESS.search(log.read_text()) is not None or process.poll() is not None, _START_S)
         address = _ADDRESS.search(log.read_text())
         assert address is not None, log.read_text()
         yield {**environment(folder), "RAY_ADDRESS": address[1]}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
-import subprocess
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,17 +63,17 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         yield running
 
 
-def infer(server: ServerProcess, *values: int) -> Any:
+def infer(server: ServerProcess, *values: int, model: str = "m") -> Any:
     """Return the values of the output, or the text of the error."""
     tensor = {"name": "IN", "datatype": "INT32", "shape": [len(values)], "data": list(values)}
-    found = json.loads(post(server, "/v2/models/m/infer", {"inputs": [tensor]}))
+    found = json.loads(post(server, f"/v2/models/{model}/infer", {"inputs": [tensor]}))
     return found["error"] if "error" in found else found["outputs"][0]["data"]
 
 
 def post(server: ServerProcess, path: str, body: Any) -> bytes:
-    return subprocess.run(
-        ["curl", "-s", "-d", json.dumps(body), f"http://{server.url}{path}"], check=True, stdout=subprocess.PIPE
-    ).stdout
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=120)) as connection:
+        connection.request("POST", path, json.dumps(body))
+        return connection.getresponse().read()
 
 
 def broker(server: ServerProcess) -> int:
@@ -125,6 +127,38 @@ def test_workers_and_brokers_that_die_come_back_and_the_server_takes_its_agents_
     wait_for(lambda: not agents(), 60)
 
 
+def test_requests_go_on_while_a_host_and_the_broker_are_killed(repository: Path) -> None:
+    write_model(repository, "two", "instance_group [{ count: 2 kind: KIND_CPU }]")
+    with ServerProcess(repository, "--launcher=ray", "--model-control-mode=explicit", "--load-model=two") as server:
+        before = set(agents())
+        assert len(before) == 2
+        wrong, counts, over = list[Any](), [0] * 8, threading.Event()
+
+        def ask(number: int) -> None:
+            while not over.is_set():
+                found = infer(server, number, counts[number], model="two")
+                if found != [number + 1, counts[number] + 1]:
+                    wrong.append(found)
+                counts[number] += 1
+
+        clients = [threading.Thread(target=ask, args=(number,)) for number in range(len(counts))]
+        for client in clients:
+            client.start()
+        try:
+            for victim in (min(before), broker(server)):
+                base = sum(counts)
+                os.kill(victim, signal.SIGKILL)
+                wait_for(lambda base=base: sum(counts) > base + 100, 120)  # type: ignore[misc]
+            wait_for(lambda: len(agents()) == 2 and set(agents()) != before, 120)
+            base = sum(counts)
+            wait_for(lambda: sum(counts) > base + 100, 120)
+        finally:
+            over.set()
+            for client in clients:
+                client.join()
+        assert wrong == []
+
+
 def test_a_server_that_is_killed_leaves_no_agent(server: ServerProcess) -> None:
     assert infer(server, 1) == [2]
     os.kill(server.pid, signal.SIGKILL)
@@ -149,13 +183,14 @@ def test_workers_serve_on_while_the_head_of_the_cluster_does_not_respond(server:
 def test_the_index_says_which_resources_are_waited_for(repository: Path) -> None:
     write_model(repository, "g", 'parameters { key: "naiad.resources" value { string_value: "gpus=1" } }')
     with ServerProcess(repository, "--launcher=ray", "--model-control-mode=explicit", "--load-model=m") as server:
-        loading = subprocess.Popen(["curl", "-s", "-d", "{}", f"http://{server.url}/v2/repository/models/g/load"])
+        loading = threading.Thread(target=post, args=(server, "/v2/repository/models/g/load", {}))
+        loading.start()
         try:
             wait_for(lambda: "waiting for resources: 1 CPU, 1 GPU; none of the 1 hosts" in reason(server, "g"), 60)
             assert infer(server, 1) == [2]
         finally:
             server.stop()
-            loading.wait()
+            loading.join()
     wait_for(lambda: not agents(), 60)
 
 

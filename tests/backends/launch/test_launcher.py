@@ -163,8 +163,8 @@ def automatic(needs: list[WorkerNeeds], *capacities: HostCapacity, dying: bool =
     """Return where workers are started that `auto` places, with room for two on this machine."""
     local, others = Locals(), {"first": Elsewhere(), "second": Elsewhere()}
     workers: dict[str, FakeWorker] = {"local": local, **others}
-    for worker, capacity in zip(others.values(), capacities, strict=False):
-        worker.hosts = [capacity]
+    for other, capacity in zip(others.values(), capacities, strict=False):
+        other.hosts = [capacity]
     launchers = LauncherSet(local, others, "auto", 2)
     found = []
     try:
