@@ -246,7 +246,7 @@ def test_silent_connections_of_one_peer_keep_no_other_out() -> None:
 def test_an_agent_takes_servers_however_many_connections_say_nothing(tmp_path: Path, needs: WorkerNeeds) -> None:
     async def main() -> None:
         async with agent_running(tmp_path / "c") as (_, address):
-            silent = [socket.create_connection(address) for _ in range(2 * MAX_UNPROVEN)]
+            silent = [socket.create_connection(address) for _ in range(MAX_UNPROVEN + 8)]
             try:
                 async with launcher_to(address) as launcher:
                     worker = await launcher.launch("m_0", needs=needs)
@@ -254,8 +254,8 @@ def test_an_agent_takes_servers_however_many_connections_say_nothing(tmp_path: P
                     await end_of(worker)
                     worker.socket.close()
                 # The oldest were ended: only so many are waited for.
-                await asyncio.to_thread(silent[0].recv, 1 << 10)
-                assert await asyncio.to_thread(silent[0].recv, 1) == b""
+                while await asyncio.to_thread(silent[0].recv, 1 << 10):
+                    pass
             finally:
                 for each in silent:
                     each.close()
@@ -274,8 +274,7 @@ def test_what_a_worker_has_sent_last_comes_before_its_end(needs: WorkerNeeds) ->
             worker.socket = ours
             causes = list[str]()
             worker.on_lost(causes.append)
-            worker.ended_after_data("exit code 0")
-            await asyncio.sleep(0.05)
+            worker.ended_after_data("exit code 0")  # looks at once
             assert not causes, "its connection has not ended"
             theirs.sendall(b"the last")
             theirs.close()
