@@ -1,8 +1,8 @@
 """The scheduler of models with the dynamic batcher, and the order of their responses (`preserve_ordering`).
 
 With `preserve_ordering` responses have the order of the requests, however many instances execute them. A request gets
-its place when it is dispatched. Responses that come before those of earlier requests are kept, with their leases, until
-those were passed on. A request that is never dispatched has no place: its error is sent at once.
+its place when it is dispatched. Responses that come before responses to earlier requests are kept, with their leases,
+until the earlier ones were passed on. A request that is never dispatched has no place: its error is sent at once.
 
 A request that a model has made, by a call or as a step of an ensemble that it has called, has no place either: its
 response is sent at once. Otherwise an earlier request whose model waits for that call would wait for itself. So no
@@ -162,7 +162,10 @@ class ResponseOrder:
         return len(self._places)
 
     def reserve(self, requests: Iterable[Request]) -> None:
-        """Give each request the next place, but for those of models. One that was dispatched before keeps its place."""
+        """Give each request the next place, unless a model has made it.
+
+        One that was dispatched before keeps its place.
+        """
         for request in requests:
             if not isinstance(request.passage, _Place) and (request.parent is None or not _is_for_a_call(request)):
                 place = request.passage = _Place(self, request.passage or request.sink)
