@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-ray test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -68,7 +68,18 @@ test-mlflow: .venv-mlflow/installed
 .venv-mlflow/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlflow
 	.venv-mlflow/bin/pip install -q --upgrade pip
+	.venv-mlflow/bin/pip install -q '$(TORCH)'
 	.venv-mlflow/bin/pip install -q -e . --group mlflow-tests
+	touch $@
+
+# Workers that Ray places, on a cluster of one host that the tests start: the contract of launchers, and drills.
+test-ray: .venv-ray/installed
+	.venv-ray/bin/python -m pytest tests/backends/launch/test_launcher_contract.py tests/backends/hosts/with_ray.py $(ARGS)
+
+.venv-ray/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q --upgrade pip
+	.venv-ray/bin/pip install -q -e . --group ray-tests
 	touch $@
 
 # NVIDIA's backend for vLLM, unmodified, over a scripted engine. VLLM_BACKEND is a checkout of
