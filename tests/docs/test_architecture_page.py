@@ -23,7 +23,7 @@ def folders_of_the_tree() -> set[str]:
     files += (ROOT / "docs").rglob("*.md")
     found = {path.parent.relative_to(ROOT) for path in files}
     models = {
-        path.parent.relative_to(ROOT) for top in ("kernel", "tests") for path in (ROOT / top).rglob("config.pbtxt")
+        path.parent.relative_to(ROOT) for top in ("kernel", "bench", "tests") for path in (ROOT / top).rglob("config.pbtxt")
     }
     # Versions of a model are in its folder; a model without a configuration is beside one that has it.
     repositories = {model.parent for model in models}
@@ -31,6 +31,8 @@ def folders_of_the_tree() -> set[str]:
     # Folders of tests mirror those of what they test.
     mirrors = {folder for folder in found if folder.parts[0] == "tests" and (ROOT / Path(*folder.parts[1:])).is_dir()}
     named = {Path("tests"), Path("tests/docs")}
+    # Folders of a package of another project, whose names are not ours.
+    inside |= {folder for folder in found if Path("tests/fake_vllm") in folder.parents}
     return {str(folder) for folder in found - inside - (mirrors - named)}
 
 
