@@ -23,7 +23,9 @@ def folders_of_the_tree() -> set[str]:
     files += (ROOT / "docs").rglob("*.md")
     found = {path.parent.relative_to(ROOT) for path in files}
     models = {
-        path.parent.relative_to(ROOT) for top in ("kernel", "bench", "tests") for path in (ROOT / top).rglob("config.pbtxt")
+        path.parent.relative_to(ROOT)
+        for top in ("kernel", "bench", "tests")
+        for path in (ROOT / top).rglob("config.pbtxt")
     }
     # Versions of a model are in its folder; a model without a configuration is beside one that has it.
     repositories = {model.parent for model in models}
