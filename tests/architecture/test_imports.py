@@ -87,7 +87,9 @@ ROOMS = {
         f"backends/{name}": _FOR_WORKERS | _WORKER_SIDE
         for name in ("fil", "onnxruntime", "portable", "pytorch", "sklearn", "tensorrt", "zygote")
     },
-    "backends/mlflow": _FOR_WORKERS | _WORKER_SIDE | {"backends/fil", "backends/onnxruntime", "backends/sklearn"},
+    "backends/mlflow": _FOR_WORKERS
+    | _WORKER_SIDE
+    | {"backends/fil", "backends/onnxruntime", "backends/pytorch", "backends/sklearn"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},
