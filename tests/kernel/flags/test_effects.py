@@ -447,7 +447,7 @@ _SERVER_EFFECTS = {
     ),
     "worker-lease-secs": Effect(
         "--launcher=auto --ray-address=127.0.0.1:1 --worker-lease-secs=7.5",
-        lambda r: r.supervisors[0].options["launcher"].others["ray"].lease_s, 7.5,
+        lambda r: [each.lease_s for each in r.supervisors[0].options["launcher"].others.values()], [7.5],
     ),
     "max-local-workers": Effect(
         "--launcher=auto --agents=127.0.0.1:1 --max-local-workers=7",
