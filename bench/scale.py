@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 32
 
-_MODEL = "echo"
+MODEL = "echo"
 
-_CONFIG = """backend: "identity"
+CONFIG = """backend: "identity"
 input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 dynamic_batching { }
@@ -60,7 +60,7 @@ def request_of(count: int, *, binary: bool) -> LightRequest:
     """Return a request with `count` floats."""
     values = [number % 100 + 0.5 for number in range(count)]
     tensor: dict[str, object] = {"name": "IN", "shape": [count], "datatype": "FP32"}
-    path = f"/v2/models/{_MODEL}/infer"
+    path = f"/v2/models/{MODEL}/infer"
     if not binary:
         return LightRequest(path, json.dumps({"inputs": [{**tensor, "data": values}]}).encode())
     data = struct.pack(f"<{count}f", *values)
@@ -84,23 +84,23 @@ class _Measured:
         self.kernel = psutil.Process(server.pid)
         titles = {each: " ".join(each.cmdline()) for each in self.kernel.children()}
         self.doors = [each for each, title in titles.items() if re.search(r"--model=front door \d", title)]
-        self.workers = [each for each, title in titles.items() if f"--model={_MODEL}" in title]
+        self.workers = [each for each, title in titles.items() if f"--model={MODEL}" in title]
 
     def cost(self, request: LightRequest, seconds: int) -> Cost:
         """Load the server. Raises `RuntimeError` for a load that has failed."""
         groups = ([self.kernel], self.doors, self.workers)
-        before = [_cpu_s(group) for group in groups]
+        before = [cpu_s(group) for group in groups]
         load = LightLoad("http", self.server.http_port, request, _CONNECTIONS, seconds=seconds)
         figures = run_load(load)
         if isinstance(figures, str):
             raise RuntimeError(figures)
         kernel, doors, workers = (
-            1e6 * (_cpu_s(group) - start) / figures.requests for group, start in zip(groups, before, strict=True)
+            1e6 * (cpu_s(group) - start) / figures.requests for group, start in zip(groups, before, strict=True)
         )
         return Cost(kernel, doors, workers, figures.rate)
 
 
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
     return sum(times.user + times.system for each in processes for times in [each.cpu_times()])
 
 
@@ -108,9 +108,9 @@ def measure(doors: Sequence[int], rounds: int, seconds: int, only: str = "") -> 
     """Return the medians, by the name of the load and the number of front doors. Raises `RuntimeError`."""
     found: dict[str, dict[int, Cost]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary) / _MODEL
+        folder = Path(temporary) / MODEL
         (folder / "1").mkdir(parents=True)
-        (folder / "config.pbtxt").write_text(_CONFIG)
+        (folder / "config.pbtxt").write_text(CONFIG)
         servers = {
             count: _Measured(
                 stack.enter_context(

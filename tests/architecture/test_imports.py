@@ -140,6 +140,7 @@ FOREIGN = {
     "skops": ("backends/sklearn",),
     "threadpoolctl": ("backends/sklearn",),
     "tensorrt": ("backends/tensorrt",),
+    "ray": ("backends/hosts/ray_actor.py", "backends/hosts/ray_broker.py"),
     "aiohttp": ("protocols/http", "protocols/clients"),
     "grpclib": ("protocols",),
     "orjson": ("protocols/http/json",),
