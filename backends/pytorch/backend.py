@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ModelBackend
 from backends.pytorch.conversion import TensorConversion
-from backends.pytorch.library import TORCH_ERRORS, apply_settings, guard_of, load_torch
+from backends.pytorch.library import TORCH_ERRORS, PickleRefused, apply_settings, guard_of, load_torch
 from backends.pytorch.model import TorchModel
 from backends.pytorch.model_file import (
     CompiledRunner,
@@ -90,10 +89,10 @@ class PyTorchBackend(ModelBackend):
         found = read_format(path, arguments.model_name)
         try:
             return _runner(torch, path, found, arguments)
-        except pickle.UnpicklingError as error:
+        except PickleRefused as error:
             raise Unsupported(
                 f"failed to load model '{arguments.model_name}': '{path.name}' has a pickle of Python objects, and a "
-                f"pickle runs code of its author. Export the program with tensors only. {' '.join(str(error).split())}"
+                f"pickle runs code of its author. Export the program with tensors only. {error}"
             ) from error
         except TORCH_ERRORS as error:
             raise InternalError(f"failed to load model '{arguments.model_name}': {error}") from error

@@ -114,6 +114,10 @@ _ONLY_TENSORS, _NOT_ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE
 _refuses_pickles: ContextVar[bool] = ContextVar("_refuses_pickles", default=False)
 
 
+class PickleRefused(Exception):
+    """A file has a pickle that needs more than tensors and plain values."""
+
+
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "pickle.find_class" and _refuses_pickles.get():
         raise pickle.UnpicklingError(f"it would load {'.'.join(map(str, arguments))}")
@@ -126,7 +130,7 @@ def _watch_pickles() -> None:
 
 @contextlib.contextmanager
 def without_pickles() -> Iterator[None]:
-    """Within it, a pickle that needs more than tensors and plain values raises `pickle.UnpicklingError`.
+    """Within it, a pickle that needs more than tensors and plain values raises `PickleRefused`.
 
     `torch.export.load` opens such pickles: of examples, of weights and of constants, partly with the module `pickle`.
     Nothing of them is executed: what runs code has to find a function first.
@@ -137,6 +141,8 @@ def without_pickles() -> Iterator[None]:
     token = _refuses_pickles.set(True)
     try:
         yield
+    except pickle.UnpicklingError as error:
+        raise PickleRefused(" ".join(str(error).split())) from error
     finally:
         _refuses_pickles.reset(token)
         del os.environ[_ONLY_TENSORS]

@@ -217,7 +217,7 @@ def _type_name(values: list[Any]) -> str:
 def load_exported(torch: Any, path: Path) -> Any:
     """Return the program in a file of `torch.export.save`. Nothing in the file is executed.
 
-    Raises what PyTorch raises, and `pickle.UnpicklingError` if the file has pickles of other things than tensors.
+    Raises what PyTorch raises, and `PickleRefused` if the file has pickles of other things than tensors.
     """
     with path.open("rb") as file, without_pickles():  # a path would have to end in `.pt2`
         return torch.export.load(file)

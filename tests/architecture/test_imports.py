@@ -150,7 +150,7 @@ FOREIGN = {
     "tokenizers": ("protocols/openai/texts.py",),
     "google": ("kernel/config", "protocols/grpc"),
     "h2": ("protocols/grpc",),
-    "pickle": (),
+    "pickle": ("backends/pytorch/library.py",),  # for the error by which PyTorch refuses pickles
 }
 
 
