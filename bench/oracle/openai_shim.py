@@ -3,7 +3,7 @@
 `bench.oracle.openai_tests` loads it in a process in which `tests` is the package of those tests. They and their
 conftest.py stay as they are; what is put in the place of other modules is
 
-- `tests.utils`, which starts the server that is tested, or gives an app to a client,
+- the module `utils` of the tests, which starts the server that is tested, or gives an app to a client,
 - `fastapi.testclient.TestClient`, which becomes a client over HTTP,
 - `tritonserver`, Triton's library, whose names are only passed on.
 """

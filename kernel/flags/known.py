@@ -121,8 +121,8 @@ _MODELS = FlagGroup(
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="allow-pickle", kind=Kind("true|false|MODEL,...", str), option="repository.allow_pickle", ours=True,
-             help="Which models may be loaded from pickles (.pkl, .pickle, .joblib), or by code that a folder of MLflow "
-             "names. A pickle runs code when it is loaded, so allow it only for models that you have made "
+             help="Which models may be loaded from pickles (.pkl, .pickle, .joblib), or by code that a folder of "
+             "MLflow names. A pickle runs code when it is loaded, so allow it only for models that you have made "
              "(docs/sklearn.md)."),
         Flag(name="backend-directory", kind=FOLDER, option="repository.backend_directory", default="none",
              help="A folder with a folder for each backend that is a file: NAME/backend.py, or NAME/model.py for a "
