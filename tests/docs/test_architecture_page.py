@@ -16,6 +16,9 @@ PACKAGES = ("shm", "kernel", "schedulers", "backends", "protocols")
 COMPOSITION_ROOT = ROOT / "kernel" / "app.py"
 START = ROOT / "kernel" / "start.py"
 
+#: A package that tests put in the place of the real one.
+FAKE_PACKAGE = Path("tests/fake_vllm/vllm")
+
 
 def folders_of_the_tree() -> set[str]:
     """Return the folders that a reader meets: with Python files or documents, outside of model repositories."""
@@ -29,7 +32,9 @@ def folders_of_the_tree() -> set[str]:
     }
     # Versions of a model are in its folder; a model without a configuration is beside one that has it.
     repositories = {model.parent for model in models}
-    inside = {folder for folder in found if any(parent in repositories for parent in folder.parents)}
+    # The inside of a fake package is laid out as the real one.
+    outer = repositories | {FAKE_PACKAGE}
+    inside = {folder for folder in found if any(parent in outer for parent in folder.parents)}
     # Folders of tests mirror those of what they test.
     mirrors = {folder for folder in found if folder.parts[0] == "tests" and (ROOT / Path(*folder.parts[1:])).is_dir()}
     named = {Path("tests"), Path("tests/docs")}
