@@ -28,6 +28,7 @@ from kernel.loop.iteration_end import IterationEnd
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import ALIGNMENT, InputPlacer
 from kernel.observe.internal_errors import unexpected_error
+from kernel.records.front_doors import GRPC
 from kernel.serving.interface import KernelSettings
 from kernel.serving.response import Response
 from kernel.serving.route import ModelRoute
@@ -152,7 +153,8 @@ class DoorKernel:
         #: Set by `configure`.
         self.configuration: messages.Configure | None = None
         self.on_configured: Callable[[messages.Configure], None] = _ignore
-        self.on_connection: Callable[[socket.socket, bytes, int], None] | None = None
+        self.on_protocol: Callable[[messages.ProtocolOpened], None] = _ignore
+        self.on_connection: Callable[[str, socket.socket, bytes, int], None] | None = None
         self.on_drain: Callable[[float], None] = _ignore
         self._inputs: InputPlacer
         self._channel = LoopChannel(sock, self._received, ended, MAX_KERNEL_FRAME)
@@ -174,6 +176,8 @@ class DoorKernel:
         self._sent: list[int] = []
         self._later: asyncio.TimerHandle | None = None
         self._cancelled: list[int] = []
+        #: What goes on when the kernel has said what a route is.
+        self._waiting_for: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._asks_for_memory = False
         self._granted = 0
         #: The most bytes in use since memory was given back last.
@@ -187,6 +191,7 @@ class DoorKernel:
             messages.RegionRemoved: self._region_removed,
             messages.Granted: self._memory_granted,
             messages.Configure: self._configure,
+            messages.ProtocolOpened: lambda message: self.on_protocol(message),
             messages.LogVerbose: lambda message: self._set_verbose(message.level),
             messages.Drain: lambda message: self.on_drain(message.grace_s),
             messages.Ping: lambda message: self._channel.send(messages.Pong()),
@@ -209,11 +214,26 @@ class DoorKernel:
 
     def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
         """Return the route of a model that the kernel has pushed. Raises `ServedElsewhere`, and asks for it."""
+        route = self.route(name, version)
+        if route.spec.decoupled:
+            raise ServedElsewhere(name)  # the kernel says what is wrong with the call
+        return route
+
+    def route(self, name: str, version: str = "") -> ModelRoute:
+        """As `unary_route`, for a call that takes any number of responses."""
         route = self.catalog.routes.get((name, version))
         if route is None:
             self.send(messages.WantRoute(name, version))
             raise ServedElsewhere(name)
         return route
+
+    def knows(self, name: str, version: str) -> bool:
+        """Whether the kernel has pushed a route."""
+        return (name, version) in self.catalog.routes
+
+    def when_told(self, name: str, version: str, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when the kernel has said what a route is, for which it was asked."""
+        self._waiting_for.setdefault((name, version), []).append(go_on)
 
     def submit(
         self, request: Request, prepared: PreparedRequest | None = None, received_in: ReceiveBuffer | None = None,
@@ -222,9 +242,7 @@ class DoorKernel:
         """Send `request` to the kernel, which checks and queues it. See `Kernel.submit`."""
         number = next(self._numbers)
         try:
-            way = prepared.route if prepared is not None else route or self.unary_route(
-                request.model_name, request.model_version, request.entry_point
-            )  # fmt: skip
+            way = prepared.route if prepared is not None else route or self._route_of(request)
             if prepared is None or not prepared.small:
                 self._note_use(0 if received_in is not None else sum(len(each.data or b"") for each in request.inputs))
                 self._inputs.place_large(request, way.model, received_in)
@@ -242,6 +260,11 @@ class DoorKernel:
             return
         request.owner = self  # gets `cancelled`
 
+    def _route_of(self, request: Request) -> ModelRoute:
+        if request.streaming:
+            return self.route(request.model_name, request.model_version)
+        return self.unary_route(request.model_name, request.model_version, request.entry_point)
+
     def _send_request(self, number: int, request: Request, prepared: PreparedRequest | None, way: ModelRoute) -> None:
         data: list[bytes | messages.Place | None] = []
         for tensor in request.inputs:
@@ -256,15 +279,16 @@ class DoorKernel:
         if self.configuration.owned_regions and _uses_regions(request):
             peer = request.sink.peer
         if prepared is None or peer or request.parameters != prepared.request.parameters:
-            self.send(messages.InferOnce(number, _form_of(request), data, request.id, peer))
+            self.send(messages.InferOnce(number, _form_of(request), data, request.id, peer, request.deadline_ns))
         else:
-            self.send(messages.Infer(number, self._form_number(request, prepared), data, request.id))
+            form = self._form_number(request, prepared)
+            self.send(messages.Infer(number, form, data, request.id, request.deadline_ns))
         if self._sent:
             self._send_sent()  # it wakes the kernel no second time
 
     def _form_number(self, request: Request, prepared: PreparedRequest) -> int:
         """Return the number by which the kernel knows what requests made from `prepared` have in common."""
-        head = getattr(request.sink, "head", None)
+        head = _head_of(request.sink)
         heads = self._heads.get(id(head))
         if heads is None:
             if len(self._heads) >= messages.MOST_FORMS:  # also where they have no new forms
@@ -332,7 +356,9 @@ class DoorKernel:
         """Nothing is counted here."""
 
     def consumed(self, request: Request, count: int) -> None:
-        """Calls with one response have no credit."""
+        number = self._number_of.get(request)
+        if number is not None:
+            self.send(messages.ResponsesTaken(number, count))
 
     def cancelled(self, request: Request) -> None:
         number = self._number_of.get(request)
@@ -429,7 +455,7 @@ class DoorKernel:
         if self.on_connection is None:
             sock.close()
         else:
-            self.on_connection(sock, message.received, message.passes)
+            self.on_connection(message.protocol, sock, message.received, message.passes)
 
     def give_back(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
         """Let the kernel serve a connection from now on, as `backends.doors.pool.DoorPool.give`."""
@@ -443,18 +469,40 @@ class DoorKernel:
         transport.abort()
         return True
 
+    def open_calls(self, address: object, identity: str) -> socket.socket:
+        """Return a connection over which the kernel takes calls of one client, as HTTP/2. Raises `OSError`.
+
+        `address` is the client's as its transport gives it, `identity` is who it is.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            parts = list(address) if isinstance(address, tuple) else []
+            self._channel.send_with_fd(messages.CallsOpened(parts, identity), theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
     def _routes_changed(self, message: messages.RoutesChanged) -> None:
         catalog = self.catalog
+        changed = False
         for each in message.routes:
             if each.spec:
                 spec = msgspec.msgpack.decode(each.spec, type=ModelSpec)
                 model = catalog.models.setdefault(each.name, DoorModel(each.name))
                 route = ModelRoute(spec, model)  # type: ignore[arg-type]  # what front doors use of it is there
                 catalog.routes[each.name, each.version] = route
-            else:
-                catalog.routes.pop((each.name, each.version), None)
-        catalog.generation += 1
-        self._forget_forms()
+                changed = True
+            elif catalog.routes.pop((each.name, each.version), None) is not None:
+                changed = True
+        if changed:
+            catalog.generation += 1
+            self._forget_forms()
+        for each in message.routes:
+            for go_on in self._waiting_for.pop((each.name, each.version), ()):
+                go_on()
 
     def close_unused_arenas(self) -> None:
         """Give up the arenas of models that the kernel has unloaded. Called now and then."""
@@ -490,6 +538,8 @@ class DoorKernel:
         if message.final:
             del self._open[message.request]
             del self._number_of[request]
+        if message.at_once and request.streaming:
+            request.sink.was_refused = True  # type: ignore[attr-defined]  # a `StreamRequest`
         response = Response(
             message.model_name or request.model_name, message.model_version, request.id, message.outputs,
             message.parameters, final=message.final, refused=message.refused,
@@ -537,12 +587,29 @@ def _form_of(request: Request) -> messages.Form:
     wanted = wire.RequestMessage(
         0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
     )
-    headers = _headers_of(getattr(request.sink, "head", None))
+    sink: Any = request.sink
     return messages.Form(
-        request.model_name, request.model_version, wanted, request.entry_point, headers, request.explain
-    )
+        request.model_name, request.model_version, wanted, request.entry_point, _headers_of(_head_of(sink)),
+        request.explain, request.streaming, sink.reception()[0] is GRPC,
+    )  # fmt: skip
+
+
+def _head_of(sink: Any) -> Any:
+    """Return the head of a request: of HTTP or of gRPC."""
+    head = getattr(sink, "head", None)
+    return getattr(sink, "request_head", None) if head is None else head
+
+
+#: Headers that differ from request to request, and that nothing asks for.
+_NOT_SENT = frozenset({b"content-length", b"grpc-timeout"})
 
 
 def _headers_of(head: Any) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of a request without the length of its body."""
-    return () if head is None else tuple(each for each in head.headers if each[0].lower() != b"content-length")
+    """Return the headers of a request without those of `_NOT_SENT`."""
+    if head is None:
+        return ()
+    fields = getattr(head, "fields", None)  # of gRPC, as text
+    if fields is None:
+        return tuple(each for each in head.headers if each[0].lower() not in _NOT_SENT)
+    sent = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in fields)
+    return tuple(each for each in sent if each[0] not in _NOT_SENT and not each[0].startswith(b":"))

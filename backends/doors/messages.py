@@ -8,6 +8,7 @@ Who owns what:
 
 - A connection of a client belongs to one process at a time. `Connection` and `Moved` carry its descriptor, and what was
   received and not yet used. The sender has no request of it any more, and closes its own descriptor.
+- The socket of `CallsOpened` is the kernel's: over it come calls of one client that the door does not serve.
 - The block of a large input belongs to the door, in an arena of the door's own. It stays unchanged from `Infer` until
   `InputsFree` names the request. The kernel has a read-only descriptor of the arena.
 - The memory of a large output belongs to its worker, or is an input of the request. It stays unchanged from `Inferred`
@@ -69,6 +70,10 @@ class Form(msgspec.Struct, array_like=True, omit_defaults=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     #: Whether the client wants to know how the request travels.
     explain: bool = False
+    #: Whether the call can carry more than one response.
+    streaming: bool = False
+    #: Whether the request came over gRPC, and not over HTTP.
+    grpc: bool = False
 
 
 def form_byte_size(form: Form) -> int:
@@ -103,9 +108,6 @@ class ErrorText(msgspec.Struct, array_like=True, omit_defaults=True):
 class Configure(ToDoor):
     """The first message: what the door is to be."""
 
-    #: The module of the protocol, and its settings in a form of its own.
-    module: str
-    settings: bytes
     #: The limit of each arena.
     arena_byte_size: int
     #: Whether regions belong to the peers that have registered them.
@@ -116,8 +118,17 @@ class Configure(ToDoor):
     granted_byte_size: int
 
 
+class ProtocolOpened(ToDoor):
+    """The door serves connections of one protocol more."""
+
+    name: str
+    #: The module of the protocol, and its settings in a form of its own.
+    module: str
+    settings: bytes
+
+
 class RoutesChanged(ToDoor):
-    """What these routes are now."""
+    """What these routes are now. One that a door wants to know, and that only the kernel serves, has no spec."""
 
     routes: list[RouteText]
 
@@ -125,6 +136,8 @@ class RoutesChanged(ToDoor):
 class Connection(ToDoor):
     """A connection of a client, with its descriptor."""
 
+    #: The name of its protocol.
+    protocol: str
     #: What has come and belongs to no message that was begun.
     received: bytes
     #: How often the kernel has given it to a door, this time included.
@@ -146,6 +159,8 @@ class Inferred(ToDoor):
     lease: int = 0
     error: ErrorText | None = None
     refused: bool = False
+    #: Whether it is an error that was found while the request was submitted.
+    at_once: bool = False
 
 
 class InputsFree(ToDoor):
@@ -224,6 +239,8 @@ class Infer(FromDoor):
     #: The bytes of each input, or where they are; None for one in a client's region.
     data: list[bytes | Place | None]
     id: str = ""
+    #: When the client gives up, in monotonic nanoseconds; 0 if that is not known.
+    deadline_ns: int = 0
 
 
 class InferOnce(FromDoor):
@@ -235,12 +252,21 @@ class InferOnce(FromDoor):
     id: str = ""
     #: Who the client is, if regions have owners and the request names one; else empty.
     peer: str = ""
+    #: As in `Infer`.
+    deadline_ns: int = 0
 
 
 class CancelInfer(FromDoor):
     """The clients of these requests have left."""
 
     requests: list[int]
+
+
+class ResponsesTaken(FromDoor):
+    """The client of a request has taken as many more responses that are not final."""
+
+    request: int
+    count: int
 
 
 class ResponsesSent(FromDoor):
@@ -282,12 +308,21 @@ class Moved(FromDoor):
     passes: int
 
 
-class DoorState(FromDoor):
-    """What the door counts."""
+class CallsOpened(FromDoor):
+    """A socket, with its descriptor, over which come calls of one client that only the kernel serves, as HTTP/2."""
 
-    connections: int
+    #: The address of the client as its socket has it; empty for a Unix socket.
+    address: list[str | int]
+    #: Who the client is (`protocols.access.peer_identity`).
+    identity: str
+
+
+class DoorState(FromDoor):
+    """What the door counts, by the name of the protocol."""
+
+    connections: dict[str, int]
     #: How many it has got from the kernel.
-    taken: int
+    taken: dict[str, int]
     memory_refusals: int
 
 

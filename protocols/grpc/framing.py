@@ -42,6 +42,10 @@ class RefusedMessage(msgspec.Struct, frozen=True):
     start: bytes
 
 
+class RawPart(bytes):
+    """Bytes of a call that another process responds to, whatever messages they belong to (`protocols.grpc.relay`)."""
+
+
 if TYPE_CHECKING:
     #: What `MessageReader.messages` has: usually bytes.
     ReceivedMessage = Buffer | CompressedMessage | RefusedMessage
