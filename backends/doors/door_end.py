@@ -28,7 +28,6 @@ from kernel.loop.iteration_end import IterationEnd
 from kernel.memory.client_regions import RegionRegistry
 from kernel.memory.input_placement import ALIGNMENT, InputPlacer
 from kernel.observe.internal_errors import unexpected_error
-from kernel.records.front_doors import GRPC
 from kernel.serving.interface import KernelSettings
 from kernel.serving.response import Response
 from kernel.serving.route import ModelRoute
@@ -133,6 +132,20 @@ class _ResponseUses(msgspec.Struct, eq=False):
     count: int = 0
 
 
+class _DoorBudget(ByteBudget):
+    """The bytes that the kernel has granted. Asks for more when they get short."""
+
+    __slots__ = ("_door",)
+
+    def __init__(self, door: DoorKernel) -> None:
+        super().__init__(1)
+        self._door = door
+
+    def has_room(self, byte_size: int) -> bool:
+        self._door.note_use(byte_size)
+        return super().has_room(byte_size)
+
+
 class DoorKernel:
     """The server, for the protocol of a door."""
 
@@ -146,7 +159,7 @@ class DoorKernel:
         self.catalog = DoorCatalog()
         self.helpers = helpers
         self.regions = RegionRegistry()
-        self.budget = ByteBudget(1)
+        self.budget: ByteBudget = _DoorBudget(self)
         self.settings = KernelSettings(TraceSettings(), LogSettings())
         self.log = self.settings.log
         self.cancel: Callable[..., None] = Cancellations(LoopClock()).add
@@ -178,7 +191,7 @@ class DoorKernel:
         self._cancelled: list[int] = []
         #: What goes on when the kernel has said what a route is.
         self._waiting_for: dict[tuple[str, str], list[Callable[[], None]]] = {}
-        self._asks_for_memory = False
+        self._asks_for_memory = self._was_refused_memory = False
         self._granted = 0
         #: The most bytes in use since memory was given back last.
         self._most_used = 0
@@ -244,7 +257,7 @@ class DoorKernel:
         try:
             way = prepared.route if prepared is not None else route or self._route_of(request)
             if prepared is None or not prepared.small:
-                self._note_use(0 if received_in is not None else sum(len(each.data or b"") for each in request.inputs))
+                self.note_use(0 if received_in is not None else sum(len(each.data or b"") for each in request.inputs))
                 self._inputs.place_large(request, way.model, received_in)
             self._open[number] = request
             self._number_of[request] = number
@@ -378,7 +391,7 @@ class DoorKernel:
         return self._inputs.refusals
 
     def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        self._note_use(byte_size)
+        self.note_use(byte_size)
         return self._inputs.receive_buffer(route.model, byte_size, first_tensor)
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
@@ -394,12 +407,12 @@ class DoorKernel:
         """Whether there is room for a message of `byte_size` bytes. Asks for more memory when it gets short."""
         assert self.configuration is not None, "a request before the configuration"
         arena = route.model.input_arena
-        wanted = self._note_use(byte_size)
+        wanted = self.note_use(byte_size)
         in_arena = (0 if arena is None else arena.allocator.used_bytes) + byte_size + ALIGNMENT
         # As `InputPlacer.receive_buffer`: half is for tensors that are copied.
         return 2 * wanted <= self.budget.limit_byte_size and 2 * in_arena <= self.configuration.arena_byte_size
 
-    def _note_use(self, byte_size: int) -> int:
+    def note_use(self, byte_size: int) -> int:
         """Note that `byte_size` more bytes are about to be used, and ask for more memory when it gets short.
 
         Returns how many are in use then.
@@ -414,12 +427,15 @@ class DoorKernel:
         return wanted
 
     def _memory_granted(self, message: messages.Granted) -> None:
-        self._asks_for_memory = False
+        # Where the server has none, the door asks again a moment later, and not for each message.
+        self._asks_for_memory = self._was_refused_memory = not message.byte_size
         self._granted += message.byte_size
         self.budget.limit_byte_size = max(1, self._granted)
 
     def return_memory(self) -> None:
         """Give memory back to the kernel that was not used for some time. Called now and then."""
+        if self._was_refused_memory:
+            self._asks_for_memory = self._was_refused_memory = False
         most_used, self._most_used = self._most_used, self.budget.used_byte_size
         unused = self._granted - max(_LEAST_BYTE_SIZE, 4 * most_used)
         if unused > self._granted // 2 and not self._asks_for_memory:
@@ -587,10 +603,10 @@ def _form_of(request: Request) -> messages.Form:
     wanted = wire.RequestMessage(
         0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
     )
-    sink: Any = request.sink
+    head = _head_of(request.sink)
     return messages.Form(
-        request.model_name, request.model_version, wanted, request.entry_point, _headers_of(_head_of(sink)),
-        request.explain, request.streaming, sink.reception()[0] is GRPC,
+        request.model_name, request.model_version, wanted, request.entry_point, _headers_of(head), request.explain,
+        request.streaming, hasattr(head, "fields"),
     )  # fmt: skip
 
 

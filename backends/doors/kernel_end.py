@@ -50,7 +50,7 @@ class _Sink(msgspec.Struct, eq=False):
         for each, value in self.form.headers:
             if each.lower() == wanted:
                 found = value  # of a header that comes twice the last counts
-        return found.decode(errors="surrogateescape")
+        return found.strip(b" \t").decode(errors="surrogateescape")
 
     def reception(self) -> Reception:
         """The door notes no times."""

@@ -21,6 +21,7 @@ from protocols.access import Category, Restrictions
 from protocols.grpc.compression import make_compression
 from protocols.grpc.framing import PREFIX, CompressedMessage, RawPart, RefusedMessage
 from protocols.grpc.generated import grpc_service_pb2 as pb
+from protocols.grpc.grpclib_internals import stream_of
 from protocols.grpc.h2.headers import status_trailers
 from protocols.grpc.h2.transport import message_budget
 from protocols.grpc.handlers import HandlerCall, Handlers
@@ -196,9 +197,13 @@ class DoorInferCall(InferCall, eq=False):
 class DoorStreamCall(StreamCall):
     """One ModelStreamInfer call of a door. It ends without a status where the kernel serves the rest of the stream."""
 
-    def __init__(self, kernel: DoorKernelInterface, *arguments: Any, max_response_pool_size: int | None) -> None:
+    def __init__(
+        self, kernel: DoorKernelInterface, reader: PassingReader, *arguments: Any, max_response_pool_size: int | None
+    ) -> None:
+        """`reader` is that of the stream."""
         super().__init__(*arguments, max_response_pool_size=max_response_pool_size)
         self._kernel = kernel
+        self._reader = reader
         #: The message that is being submitted.
         self._current: ReceivedMessage | None = None
         #: The first bytes that the kernel gets; None while the door serves the stream.
@@ -245,6 +250,7 @@ class DoorStreamCall(StreamCall):
         """Read no more: when all requests have their responses, the kernel gets the stream from `rest` on."""
         self.rest = rest
         self._reads = False
+        self._reader.pass_on()  # a message that has come in part is still where it belongs
         self._end_if_done()
 
 
@@ -258,6 +264,10 @@ class _DoorStream:
         self._pass_on = pass_on
         self._relayed: RelayedCall | None = None
         self._begin_s = asyncio.get_running_loop().time()
+
+    @property
+    def reader(self) -> PassingReader:
+        return cast("PassingReader", self._stream.message_reader)
 
     @property
     def _call(self) -> StreamCallbacks:
@@ -284,11 +294,9 @@ class _DoorStream:
         stream = self._stream
         if not stream.is_open:
             return
-        reader = cast("PassingReader", stream.message_reader)
-        reader.pass_on()
         self._relayed = self._pass_on(self._connection, stream)
         if self._relayed is not None:
-            reader.on_raw = self._relayed.pump
+            self.reader.on_raw = self._relayed.pump
             self._relayed.begin(self._fields(), (rest,))
 
     def _fields(self) -> Fields:
@@ -337,10 +345,11 @@ class DoorListener(GrpcListener):
     async def _model_stream_infer(self, stream: GrpcStream[pb.ModelInferRequest, pb.ModelStreamInferResponse]) -> None:
         with translated_errors("ModelStreamInfer"):
             self.calls.check_accepting()
+            opened = self._open_streams.pop(stream_of(stream))
             call = DoorStreamCall(
-                self._kernel, self._streams, stream, max_response_pool_size=self._max_response_pool_size
-            )
-            opened = self._open_streams.pop(call.call)
+                self._kernel, opened.reader, self._streams, stream,
+                max_response_pool_size=self._max_response_pool_size,
+            )  # fmt: skip
             with self.calls.stoppable(call):
                 await call.run()
             if call.rest is not None:

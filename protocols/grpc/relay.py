@@ -207,7 +207,11 @@ class Relay(asyncio.Protocol):
             return 0
         try:
             number: int = self._http2.get_next_available_stream_id()
-            self._http2.send_headers(number, [(n.encode("latin-1"), v.encode("latin-1")) for n, v in fields])
+            self._http2.send_headers(
+                number,
+                # The length was checked, and differs where a message was inflated.
+                [(n.encode("latin-1"), v.encode("latin-1")) for n, v in fields if n != "content-length"],
+            )
         except ProtocolError:  # too many at a time, or all numbers were used
             return 0
         self._calls[number] = call
