@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from backends.doors import messages
-from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.framing import MAX_KERNEL_FRAME
 from kernel import errors
@@ -36,7 +35,7 @@ from kernel.settings import LogSettings, LogValues, TraceSettings
 from shm.blocks import ByteBudget
 from shm.lease import Lease
 from shm.region import FileHandle, Region, RegionKind, check_sealed, read_only_fd
-from shm.tensor import RequestedOutput, Span, Tensor
+from shm.tensor import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,7 +291,9 @@ class DoorKernel:
         if self.configuration.owned_regions and _uses_regions(request):
             peer = request.sink.peer
         if prepared is None or peer or request.parameters != prepared.request.parameters:
-            self.send(messages.InferOnce(number, _form_of(request), data, request.id, peer, request.deadline_ns))
+            self.send(
+                messages.InferOnce(number, messages.form_of(request), data, request.id, peer, request.deadline_ns)
+            )
         else:
             form = self._form_number(request, prepared)
             self.send(messages.Infer(number, form, data, request.id, request.deadline_ns))
@@ -301,19 +302,19 @@ class DoorKernel:
 
     def _form_number(self, request: Request, prepared: PreparedRequest) -> int:
         """Return the number by which the kernel knows what requests made from `prepared` have in common."""
-        head = _head_of(request.sink)
+        head = messages.head_of(request.sink)
         heads = self._heads.get(id(head))
         if heads is None:
             if len(self._heads) >= messages.MOST_FORMS:  # also where they have no new forms
                 self._forget_forms()
             # Heads that differ in the length of the body have forms in common. The head is kept, so that no other one
             # gets its address.
-            headers = _headers_of(head)
+            headers = messages.headers_of(head)
             heads = self._heads[id(head)] = self._header_numbers.setdefault(headers, len(self._header_numbers)), head
         known = self._forms.get((id(prepared), heads[0]))
         if known is not None:
             return known[0]
-        form = _form_of(request)
+        form = messages.form_of(request)
         byte_size = messages.form_byte_size(form)
         full = self._forms_byte_size + byte_size > messages.MOST_FORMS_BYTE_SIZE
         if self._forms and (full or len(self._forms) >= messages.MOST_FORMS):
@@ -555,7 +556,7 @@ class DoorKernel:
             del self._open[message.request]
             del self._number_of[request]
         if message.at_once and request.streaming:
-            request.sink.was_refused = True  # type: ignore[attr-defined]  # a `StreamRequest`
+            request.sink.refused_at_once()  # type: ignore[attr-defined]  # of a stream
         response = Response(
             message.model_name or request.model_name, message.model_version, request.id, message.outputs,
             message.parameters, final=message.final, refused=message.refused,
@@ -594,38 +595,3 @@ def _uses_regions(request: Request) -> bool:
     return any(each.client_span is not None for each in request.inputs) or any(
         each.client_span is not None for each in request.outputs
     )
-
-
-def _form_of(request: Request) -> messages.Form:
-    flags = wire.SEQUENCE_START * request.sequence_start | wire.SEQUENCE_END * request.sequence_end
-    inputs = [Tensor(each.name, each.datatype, each.shape, None, None, each.client_span) for each in request.inputs]
-    outputs = [RequestedOutput(each.name, each.classification, None, each.client_span) for each in request.outputs]
-    wanted = wire.RequestMessage(
-        0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
-    )
-    head = _head_of(request.sink)
-    return messages.Form(
-        request.model_name, request.model_version, wanted, request.entry_point, _headers_of(head), request.explain,
-        request.streaming, hasattr(head, "fields"),
-    )  # fmt: skip
-
-
-def _head_of(sink: Any) -> Any:
-    """Return the head of a request: of HTTP or of gRPC."""
-    head = getattr(sink, "head", None)
-    return getattr(sink, "request_head", None) if head is None else head
-
-
-#: Headers that differ from request to request, and that nothing asks for.
-_NOT_SENT = frozenset({b"content-length", b"grpc-timeout"})
-
-
-def _headers_of(head: Any) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of a request without those of `_NOT_SENT`."""
-    if head is None:
-        return ()
-    fields = getattr(head, "fields", None)  # of gRPC, as text
-    if fields is None:
-        return tuple(each for each in head.headers if each[0].lower() not in _NOT_SENT)
-    sent = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in fields)
-    return tuple(each for each in sent if each[0] not in _NOT_SENT and not each[0].startswith(b":"))

@@ -21,11 +21,23 @@ from __future__ import annotations
 
 import functools
 import operator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.transport.wire import Message, ParameterValue, RequestMessage, encoder, kinds_of
-from shm.tensor import Tensor, decode_lease
+from backends.transport.wire import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    Message,
+    ParameterValue,
+    RequestMessage,
+    encoder,
+    kinds_of,
+)
+from shm.tensor import RequestedOutput, Tensor, decode_lease
+
+if TYPE_CHECKING:
+    from kernel.serving.request import Request
 
 #: The most models of which a door knows the signature. A door that needs more begins anew.
 MOST_ROUTES = 1024
@@ -79,6 +91,42 @@ class Form(msgspec.Struct, array_like=True, omit_defaults=True):
 def form_byte_size(form: Form) -> int:
     """Return how many bytes a form has, encoded."""
     return len(encoder.encode(form))
+
+
+def form_of(request: Request) -> Form:
+    """Return what `request` has in common with others."""
+    flags = SEQUENCE_START * request.sequence_start | SEQUENCE_END * request.sequence_end
+    inputs = [Tensor(each.name, each.datatype, each.shape, None, None, each.client_span) for each in request.inputs]
+    outputs = [RequestedOutput(each.name, each.classification, None, each.client_span) for each in request.outputs]
+    wanted = RequestMessage(
+        0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
+    )
+    head = head_of(request.sink)
+    return Form(
+        request.model_name, request.model_version, wanted, request.entry_point, headers_of(head), request.explain,
+        request.streaming, hasattr(head, "fields"),
+    )  # fmt: skip
+
+
+def head_of(sink: Any) -> Any:
+    """Return the head of a request: of HTTP or of gRPC."""
+    head = getattr(sink, "head", None)
+    return getattr(sink, "request_head", None) if head is None else head
+
+
+#: Headers that differ from request to request, and that nothing asks for.
+_NOT_SENT = frozenset({b"content-length", b"grpc-timeout"})
+
+
+def headers_of(head: Any) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a request without those of `_NOT_SENT`."""
+    if head is None:
+        return ()
+    fields = getattr(head, "fields", None)  # of gRPC, as text
+    if fields is None:
+        return tuple(each for each in head.headers if each[0].lower() not in _NOT_SENT)
+    sent = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in fields)
+    return tuple(each for each in sent if each[0] not in _NOT_SENT and not each[0].startswith(b":"))
 
 
 class RouteText(msgspec.Struct, array_like=True):

@@ -237,13 +237,10 @@ class DoorStreamCall(StreamCall):
             return
         del self._open_requests[opened]
         self._decoding = None
-        try:
-            if self._kernel.knows(*target) and not isinstance(message, RawPart):
-                self._submit(message)
-            else:
-                self._end_here(raw_message(message))
-        except Exception as error:
-            self._fail(error)
+        if self._kernel.knows(*target):
+            self._submit(message)  # a raw one ends the stream here
+        else:
+            self._end_here(raw_message(message))
         self._read()
 
     def _end_here(self, rest: RawPart) -> None:

@@ -86,8 +86,8 @@ class PassingReader(MessageReader):
 
     def __init__(self, reader: MessageReader) -> None:
         """Go on where `reader`, which is not used any more, has come to."""
-        for name in MessageReader.__slots__:
-            setattr(self, name, getattr(reader, name))
+        super().__init__("identity")
+        self.continue_from(reader)
         self._passes = False
         #: Asked for a large message, with its first bytes (none for a compressed one) and its length: whether it and
         #: all that follows is kept raw.
@@ -530,19 +530,39 @@ class _ClientTransport(asyncio.Transport):
         super().__init__()
         self._transport = transport
         self._address = address
-        self.write = transport.write  # type: ignore[method-assign]  # as the other methods, without one more call
-        self.abort = transport.abort  # type: ignore[method-assign]
-        self.close = transport.close  # type: ignore[method-assign]
-        self.is_closing = transport.is_closing  # type: ignore[method-assign]
-        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
-        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
-        self.can_write_eof = transport.can_write_eof  # type: ignore[method-assign]
-        self.write_eof = transport.write_eof  # type: ignore[method-assign]
-        self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
-        self.set_write_buffer_limits = transport.set_write_buffer_limits  # type: ignore[method-assign]
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._address if name == "peername" else default
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self.write(b"".join(list_of_data))  # which pauses in all versions of asyncio
+
+    def write(self, data: Any) -> None:
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def can_write_eof(self) -> bool:
+        return self._transport.can_write_eof()
+
+    def write_eof(self) -> None:
+        self._transport.write_eof()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
