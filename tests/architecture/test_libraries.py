@@ -41,7 +41,7 @@ INTERNALS = {
         # client and its configuration are documented.
         {"grpclib.client", "grpclib.config", "grpclib.const", "grpclib.exceptions", "grpclib.server"},
     ),
-    # For grpclib, which raises and catches an error of it. What is documented is for the calls that front doors pass on.
+    # For grpclib, which raises and catches an error of it. What is documented, front doors use for calls.
     "h2": (
         "protocols/grpc/grpclib_internals.py",
         {"h2.config", "h2.connection", "h2.errors", "h2.events", "h2.exceptions", "h2.settings"},
