@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -161,6 +161,16 @@ fuzz: .venv-fuzz/installed
 oracle: $(VENV)/installed-dev
 	$(BIN)/python -m bench.oracle $(ARGS)
 	$(if $(filter-out --record,$(ARGS)),,$(BIN)/python -m bench.oracle.traces $(ARGS))
+
+# Triton's own tests of its front end for OpenAI's API against our server. CHECKOUT is a checkout of
+# https://github.com/triton-inference-server/server; without it they are skipped.
+oracle-openai: $(VENV)/triton-openai
+	$(BIN)/python -m bench.oracle.openai_tests $(if $(CHECKOUT),--checkout $(CHECKOUT)) -- $(ARGS)
+
+# OpenAI's client in the version of these tests, and what else only they need.
+$(VENV)/triton-openai: $(VENV)/installed-dev
+	$(BIN)/pip install -q --upgrade --target $@ --group triton-openai-tests
+	touch $@
 
 # The tests with clients once more: with tritonclient 2.41 (which needs the pkg_resources of an older setuptools), and,
 # where npm is, with Node's gRPC.

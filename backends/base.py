@@ -384,7 +384,7 @@ class CustomBackend:
     device_inputs: ClassVar[bool] = False
 
     def __init__(self, settings: dict[str, str]) -> None:
-        """`settings` are those of the command line for this backend: `--backend-config=NAME,KEY=VALUE`."""
+        """`settings` are this backend's settings on the command line: `--backend-config=NAME,KEY=VALUE`."""
         self.settings = settings
 
     def initialize(self) -> None:

@@ -1,17 +1,14 @@
-"""Joins the inputs of a batch into one array per model input.
+"""What models that compute a batch at once share: its inputs are joined, and its outputs are divided.
 
 A batch of one request uses its inputs in place. The inputs of several requests are copied once, into one contiguous
-array.
-
-Computes the inputs of a configuration's `batch_input`, which describe the parts of a ragged batch. Pure.
-
-Clients do not send these inputs. They are computed from the shapes of the requests of a batch.
-
-Divides a batch into its requests: each gets its own rows of the outputs that it requested, or is executed alone.
+array. Clients do not send the inputs of a configuration's `batch_input`, which describe the parts of a ragged batch:
+they are computed from the shapes of the requests. Each request gets its own rows of the outputs that it requested, or
+is executed alone.
 """
 
 from __future__ import annotations
 
+import abc
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ import numpy as np
 
 from backends.reshape import input_array, output_array
 from backends.worker.request import OutputValue
+from backends.worker.sequence_config import all_inputs, all_outputs
 from kernel.errors import BadConfig, InternalError, ServingError, Unsupported, request_prefix
 from shm.arrays import NUMPY_TYPES
 from shm.datatypes import BY_CONFIG_NAME, element_count
@@ -27,8 +25,9 @@ from shm.datatypes import BY_CONFIG_NAME, element_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from backends.base import Timings
+    from backends.base import Config, Timings
     from backends.reshape import TensorShapes
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
     from shm.tensor import Tensor
@@ -222,7 +221,7 @@ def _part(request: WorkerRequest, array: Array, start: int, length: int, spec: T
 def _shape_like_source(request: WorkerRequest, spec: TensorShapes) -> list[int]:
     """Return the shape of the request's part of a flat output: as configured, with variable dimensions of its source.
 
-    The rule is that of Triton's `BackendOutputResponder`: dimension N of the output is dimension N of the input.
+    The rule comes from Triton's `BackendOutputResponder`: dimension N of the output is dimension N of the input.
     """
     assert spec.shaped_like is not None
     source = request.input(spec.shaped_like)
@@ -236,3 +235,60 @@ def _shape_like_source(request: WorkerRequest, spec: TensorShapes) -> list[int]:
             "from which they are taken (batch_output)"
         )
     return [given[index] if dim == -1 else dim for index, dim in enumerate(dims)]
+
+
+class BatchModel(abc.ABC):
+    """A loaded model that computes a batch at once, with the tensors of its configuration."""
+
+    #: Whether the requests of a failed batch are executed again, each alone, so that only wrong ones fail.
+    _tries_alone = True
+
+    def __init__(self, config: Config, device: InstanceDevice | None) -> None:
+        """`device` is the GPU on which the model computes."""
+        self._device = device
+        self._max_batch_size = int(config.get("max_batch_size", 0))
+        self._inputs = all_inputs(config)
+        self._outputs = all_outputs(config)
+        self._batch_inputs = batch_inputs_of(config)
+        self._datatypes = {name: spec.datatype for name, spec in self._inputs.items()}
+        self._datatypes.update((name, each.datatype) for each in self._batch_inputs for name in each.target_names)
+        self._string_inputs = {name for name, datatype in self._datatypes.items() if datatype == "BYTES"}
+
+    @abc.abstractmethod
+    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Any]:
+        """Return name → output of the batch, at least those that a request asks for; `sizes` are rows of requests.
+
+        Raises `ServingError`.
+        """
+
+    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
+        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails."""
+        try:
+            sizes = batch_sizes(requests, self._max_batch_size)
+            arrays = self._infer(requests, sizes, timings)
+        except ServingError:
+            if len(requests) == 1 or not self._tries_alone:
+                raise
+            if self._device is not None:
+                self._device.keeps_outputs_in_order()  # the requests may have the same memory for outputs
+            execute_alone(self.execute, requests, timings)
+            return
+        scatter(requests, sizes, arrays, self._outputs)
+
+    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
+        """Return name → the rows of all requests: `DeviceArray` on a GPU, but arrays on the host for strings.
+
+        Raises as `gather`.
+        """
+        computed = batch_input_arrays(self._batch_inputs, requests) if self._batch_inputs else {}
+        device = self._device
+        if device is None:
+            arrays = gather(requests, self._inputs)
+            arrays.update(computed)
+            return arrays
+        typed = {name: (self._datatypes[name], array) for name, array in computed.items()}
+        found: dict[str, Any] = dict(device.gather(requests, self._inputs, computed=typed))
+        if self._string_inputs:
+            on_host = gather(requests, self._inputs)
+            found.update((name, array) for name, array in on_host.items() if name in self._string_inputs)
+        return found

@@ -65,7 +65,7 @@ PYTHON_BASED = "backends.python.backend:python_based"
 def known_backends(directory: Path | None = None) -> dict[str, str]:
     """Return name → `module:Class`, or file, of all backends, without importing them.
 
-    `directory` is that of --backend-directory. Files beside models are not among them.
+    `directory` is the value of --backend-directory. Files beside models are not among them.
     """
     found = {entry_point.name: entry_point.value for entry_point in entry_points_of(ENTRY_POINT_GROUP)}
     of_folder = folder_backends(directory)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from backends.base import Backend
 from backends.worker.message_reader import KernelGone
-from kernel.errors import InternalError, RequestCancelled, ServingError
+from backends.worker.request import failure_of
+from kernel.errors import RequestCancelled, ServingError
 from kernel.observe.limited_log import LimitedLog
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class StreamingBackend(Backend):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._threads: set[threading.Thread] = set()
+        self.threads: set[threading.Thread] = set()
         self._ending = threading.Event()
 
     @abc.abstractmethod
@@ -60,7 +61,7 @@ class StreamingBackend(Backend):
         thread = threading.Thread(
             target=self._respond, args=(request, cancelled), name=f"request {request.id}", daemon=True
         )
-        self._threads.add(thread)
+        self.threads.add(thread)
         thread.start()
         return cancelled
 
@@ -77,7 +78,7 @@ class StreamingBackend(Backend):
     def finalize(self) -> None:
         """End all pauses and wait for the threads."""
         self._ending.set()
-        for thread in list(self._threads):
+        for thread in list(self.threads):
             thread.join()
 
     def _respond(self, request: WorkerRequest, cancelled: threading.Event) -> None:
@@ -86,7 +87,7 @@ class StreamingBackend(Backend):
         except (KernelGone, ConnectionError):
             pass  # the kernel has closed the connection: there is no receiver
         finally:
-            self._threads.discard(threading.current_thread())
+            self.threads.discard(threading.current_thread())
 
     def _send(self, request: WorkerRequest, cancelled: threading.Event) -> None:
         started_ns, index = time.monotonic_ns(), 0
@@ -108,18 +109,10 @@ class StreamingBackend(Backend):
         except (KernelGone, ConnectionError):
             raise
         except Exception as raised:
-            failure = _failure(raised)
+            failure = failure_of(raised, _failures)
             request.report_response(index, started_ns, None, time.monotonic_ns(), failure)
             request.fail(failure)
         else:
             if request.is_cancelled():
                 cancelled.set()
             request.finish()
-
-
-def _failure(error: Exception) -> ServingError:
-    """Return the error that the client gets for what a generator has raised."""
-    if isinstance(error, ServingError):
-        return error
-    _failures.log("the model", "the model failed", exc_info=error)
-    return InternalError(f"{type(error).__name__}: {error}")

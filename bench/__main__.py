@@ -97,7 +97,7 @@ def rows(
     full: Full = False,
     keep: Keep = False,
 ) -> None:
-    """Load in 101 rows: requests/s, p99, CPU time of a request, and the ratios. 25 minutes, with --against 15 to 20.
+    """Load in 104 rows: requests/s, p99, CPU time of a request, and the ratios. 25 minutes, with --against 15 to 20.
 
     Names that begin with `light` or `onnx_cpp` are loaded by wrk and h2load (Debian: wrk, nghttp2-client), the others
     by perf_analyzer. With --against both commits are measured in paired rounds, and a row ends when no round to come
@@ -160,7 +160,7 @@ def peers_command(
         int | None, typer.Option(min=1, help="workers of each server", show_default="1, and as many as cores")
     ] = None,
     quick: Quick = False,
-    add: Annotated[bool, typer.Option("--add", help="add the rounds to those of the last run")] = False,
+    add: Annotated[bool, typer.Option("--add", help="add the rounds to the rounds of the last run")] = False,
     connections: Annotated[
         bool, typer.Option(help="measure our own server with 1 to 256 connections, without keep-alive, pipelined")
     ] = True,
@@ -249,14 +249,18 @@ def recording_command() -> None:
 
 
 @cli.command("shadow")
-def shadow_command() -> None:
-    """What a shadow of all requests costs the clients: rate and p99 with it against without. 2 minutes.
+def shadow_command(
+    rounds: Annotated[int, typer.Option(min=1, help="paired rounds of each comparison; ratios are medians")] = 9,
+    only: Annotated[str, typer.Option(help="only comparisons whose title contains this: 'computes', 'rule'")] = "",
+) -> None:
+    """What a shadow of all requests, and a traffic rule, cost clients: rate and p99 against those without. 4 minutes.
 
-    The exit code is 1 where a model that waits has less than 0.97 of the rate or more than 1.25 of the p99.
+    The exit code is 1 where a shadow of a model that waits leaves less than 0.97 of the rate or makes more than 1.25 of
+    the p99, one of a model that computes, with clients at half of what it can, 0.95 and 1.5, or a rule 0.95.
     """
     from bench import shadow  # as below
 
-    raise typer.Exit(shadow.run())
+    raise typer.Exit(shadow.run(rounds, only))
 
 
 @cli.command("scale")

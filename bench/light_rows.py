@@ -268,6 +268,9 @@ def light_rows() -> list[LightRow]:
         LightRow("light add_sub binary close c=8", small, "add_sub", 8, keep_alive=False),
         LightRow("light add_sub binary tls c=8", small, "add_sub", 8, tls=True),
         LightRow("light add_sub grpc tls c=8", small_grpc, "add_sub", 8, tls=True),
+        LightRow("light add_sub by weight binary c=8", small, "add_sub_by_weight", 8, triton_model="add_sub"),
+        LightRow("light add_sub by weight grpc c=8", small_grpc, "add_sub_by_weight", 8, triton_model="add_sub"),
+        LightRow("light add_sub by header binary c=8", small, "add_sub_by_header", 8, triton_model="add_sub"),
         *_rows("light generate", Payload(GENERATE, "identity", 1, "BYTES"), "identity_bytes", (8,)),
     ]
     for count in JSON_SIZES:

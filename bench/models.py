@@ -6,6 +6,7 @@ Python models are files; ONNX models are written with `onnx`, with one thread ea
 from __future__ import annotations
 
 import functools
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,6 +98,8 @@ PYTHON_MODELS = {
 }
 
 
+ALL_VERSIONS = "version_policy { all { } }\n"
+
 #: Models of the rows with a light client only: `identity` for another datatype.
 LIGHT_MODELS = {
     f"identity_{datatype.lower()}": (
@@ -106,6 +109,17 @@ LIGHT_MODELS = {
         IDENTITY,
     )
     for datatype, kind in (("INT64", "TYPE_INT64"), ("BYTES", "TYPE_STRING"))
+}
+
+
+#: The traffic rules of copies of `add_sub` with two versions, by the model's name. Nearly all requests go to version 2,
+#: as without a rule, so that a row shows what the decision costs, and not what two workers do.
+RULES = {
+    "add_sub_by_weight": 'weights = { "2" = 99, "1" = 1 }\n',
+    "add_sub_by_header": (
+        'weights = { "1" = 1 }\n'
+        '[[rules]]\nheader = "content-type"\nis = ["text/plain", "application/octet-stream"]\nto = "2"\n'
+    ),
 }
 
 
@@ -143,9 +157,14 @@ def write_python_models(root: Path) -> None:
 
 
 def write_light_models(root: Path) -> None:
-    """Write `LIGHT_MODELS` into the repository `root`."""
+    """Write `LIGHT_MODELS`, and the models of `RULES`, into the repository `root`."""
     for name, (config, source) in LIGHT_MODELS.items():
         write_python_model(root / name, config, source)
+    config, source = PYTHON_MODELS["add_sub"]
+    for name, rule in RULES.items():
+        write_python_model(root / name, config + ALL_VERSIONS, source)
+        shutil.copytree(root / name / "1", root / name / "2")
+        (root / name / "traffic.toml").write_text(rule)
 
 
 def write_growing_models(root: Path, models: int, instances: Iterable[int]) -> None:

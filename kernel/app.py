@@ -126,7 +126,7 @@ def serve(options: ServerOptions, notes: Sequence[str] = (), zygote: StartedZygo
     """Run the server until a signal tells it to stop; returns the exit code. `notes` are logged as warnings.
 
     The server takes over the `zygote` if it forks workers; the caller ends the one that was not taken. `operator` is
-    that of another command than `run`.
+    the operator of another command than `run`.
     """
     backends = functools.partial(known_backends, options.repository.backend_directory)
     terminal = operator or Terminal(options, notes, backends)
@@ -174,7 +174,7 @@ class Server:
             try:
                 if self._recent is not None:
                     self._part(self._recent)
-                    await self._start_parts()  # its lines are those of the whole start
+                    await self._start_parts()  # it has the lines of the whole start
                 self._build()
                 await self._start_parts()
             except ServingError as error:
@@ -218,7 +218,7 @@ class Server:
             self._owner.model_retired,
         )
         rules = RouteRules(catalog)
-        traffic = Traffic(rules, clock, self._lifecycle, namespacing=options.repository.namespacing)
+        traffic = Traffic(rules, clock, budget, self._lifecycle, namespacing=options.repository.namespacing)
         self._lifecycle.traffic_files.rules = traffic
         parts = KernelParts(
             repository=self._lifecycle,
@@ -251,7 +251,7 @@ class Server:
         return choose_scheduler(spec, inbox, instances, clock, caller=self._kernel)
 
     def _restore_traffic(self, traffic: Traffic, directory: Path) -> None:
-        """Keep traffic rules and rollouts in `directory`, and go on with those of an earlier server."""
+        """Keep traffic rules and rollouts in `directory`, and go on with what an earlier server has kept."""
         try:
             keeper = self._part(StateFile(directory))
         except OSError as error:

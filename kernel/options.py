@@ -211,7 +211,7 @@ AGENT = "agent"
 class LauncherOptions(msgspec.Struct, frozen=True):
     """What starts the workers of models."""
 
-    #: Names of launchers; the first is that of models which name none.
+    #: Names of launchers; models which name none have the first one.
     names: tuple[str, ...] = ("local",)
     #: Addresses of agents of other hosts.
     agents: tuple[tuple[str, int], ...] = ()
@@ -259,7 +259,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     allow_client_shm: str = "local"
     #: Who may use, list and unregister a region: any client, or only the peer that has registered it.
     shared_memory_owner: str = "any"
-    #: The most regions of a client; 0 for no limit but that of all clients together.
+    #: The most regions of a client; 0 for no limit but the limit of all clients together.
     regions_per_peer: int = 768
     #: uvloop or asyncio.
     event_loop: str = "uvloop"
@@ -289,7 +289,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is that of this machine only."""
+    """Whether an address is reached from this machine only."""
     if host == "localhost":
         return True
     try:

@@ -25,7 +25,7 @@ _KINDS = (
 
 
 class NotRegular(OSError):
-    """The path is that of a FIFO, a device, a socket, or of a file that the operating system makes up."""
+    """The path leads to a FIFO, a device, a socket, or a file that the operating system makes up."""
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", os.fspath(path))
@@ -65,7 +65,7 @@ def read_regular(path: str | os.PathLike[str], max_byte_size: int) -> bytes:
 
 
 def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
-    """Raise `OSError` unless `status` is that of a file that can be read to its end without waiting."""
+    """Raise `OSError` unless `status` describes a file that can be read to its end without waiting."""
     mode = status.st_mode
     if stat.S_ISREG(mode):
         if status.st_dev == _proc_device():

@@ -51,7 +51,7 @@ class DoorProcessFigures(msgspec.Struct, frozen=True):
     number: int
     #: How many connections it has.
     connections: int
-    #: How many requests it has submitted, with those of its predecessors.
+    #: How many requests it has submitted, with the requests of its predecessors.
     requests: int
     #: How many bytes of tensors it may have now, of the server's memory.
     granted_byte_size: int

@@ -63,7 +63,8 @@ class FakeClock:
     def __init__(self) -> None:
         #: The time, in nanoseconds. Tests move it by `advance`.
         self.time_ns = 1_000_000_000
-        self._alarms: list[FakeAlarm] = []
+        #: All that were made, also closed ones.
+        self.alarms: list[FakeAlarm] = []
 
     def now_ns(self) -> int:
         """Return the time, in nanoseconds."""
@@ -76,12 +77,12 @@ class FakeClock:
     def alarm(self, callback: Callable[[], None]) -> FakeAlarm:
         """Return an alarm that calls `callback` when its time has come."""
         alarm = FakeAlarm(self, callback)
-        self._alarms.append(alarm)
+        self.alarms.append(alarm)
         return alarm
 
     def end_iteration(self) -> None:
         """End the event-loop iteration: ring the alarms that are set to `ITERATION_END`."""
-        for alarm in self._alarms:
+        for alarm in self.alarms:
             if alarm.at_ns == ITERATION_END:
                 alarm.ring()
 
@@ -89,7 +90,7 @@ class FakeClock:
         """End the iteration and let `ns` nanoseconds pass. Each alarm that is due rings at its time."""
         self.end_iteration()
         end_ns = self.time_ns + ns
-        while due := [a for a in self._alarms if a.at_ns is not None and ITERATION_END < a.at_ns <= end_ns]:
+        while due := [a for a in self.alarms if a.at_ns is not None and ITERATION_END < a.at_ns <= end_ns]:
             alarm = min(due, key=lambda a: a.at_ns or 0)
             assert alarm.at_ns is not None
             self.time_ns = alarm.at_ns

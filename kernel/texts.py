@@ -116,7 +116,7 @@ class ServerPaths:
         self._pattern = re.compile(rf"(?<![\w.-])({'|'.join(known)})(?:/+|(?![\w.-]))")
 
     def add_repositories(self, paths: Iterable[object]) -> None:
-        """Hide the paths of model repositories, and where these are links, those of their targets. Blocks.
+        """Hide the paths of model repositories, and where these are links, the paths of their targets. Blocks.
 
         The addresses of repositories in clouds are hidden, too.
         """

@@ -1,8 +1,8 @@
 """The scheduler of models with the dynamic batcher, and the order of their responses (`preserve_ordering`).
 
 With `preserve_ordering` responses have the order of the requests, however many instances execute them. A request gets
-its place when it is dispatched. Responses that come before those of earlier requests are kept, with their leases, until
-those were passed on. A request that is never dispatched has no place: its error is sent at once.
+its place when it is dispatched. Responses that come before responses to earlier requests are kept, with their leases,
+until the earlier ones were passed on. A request that is never dispatched has no place: its error is sent at once.
 
 A request that a model has made, by a call or as a step of an ensemble that it has called, has no place either: its
 response is sent at once. Otherwise an earlier request whose model waits for that call would wait for itself. So no
@@ -33,7 +33,7 @@ from schedulers.queue import ClientQuotas
 from schedulers.start_hold import hold_until_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
@@ -101,16 +101,11 @@ class _Dispatcher:
         self._batcher = batcher
         self._queue = batcher.queue
         self._clock = clock
-        self._dispatch = instances.dispatch
-        self._next_batch_ns = instances.next_batch_ns
+        self._instances = instances
+        self._full_rows = max(1, spec.max_batch_size)
         # What was dispatched ahead of time waits outside of the queue, where neither its limits and timeouts nor
         # requests with a higher priority, or of other clients, reach it.
-        self._waits_for_idle = waits_for_idle = spec.fair is not None or (
-            settings is not None and settings.limits_waiting
-        )
-        self._free_instance: Callable[[], Instance | None] = (
-            instances.idle_instance if waits_for_idle else instances.soon_idle_instance
-        )
+        self._waits_for_idle = spec.fair is not None or (settings is not None and settings.limits_waiting)
         ordered = settings is not None and settings.preserve_ordering
         self._order: ResponseOrder | None = ResponseOrder() if ordered else None
 
@@ -130,7 +125,15 @@ class _Dispatcher:
             if order is not None:
                 order.reserve(requests)
             entries: list[Request | None] = [*requests]
-            self._dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
+            self._instances.dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
+
+    def _free_instance(self) -> Instance | None:
+        """Return an instance for the next batch, or None."""
+        if self._waits_for_idle:
+            return self._instances.idle_instance()
+        if self._queue.count >= self._full_rows:  # the next batch is as large as it may be: it need not wait to grow
+            return self._instances.open_instance()
+        return self._instances.soon_idle_instance()
 
     def wake_ns(self) -> int | None:
         """Return when to act without another event while requests are queued, or None. Without a free instance only
@@ -141,7 +144,7 @@ class _Dispatcher:
             return ITERATION_END
         start_ns = None
         if self._free_instance() is None:
-            start_ns = None if self._waits_for_idle else self._next_batch_ns()
+            start_ns = None if self._waits_for_idle else self._instances.next_batch_ns()
         elif batcher.delay_ns:
             start_ns = batcher.wait_until_ns()
         if expiry_ns is None or start_ns is None:
@@ -159,7 +162,10 @@ class ResponseOrder:
         return len(self._places)
 
     def reserve(self, requests: Iterable[Request]) -> None:
-        """Give each request the next place, but for those of models. One that was dispatched before keeps its place."""
+        """Give each request the next place, unless a model has made it.
+
+        One that was dispatched before keeps its place.
+        """
         for request in requests:
             if not isinstance(request.passage, _Place) and (request.parent is None or not _is_for_a_call(request)):
                 place = request.passage = _Place(self, request.passage or request.sink)

@@ -165,6 +165,7 @@ class FairOrder:
         assert sorted(valid) == sorted(map(id, clients)), "each waiting client has one valid entry in the heap"
         assert len(self._heap) <= 2 * len(self._waiting) + 64 + len(valid)
         assert len(self._idle) <= MAX_IDLE_CLIENTS
+        assert self._waiting or not (self._idle or self._heap), "a client is remembered although none waits"
         assert self._idle.keys().isdisjoint(self._waiting)
 
     def _push(self, client: _Client, start: float) -> None:

@@ -73,12 +73,12 @@ class RateLimiter:
     """Gives resources to instances. They are numbers with names: an operator limits with them what runs together."""
 
     def __init__(self, limits: Mapping[Resource, int] | None = None) -> None:
-        """`limits` are those of the command line, with the device `PER_DEVICE` where none was named.
+        """`limits` are the command line's, with the device `PER_DEVICE` where none was named.
 
         Without them, each resource has as many as the instance needs that needs most.
         """
         self._given = dict(limits or {})
-        self._needs: dict[object, tuple[InstanceNeeds, ...]] = {}
+        self.needs: dict[object, tuple[InstanceNeeds, ...]] = {}
         self._limits: dict[Resource, int] = {}
         self._used: dict[Resource, int] = {}
         #: Instances that wait, in the order in which they asked; whether they have asked again since they were woken.
@@ -94,15 +94,15 @@ class RateLimiter:
 
         Raises `InvalidArgument` if one of them could never execute; then nothing has changed.
         """
-        all_needs = {**self._needs, owner: tuple(needs)}
+        all_needs = {**self.needs, owner: tuple(needs)}
         limits = self._checked_limits(all_needs.values())
-        self._needs, self._limits = all_needs, limits
+        self.needs, self._limits = all_needs, limits
         self.wake_waiting()
 
     def unregister(self, owner: object) -> None:
         """The instances of `owner` are gone. A second call does nothing."""
-        if self._needs.pop(owner, None) is not None:
-            self._limits = self._checked_limits(self._needs.values())
+        if self.needs.pop(owner, None) is not None:
+            self._limits = self._checked_limits(self.needs.values())
 
     def _checked_limits(self, registered: Iterable[tuple[InstanceNeeds, ...]]) -> dict[Resource, int]:
         """Return how much there is of each resource. Raises `InvalidArgument` with Triton's texts."""

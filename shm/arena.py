@@ -95,7 +95,7 @@ class Arena:
         self._returned_pages = ReturnedPages(self._remove_pages, self.allocator.returned)
         self._budget = budget
         #: The byte sizes of the blocks in use, as the budget counts them.
-        self._charged: dict[int, int] = {}
+        self.charged: dict[int, int] = {}
 
     def __enter__(self) -> Arena:
         return self
@@ -117,13 +117,13 @@ class Arena:
             return None
         if self._budget is not None:
             self._budget.add(byte_size)
-            self._charged[offset] = byte_size
+            self.charged[offset] = byte_size
         return Block(self, offset, byte_size, LeasedBlock(self.region, offset, self._free).lease())
 
     def _free(self, offset: int) -> None:
         """Free the block at `offset`. Returns its pages to the system when enough freed blocks are cached."""
         if self._budget is not None:
-            self._budget.remove(self._charged.pop(offset))
+            self._budget.remove(self.charged.pop(offset))
         if self._mapping is None:
             return
         unused = self.allocator.free(offset)

@@ -117,10 +117,35 @@ def restore_root_logger() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
+class RecordedTimer:
+    """The timer of a `LimitedLog`. It never rings by itself."""
+
+    daemon = False
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+
+    def start(self) -> None:
+        """Wait for a test that calls the function."""
+
+
+@pytest.fixture
+def recorded_timers(monkeypatch: pytest.MonkeyPatch) -> list[RecordedTimer]:
+    """Return the timers of all `LimitedLog`, as they are started."""
+    made: list[RecordedTimer] = []
+
+    def timer(interval_s: float, function: Callable[[], None]) -> RecordedTimer:
+        made.append(RecordedTimer(function))
+        return made[-1]
+
+    monkeypatch.setattr("kernel.observe.limited_log.Timer", timer)
+    return made
+
+
 @pytest.fixture
 def log_two_lines(
-    monkeypatch: pytest.MonkeyPatch, repeated_errors_are_logged: None
-) -> Iterator[Callable[[str], LimitedLog]]:
+    monkeypatch: pytest.MonkeyPatch, repeated_errors_are_logged: None, recorded_timers: list[RecordedTimer]
+) -> Callable[[str], LimitedLog]:
     """Return a function that lets a `LimitedLog`, given by module and name, log two lines of each subject."""
     made: list[LimitedLog] = []
     monkeypatch.setattr("kernel.observe.limited_log.FIRST_LINES", 2)
@@ -128,11 +153,8 @@ def log_two_lines(
     def replace(path: str) -> LimitedLog:
         module, _, name = path.rpartition(".")
         former: LimitedLog = getattr(importlib.import_module(module), name)
-        made.append(LimitedLog(former._logger, former._level))
+        made.append(LimitedLog(former.logger, former.level))
         monkeypatch.setattr(path, made[-1])
         return made[-1]
 
-    yield replace
-    for log in made:
-        if log._timer is not None:
-            log._timer.cancel()
+    return replace

@@ -11,7 +11,7 @@ responses, and the CUSTOM_FAIL_COUNT responses before these are errors.
 
 Checks that a model has exactly the tensors that its backend requires, in the required order. Pure.
 
-Texts are those of Triton's repeat and square backends.
+Triton's repeat and square backends have the same texts.
 """
 
 from __future__ import annotations

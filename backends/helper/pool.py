@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.helper.process import TASK_PROBLEM, TASK_TIMEOUT_S, Helper
 from kernel.errors import RequestCancelled, ServingError
@@ -18,6 +18,8 @@ from kernel.machine import processor_count
 from kernel.server_parts import ServerPart
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from backends.launch.launcher import Launcher
     from kernel.serving.helper_tasks import HelperTask
     from shm.blocks import ByteBudget
@@ -164,7 +166,7 @@ class HelperPool(ServerPart):
         problem: str = TASK_PROBLEM,
     ) -> None:
         """There are at most `count` helpers, named `title` and a number. The other arguments are as for `Helper`."""
-        self._free = [
+        self.free = [
             Helper(
                 launcher,
                 arena_byte_size,
@@ -175,12 +177,12 @@ class HelperPool(ServerPart):
             )
             for number in reversed(range(count))
         ]
-        self._first = self._free[-1]
-        self._all = tuple(self._free)
+        self._first = self.free[-1]
+        self._all = tuple(self.free)
         self._queue = TaskQueue(count)
         self._runs: set[asyncio.Task[None]] = set()
-        #: Starts the first helper before its first task.
-        self._ahead: asyncio.Task[None] | None = None
+        #: Whether the first helpers were started before their first task.
+        self._starts_ahead = False
         self._closed = False
         #: Whether there is a processor beside the two of a busy kernel and a busy worker. Helpers have low priority.
         self._has_processor = processor_count() > 2
@@ -200,18 +202,17 @@ class HelperPool(ServerPart):
 
     @property
     def idle(self) -> bool:
-        return self._has_processor and len(self._free) == len(self._all) and self._free[-1].started
+        return self._has_processor and len(self.free) == len(self._all) and self.free[-1].started
 
     @property
     def ready(self) -> bool:
         return self._first.started
 
     def start_ahead(self) -> None:
-        if self._ahead is not None or self._closed:
+        if self._starts_ahead or self._closed:
             return
-        self._ahead = asyncio.get_running_loop().create_task(self._start_ahead())
-        self._runs.add(self._ahead)
-        self._ahead.add_done_callback(self._runs.discard)
+        self._starts_ahead = True
+        self._begin(self._start_ahead())
 
     async def _start_ahead(self) -> None:
         """Start two helpers: a task that comes while the first one is busy would wait for the start of the second."""
@@ -220,10 +221,13 @@ class HelperPool(ServerPart):
                 await helper.start()
 
     def _run_waiting(self) -> None:
-        while self._free and not self._closed and (task := self._queue.take()) is not None:
-            run = asyncio.get_running_loop().create_task(self._run(self._free.pop(), task))
-            self._runs.add(run)
-            run.add_done_callback(self._runs.discard)
+        while self.free and not self._closed and (task := self._queue.take()) is not None:
+            self._begin(self._run(self.free.pop(), task))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        run = asyncio.get_running_loop().create_task(work)
+        self._runs.add(run)
+        run.add_done_callback(self._runs.discard)
 
     async def _run(self, helper: Helper, task: HelperTask) -> None:
         try:
@@ -233,7 +237,7 @@ class HelperPool(ServerPart):
         else:
             task.done(result, output)
         finally:
-            self._free.append(helper)
+            self.free.append(helper)
             self._queue.ended(task)
             self._run_waiting()
 
@@ -241,15 +245,15 @@ class HelperPool(ServerPart):
 
     async def read(self, span: Span) -> Span:
         """Return a copy of the bytes of `span`, see `Helper.read`."""
-        return await self._for_regions().read(span)
+        return await self.for_regions().read(span)
 
     async def write(self, data: Buffer, target: Span) -> None:
         """Write `data` to the beginning of `target`, see `Helper.write`."""
-        await self._for_regions().write(data, target)
+        await self.for_regions().write(data, target)
 
-    def _for_regions(self) -> Helper:
+    def for_regions(self) -> Helper:
         """Return a helper that runs no task, which could take seconds, if there is one."""
-        return self._free[-1] if self._free else self._first
+        return self.free[-1] if self.free else self._first
 
     async def close(self) -> None:
         """Stop the helpers. Tasks that wait or run fail."""

@@ -104,7 +104,7 @@ class KernelChildren:
         self._look_in(_LOOK_S)
 
     def add(self, pid: int, mark: str = "") -> None:
-        """This process has started the process `pid`, and waits for its end. `mark` is that of a worker."""
+        """This process has started the process `pid`, and waits for its end. `mark` is the worker's mark."""
         self._started[pid] = mark
 
     def remove(self, pid: int) -> None:

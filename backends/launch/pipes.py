@@ -10,7 +10,7 @@ class OutputPipes:
 
     def __init__(self) -> None:
         """Raises `OSError`; then nothing is open."""
-        #: Our ends, and those of the process.
+        #: Our ends, and the ends of the process.
         self.stdout, self.stdout_fd = os.pipe2(os.O_CLOEXEC)
         try:
             self.stderr, self.stderr_fd = os.pipe2(os.O_CLOEXEC)

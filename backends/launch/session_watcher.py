@@ -100,7 +100,7 @@ def members_of(sessions: dict[int, int]) -> list[tuple[int, int]]:
     for session, worker_started in list(sessions.items()):
         leader = stat_of(session)
         if leader is not None and leader.started != worker_started:
-            del sessions[session]  # the number is that of another process now: nothing of the old session is left
+            del sessions[session]  # another process has the number now: nothing of the old session is left
     found = []
     for name in os.listdir("/proc"):
         # Of each process of the machine: a system call takes a tenth of the time of reading its file.
@@ -125,7 +125,7 @@ def _in_session(pid: int, session: int) -> bool:
 
 
 def _kill_if(pid: int, is_ours: Callable[[], bool]) -> None:
-    """Kill a process if `is_ours` returns true while the number cannot become that of another process."""
+    """Kill a process if `is_ours` returns true while no other process can get the number."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -34,12 +34,12 @@ class SessionWatcher:
         self._children = children or KernelChildren()
         self._sessions: set[int] = set()
         self._backoff = Backoff()
-        self._restart: asyncio.TimerHandle | None = None
+        self.restart: asyncio.TimerHandle | None = None
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         #: The watcher's standard input, its pidfd, and whether it has ended.
         self._input_fd = self._pidfd = -1
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -51,7 +51,7 @@ class SessionWatcher:
         self._sessions.add(session)
         if self._process is not None:
             self._write(b"+", [session])
-        elif self._restart is None:
+        elif self.restart is None:
             self._start()
 
     def remove(self, session: int) -> None:
@@ -63,30 +63,30 @@ class SessionWatcher:
     async def close(self) -> None:
         """End the watcher, which ends the sessions that it still knows."""
         self._closed = True
-        if self._restart is not None:
-            self._restart.cancel()
+        if self.restart is not None:
+            self.restart.cancel()
         if self._process is None:
             return
         self._send(b".\n")
         self._close_input()
         try:
             async with asyncio.timeout(_STOP_GRACE_S):
-                await self._ended.wait()
+                await self.ended.wait()
         except TimeoutError:
             self._process.kill()
-            await self._ended.wait()
+            await self.ended.wait()
 
     # ---- the process -------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._restart = None
+        self.restart = None
         try:
             self._process = self._launch()
         except OSError as error:  # such as no descriptor that is left
             self._close_input()
             self._start_later(f"cannot be started: {error}")
             return
-        self._ended.clear()
+        self.ended.clear()
         self._children.add(self._process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
         self._write(b"+", sorted(self._sessions))
@@ -136,7 +136,7 @@ class SessionWatcher:
         self._children.remove(self._process.pid)
         self._process = None
         self._close_input()
-        self._ended.set()
+        self.ended.set()
         if not self._closed:
             self._start_later(f"has ended with code {code}")
 
@@ -152,4 +152,4 @@ class SessionWatcher:
             "the watcher (it ends processes of models if the server is killed) %s; it is started again in %.0f s",
             problem, delay_s,
         )  # fmt: skip
-        self._restart = asyncio.get_running_loop().call_later(delay_s, self._start)
+        self.restart = asyncio.get_running_loop().call_later(delay_s, self._start)

@@ -83,7 +83,7 @@ class WorkWatch:
         self._mark: Hashable = None
 
     def stands_still(self, now_ns: int, mark: Hashable) -> bool:
-        """Note `mark`, as it is at `now_ns`. Without any, None, the limit is that of the whole time."""
+        """Note `mark`, as it is at `now_ns`. Without any, None, the limit holds for the whole time."""
         if mark != self._mark:
             self._mark, self._changed_ns = mark, now_ns
         return now_ns - self._changed_ns >= self._limit_ns

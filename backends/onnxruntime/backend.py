@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.base import Backend
+from backends.base import ModelBackend
 from backends.onnxruntime.binding import BoundSession
 from backends.onnxruntime.configuration import autofill, check_agreement, default_max_batch_size, is_complete
 from backends.onnxruntime.model import LoadedModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import onnxruntime as ort
 
-    from backends.base import Config, Host, ModelArguments, PreparedBatch, Timings
+    from backends.base import Config, ModelArguments, PreparedBatch, Timings
     from backends.onnxruntime.graphs import OnnxGraphs
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.devices.graph_specs import GraphSpec
@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from backends.worker.request import WorkerRequest
 
 
-class OnnxRuntimeBackend(Backend):
+class OnnxRuntimeBackend(ModelBackend):
     """Executes an ONNX model."""
 
     shares_worker = True
     #: Each instance has a session. `run_with_iobinding` releases the interpreter's lock, and so do waits for events.
     shares_worker_on_gpu = True
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._model: LoadedModel | None = None
+    _model: LoadedModel | None = None
 
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
         """As `Backend.gpu_obstacle`: an onnxruntime for the CPU lacks the provider."""
@@ -111,8 +109,8 @@ class OnnxRuntimeBackend(Backend):
 
     def _load_on(self, device: InstanceDevice, arguments: ModelArguments) -> ort.InferenceSession:
         """Load the model onto the instance's GPU, and return its session. Raises `ServingError`."""
-        # Instances on the CPU do without these modules, and their workers without the memory for them.
-        from backends.onnxruntime.device_model import DeviceModel, DeviceSession
+        # Instances on the CPU do without this module, and their workers without the memory for them.
+        from backends.onnxruntime.device_session import DeviceSession
 
         capability = device.cuda.properties(device.device_id).capability
         session, specs = self._open_on(device, arguments, capability)
@@ -123,7 +121,7 @@ class OnnxRuntimeBackend(Backend):
         bound = DeviceSession(session, options, signature, device, states)
         if specs:
             bound.graphs = self._captured(session, signature, device, arguments, specs)
-        self._model = DeviceModel(arguments.config, signature, bound, device)
+        self._model = LoadedModel(arguments.config, signature, bound, device)
         self.device_inputs = True
         # Outputs on the host are waited for in the run.
         self.overlaps_on_device = not states
@@ -164,7 +162,7 @@ class OnnxRuntimeBackend(Backend):
             self.host.log("WARNING", f"model '{arguments.model_name}': {text}")
 
         if has_ignored_lower_bounds(specs):
-            warn("graph_lower_bound is used for the batch size only: other dimensions must be those of the graph")
+            warn("graph_lower_bound is used for the batch size only: other dimensions must be as in the graph")
         graphs = OnnxGraphs(
             session, signature, device, lambda number: graph_run_options(arguments, number), arguments.instance_name,
             batched=arguments.max_batch_size > 0,
@@ -173,20 +171,12 @@ class OnnxRuntimeBackend(Backend):
         self.host.log("VERBOSE", f"captured {len(graphs)} CUDA graphs for {arguments.instance_name}")
         return graphs
 
-    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        assert self._model is not None, "execute before load"
-        self._model.execute(requests, timings)
-
     def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> PreparedBatch | None:
         assert self._model is not None, "prepare before load"
         try:
             return self._model.prepare(requests, timings)
         except ServingError:
             return None  # `execute` raises it, or executes each request alone
-
-    def finalize(self) -> None:
-        """Free the session's memory."""
-        self._model = None
 
 
 def _signature_of_file(arguments: ModelArguments) -> OnnxSignature:

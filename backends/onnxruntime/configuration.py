@@ -1,6 +1,6 @@
 """Completes a model's configuration from its file: tensors, and whether the model can batch. Pure.
 
-The rules are those of Triton's ONNX Runtime backend.
+The rules come from Triton's ONNX Runtime backend.
 
 Checks, when a model is loaded, that its configuration agrees with its file. Pure.
 

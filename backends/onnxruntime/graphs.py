@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.onnxruntime.device_model import bound_place
+from backends.onnxruntime.device_session import bound_place
 from backends.onnxruntime.session import ORT_ERRORS
 from backends.worker.devices.device_graphs import DeviceGraphs
 from backends.worker.devices.graph_specs import GraphKey, graph_shapes
@@ -42,7 +42,7 @@ class OnnxGraphs(DeviceGraphs):
         *,
         batched: bool,
     ) -> None:
-        """`options` returns those of a run with the graph of a number; -1 for none. `name` is the instance's."""
+        """`options` returns the options of a run with the graph of a number; -1 for none. `name` is the instance's."""
         super().__init__(device, device.stream, name)
         self._session = session
         self._signature = signature

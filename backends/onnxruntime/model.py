@@ -2,7 +2,8 @@
 
 It computes only requested outputs. A batch of one request is not copied: the model reads the request's memory, and
 writes the outputs directly to their destinations. Small batches of tensors with fixed shapes are copied, which is
-faster (`small_batches.py`); batches that do not meet its conditions take the general path.
+faster (`small_batches.py`); batches that do not meet its conditions take the general path. On a GPU batches are
+gathered there, and outputs stay there until they are sent.
 """
 
 from __future__ import annotations
@@ -10,39 +11,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from backends.base import PreparedBatch
-from backends.batch_tensors import (
-    batch_input_arrays,
-    batch_inputs_of,
-    batch_sizes,
-    execute_alone,
-    gather,
-    requested_outputs,
-    scatter,
-)
+from backends.batch_tensors import BatchModel, batch_sizes, requested_outputs, scatter
 from backends.onnxruntime.small_batches import SmallBatches, can_be_small, has_fixed_shape
-from backends.worker.sequence_config import all_inputs, all_outputs
 from kernel.errors import ServingError
+from shm.datatypes import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.base import Config, Timings
     from backends.onnxruntime.binding import BoundSession
-    from backends.onnxruntime.device_model import DeviceSession
+    from backends.onnxruntime.device_session import DeviceSession
     from backends.onnxruntime.signature import OnnxSignature
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
 
-class LoadedModel:
+class LoadedModel(BatchModel):
     """A session, with the tensors of the model's configuration."""
 
-    def __init__(self, config: Config, signature: OnnxSignature, session: BoundSession | DeviceSession) -> None:
+    def __init__(
+        self,
+        config: Config,
+        signature: OnnxSignature,
+        session: BoundSession | DeviceSession,
+        device: InstanceDevice | None = None,
+    ) -> None:
+        super().__init__(config, device)
         self._session = session
-        self._max_batch_size = int(config.get("max_batch_size", 0))
-        self._inputs = all_inputs(config)
-        self._outputs = all_outputs(config)
-        self._batch_inputs = batch_inputs_of(config)
         self._scalar_inputs = [
             name
             for name, tensor in {**signature.inputs, **signature.initializers}.items()
@@ -67,28 +64,22 @@ class LoadedModel:
         return SmallBatches(cast("BoundSession", session), required, outputs, self._max_batch_size)
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
+        """As `BatchModel.execute`."""
+        if self._small is None or not self._small.execute(requests, timings):
+            super().execute(requests, timings)
 
-        After a failure of a larger batch, each request is run alone, so that only requests with wrong inputs fail.
-        """
-        small = self._small
-        if small is not None and small.execute(requests, timings):
-            return
-        try:
-            batch = self.prepare(requests, timings)
-            batch.compute()
-        except ServingError:
-            if len(requests) == 1:
-                raise
-            execute_alone(self.execute, requests, timings)
-            return
-        if small is not None and small.failed:
+    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Array]:
+        batch = self._prepared(requests, sizes, timings)
+        batch.compute()
+        if self._small is not None and self._small.failed:
             self._small = None  # the inputs were right, so the model file declares wrong output shapes
-        batch.respond()
+        return batch.arrays
 
     def prepare(self, requests: Sequence[WorkerRequest], timings: Timings) -> OnnxBatch:
         """Gather the inputs of a batch that is computed later. Raises as `gather` and `batch_sizes`."""
-        sizes = batch_sizes(requests, self._max_batch_size)
+        return self._prepared(requests, batch_sizes(requests, self._max_batch_size), timings)
+
+    def _prepared(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> OnnxBatch:
         inputs = self._gathered(requests)
         for name in self._scalar_inputs:
             if name in inputs:
@@ -108,13 +99,6 @@ class LoadedModel:
     def scatter(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], arrays: dict[str, Array]) -> None:
         """Respond to each request with its rows of the outputs."""
         scatter(requests, sizes, arrays, self._outputs)
-
-    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
-        """Return name → the rows of all requests. Raises as `gather`."""
-        inputs = gather(requests, self._inputs)
-        if self._batch_inputs:
-            inputs.update(batch_input_arrays(self._batch_inputs, requests))
-        return inputs
 
     def _with_configured_rank(self, name: str, array: Array) -> Array:
         """Return a scalar of the model in its configured shape of one element."""
@@ -138,7 +122,10 @@ class LoadedModel:
 
     def _destination(self, request: WorkerRequest, name: str, shape: Sequence[int]) -> Any:
         """Return the final memory of an output, or None if the model cannot write it there."""
-        destination = request.reserve(name, self._outputs[name].datatype, shape)
+        datatype = self._outputs[name].datatype
+        if self._device is not None:
+            return self._device.reserve(request, name, datatype, shape) if element_count(shape) else None
+        destination = request.reserve(name, datatype, shape)
         usable = destination is not None and destination.size and destination.flags.aligned
         return destination if usable else None
 
@@ -164,7 +151,7 @@ class OnnxBatch(PreparedBatch):
         self._inputs = inputs
         self._names = names
         self._destinations = destinations
-        self._arrays: dict[str, Array] = {}
+        self.arrays: dict[str, Array] = {}
         #: After a failure: each request as a batch of its own, or why it has failed.
         self._alone: list[OnnxBatch | ServingError] = []
 
@@ -172,7 +159,7 @@ class OnnxBatch(PreparedBatch):
         """Compute the outputs. Raises `ServingError`."""
         self._timings.inputs_ready()
         try:
-            self._arrays = self._model.infer(self._inputs, self._names, self._destinations)
+            self.arrays = self._model.infer(self._inputs, self._names, self._destinations)
         finally:
             self._timings.inferred()
 
@@ -195,7 +182,7 @@ class OnnxBatch(PreparedBatch):
 
     def respond(self) -> None:
         if not self._alone:
-            self._model.scatter(self._requests, self._sizes, self._arrays)
+            self._model.scatter(self._requests, self._sizes, self.arrays)
             return
         for request, batch in zip(self._requests, self._alone, strict=True):
             if isinstance(batch, ServingError):

@@ -1,6 +1,6 @@
 """Converts a model's configuration to ONNX Runtime's session options and run options.
 
-The names of parameters are those of Triton's ONNX Runtime backend. The default number of threads of an instance is
+Triton's ONNX Runtime backend has the same names of parameters. The default number of threads of an instance is
 ONNX Runtime's: one per physical core. If the worker may use only some CPUs, it is the number of these.
 """
 

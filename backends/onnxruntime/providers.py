@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TENSORRT_PRECISIONS = {"FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable", "FP32": ""}
 
-#: Triton's older names → those of ONNX Runtime.
+#: Triton's older names → ONNX Runtime's names.
 _RENAMED = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",

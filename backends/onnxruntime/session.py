@@ -52,7 +52,7 @@ def advice(versions: Mapping[str, str], active: Sequence[str], cuda: str) -> str
     if "onnxruntime" in versions and cuda not in active:
         return (
             f"the packages onnxruntime {versions['onnxruntime']} and onnxruntime-gpu {versions['onnxruntime-gpu']} "
-            f"have the same files, and those of the former were installed last. Repair: {_REPAIR}"
+            f"have the same files, and the files of the former were installed last. Repair: {_REPAIR}"
         )
     return (
         "the libraries of CUDA and cuDNN that onnxruntime-gpu needs must be there: "

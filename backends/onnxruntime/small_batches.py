@@ -136,7 +136,7 @@ class SmallBatches:
         if len(requested) < len(self._outputs):
             return False
         for output, tensor in zip(requested, self._outputs, strict=False):
-            # The usual order is that of the configuration: then there is no call for each output.
+            # The usual order is the configuration's: then there is no call for each output.
             if output.name != tensor.name and not request.wants(tensor.name):
                 return False
         return True

@@ -324,7 +324,7 @@ def field_types(kind: Any) -> list[Any]:
 
 
 def _type_of(node: ast.AST, names: dict[str, Any]) -> Any:
-    """Return the type that an annotation names, whose `names` are those of its module."""
+    """Return the type that an annotation names, in a module with these `names`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return Union[_type_of(node.left, names), _type_of(node.right, names)]
     if isinstance(node, ast.Constant) and (node.value is None or node.value is Ellipsis):

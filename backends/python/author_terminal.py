@@ -31,7 +31,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 
 
 def describe_for_author(error: BaseException, model_dir: Path) -> str:
-    """Return the exception, the frames of files in `model_dir` with their lines, and then those of libraries.
+    """Return the exception, the frames of files in `model_dir` with their lines, and then the frames of libraries.
 
     The innermost frame is first. Exceptions that led to this one follow.
     """
@@ -92,7 +92,7 @@ def use_terminal(device: str, model_dir: Path) -> None:
             os.dup2(fd, target)
     finally:
         os.close(fd)
-    # New objects: those of the start may be closed, and write a file's blocks instead of a terminal's lines.
+    # New objects: the objects of the start may be closed, and write a file's blocks instead of a terminal's lines.
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - open while the process lives
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115 - as above
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115 - as above

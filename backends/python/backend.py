@@ -444,7 +444,7 @@ class PythonBasedBackend(PythonBackend):
 
     #: The backend's `model.py`.
     file: ClassVar[Path]
-    #: Its modules would be those of each model of a process.
+    #: All models of a process would have its modules.
     shares_worker = False
 
     def _import_model_class(self, arguments: ModelArguments) -> type[Any]:

@@ -77,7 +77,7 @@ def model_failure(error: BaseException, prefix: str) -> InternalError:
 
 
 def without_tracebacks(error: ServingError) -> ServingError:
-    """Return `error` without its traceback and those of its causes, which refer to the inputs of requests.
+    """Return `error` without its traceback and its causes' tracebacks, which refer to the inputs of requests.
 
     Since Python 3.12 the traceback of a cause also refers to the frame of `model_code`, and that to the cause: without
     this, only the garbage collector would free the inputs.

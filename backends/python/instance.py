@@ -43,7 +43,7 @@ class OutputCheck:
     __slots__ = ("_configured", "_left", "_names", "_reported", "_rows")
 
     def __init__(self, config: Mapping[str, Any], names: AbstractSet[str]) -> None:
-        """`names` are those of all outputs that the configuration has, states included."""
+        """`names` are the names of all outputs that the configuration has, states included."""
         self._configured = {str(output["name"]): output for output in config.get("output", ())}
         self._names = names
         #: The batch dimension, if the model batches.

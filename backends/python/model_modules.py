@@ -100,7 +100,7 @@ class ModelNames:
     """Which of our names are a model's. Each of its models has one in a process of several."""
 
     def __init__(self, folders: Sequence[str]) -> None:
-        """`folders` are those of the model, in the order in which its modules are found in them."""
+        """`folders` are the model's folders, in the order in which its modules are found in them."""
         self._folders = list(folders)
         #: Our modules that were removed from `sys.modules`, by name.
         self._ours: dict[str, ModuleType] = {}
@@ -142,7 +142,7 @@ class ModelNames:
             sys.modules.update(self._ours)
 
     def _candidates(self) -> Sequence[str]:
-        """Return those of our names that the model may have. Most models have none.
+        """Return which of our names the model may have. Most models have none.
 
         A search in all folders of `sys.path` would change memory that a forked worker shares with others.
         """

@@ -172,7 +172,7 @@ class InferenceRequest:
     #: The model wants to execute the request again.
     reschedules: bool
 
-    def __init__(  # the parameters are those of Triton
+    def __init__(  # Triton's parameters
         self,
         request_id: str = "",
         correlation_id: int | str = 0,

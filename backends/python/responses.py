@@ -34,7 +34,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
 
 
 class TritonErrorCode(enum.IntEnum):
-    """The numbers of TRITONSERVER_Error_Code. The names are those of `kernel.errors.ErrorCode`."""
+    """The numbers of TRITONSERVER_Error_Code. `kernel.errors.ErrorCode` has the same names."""
 
     UNKNOWN = 0
     INTERNAL = 1

@@ -191,7 +191,7 @@ class Tensor:
         return NUMBERS[self._datatype]
 
     def shape(self) -> list[int]:
-        """Return the dimensions; the first one is that of the batch if the model batches."""
+        """Return the dimensions; the first one is the batch dimension if the model batches."""
         return list(self._view.shape if self._view is not None else self._elements().shape)
 
     def is_cpu(self) -> bool:

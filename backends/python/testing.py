@@ -90,7 +90,7 @@ class ModelInProcess:
 
     @property
     def logged(self) -> list[tuple[str, str]]:
-        """The lines that the model has logged with `pb_utils.Logger`, and those of the backend: (level, text)."""
+        """The lines that the model has logged with `pb_utils.Logger`, and the backend's lines: (level, text)."""
         return self._host.logged
 
     @property
@@ -123,7 +123,7 @@ class ModelInProcess:
     ) -> list[ModelResponse | ServingError]:
         """Execute the requests with one call of `execute`. Returns the response or the error of each, in their order.
 
-        `options` are those of every request. Raises `ServingError` for requests that a server would refuse.
+        `options` are for every request. Raises `ServingError` for requests that a server would refuse.
         """
         given = read_options(options)
         requests = [self._request(inputs, given) for inputs in batch]
@@ -308,8 +308,8 @@ def load_model(
 
     Args:
         version: the version to load; by default the newest that the version policy selects.
-        config: fields that replace those of config.pbtxt, in the form of `/config`: `{"max_batch_size": 8}`.
-        parameters: the model's parameters that are added to those of config.pbtxt or replace them: name → value.
+        config: fields that replace the fields of config.pbtxt, in the form of `/config`: `{"max_batch_size": 8}`.
+        parameters: the model's parameters that are added to config.pbtxt, or replace what it has: name → value.
         calls: what responds to the model's calls of other models: name of a model → a function that gets a `CallInputs`
             (input name → array) and returns output name → array; a generator of such for a decoupled model. It may
             raise a `ServingError`, and it may use another loaded model.
@@ -360,7 +360,7 @@ def _instance_arguments(source: ModelSource, prepared: PreparedConfig, version: 
 
 @contextlib.contextmanager
 def _arguments_of_the_process() -> Iterator[None]:
-    """Keep `sys.argv`, which a worker empties for its model: here it is that of the test runner."""
+    """Keep `sys.argv`, which a worker empties for its model: here it is the test runner's."""
     arguments = sys.argv
     try:
         yield

@@ -84,7 +84,7 @@ class PyTorchBackend(ModelBackend):
             self.host.log("WARNING", line)
 
     def _open(self, torch: Any, arguments: ModelArguments, capability: tuple[int, int] | None = None) -> Runner:
-        """Load the model file; `capability` is that of the instance's GPU. Raises `ServingError`."""
+        """Load the model file; `capability` is the compute capability of the instance's GPU. Raises `ServingError`."""
         path = find_model_file(arguments, capability)
         found = read_format(path, arguments.model_name)
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.batch_tensors import batch_input_arrays, gather
 from backends.pytorch.conversion import TORCH_TYPES
 from backends.pytorch.model import TorchModel
 from backends.worker.devices.tensors import DeviceArray
@@ -15,10 +14,10 @@ from backends.worker.sequence_config import state_outputs
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from backends.base import Config
+    from backends.base import Config, Timings
     from backends.pytorch.conversion import TensorConversion
     from backends.pytorch.model_file import Runner
     from backends.pytorch.naming import Places
@@ -82,38 +81,29 @@ class DeviceTorchModel(TorchModel):
         guard: Callable[[], AbstractContextManager[Any]],
         on_device: DeviceConversion,
     ) -> None:
-        super().__init__(config, runner, places, conversion, guard)
+        super().__init__(config, runner, places, conversion, guard, on_device.device)
         self._on_device = on_device
-        self._device = on_device.device
-        self._has_strings = any(spec.datatype == "BYTES" for spec in self._inputs.values())
         #: The worker keeps implicit state on the host.
         self._states = {spec.name for spec in state_outputs(config)}
 
-    def _infer(self, requests: Sequence[WorkerRequest], timings: Any) -> dict[str, Any]:
+    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Any]:
         with self._on_device.current_stream():
-            return super()._infer(requests, timings)
+            return super()._infer(requests, sizes, timings)
 
-    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
-        computed = None
-        if self._batch_inputs:
-            made = batch_input_arrays(self._batch_inputs, requests)
-            computed = {name: (self._datatypes[name], array) for name, array in made.items()}
-        arrays = self._device.gather(requests, self._inputs, computed=computed)
-        self._device.keep(arrays)
+    def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        device = self._on_device.device
+        device.keep(arrays)
         # A model may return a buffer of its own, which its next run changes.
-        self._device.keeps_outputs_in_order()
-        values = {name: self._on_device.tensor(array) for name, array in arrays.items()}
-        if self._has_strings:
-            for name, array in gather(requests, self._inputs).items():
-                if self._datatypes[name] == "BYTES":
-                    values[name] = self._conversion.tensor(name, array, "BYTES")
-        return values
+        device.keeps_outputs_in_order()
+        strings = {name: array for name, array in arrays.items() if name in self._string_inputs}
+        on_device = {name: self._on_device.tensor(array) for name, array in arrays.items() if name not in strings}
+        return on_device | super()._tensors(strings)
 
     def _failed(self) -> None:
-        self._device.synchronize()  # ends the process if the device is lost
+        self._on_device.device.synchronize()  # ends the process if the device is lost
 
     def _array(self, name: str, result: Any, datatype: str) -> Any:
-        self._device.computes()
+        self._on_device.device.computes()
         if datatype != "BYTES" and name not in self._states:
             array = self._on_device.array(result, datatype)
             if array is not None:

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.batch_tensors import (
-    batch_input_arrays,
-    batch_inputs_of,
-    batch_sizes,
-    execute_alone,
-    gather,
-    requested_outputs,
-    scatter,
-)
+from backends.batch_tensors import BatchModel, requested_outputs
 from backends.pytorch.library import TORCH_ERRORS
 from backends.pytorch.naming import check_result
-from backends.worker.sequence_config import all_inputs, all_outputs
-from kernel.errors import InternalError, InvalidArgument, ServingError
+from kernel.errors import InternalError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +21,11 @@ if TYPE_CHECKING:
     from backends.pytorch.conversion import TensorConversion
     from backends.pytorch.model_file import Runner
     from backends.pytorch.naming import Places
+    from backends.worker.devices.instance_device import InstanceDevice
     from backends.worker.request import WorkerRequest
 
 
-class TorchModel:
+class TorchModel(BatchModel):
     """A model in memory, with the tensors of its configuration."""
 
     def __init__(
@@ -43,40 +35,21 @@ class TorchModel:
         places: Places,
         conversion: TensorConversion,
         guard: Callable[[], AbstractContextManager[Any]],
+        device: InstanceDevice | None = None,
     ) -> None:
+        super().__init__(config, device)
         self._runner = runner
         self._conversion = conversion
         self._guard = guard
-        self._max_batch_size = int(config.get("max_batch_size", 0))
-        self._inputs = all_inputs(config)
-        self._outputs = all_outputs(config)
-        self._batch_inputs = batch_inputs_of(config)
-        self._datatypes = {name: spec.datatype for name, spec in self._inputs.items()}
-        self._datatypes.update((name, each.datatype) for each in self._batch_inputs for name in each.target_names)
         self._places = places
         #: The names of the arguments by their index.
         self._arguments = sorted(places.inputs, key=places.inputs.__getitem__)
-        #: Requests of a failed batch are not run again: the model may have counted those that it has seen.
-        self._has_state = "sequence_batching" in config
+        # A model with state may have counted the requests that it has seen.
+        self._tries_alone = "sequence_batching" not in config
 
-    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
-
-        After a failure of a larger batch, each request is run alone, so that only requests with wrong inputs fail.
-        """
-        try:
-            sizes = batch_sizes(requests, self._max_batch_size)
-            arrays = self._infer(requests, timings)
-        except ServingError:
-            if len(requests) == 1 or self._has_state:
-                raise
-            execute_alone(self.execute, requests, timings)
-            return
-        scatter(requests, sizes, arrays, self._outputs)
-
-    def _infer(self, requests: Sequence[WorkerRequest], timings: Timings) -> dict[str, Any]:
+    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Any]:
         with self._guard():
-            inputs = self._call_inputs(self._gathered(requests))
+            inputs = self._call_inputs(self._tensors(self._gathered(requests)))
             timings.inputs_ready()
             try:
                 results = self._runner.run(inputs)
@@ -89,11 +62,8 @@ class TorchModel:
             names = requested_outputs(requests, self._outputs)
             return {name: self._output(name, results[self._places.outputs[name]]) for name in names}
 
-    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
-        """Return name → tensor, or list of strings, of the rows of all requests. Raises `ServingError`."""
-        arrays = gather(requests, self._inputs)
-        if self._batch_inputs:
-            arrays.update(batch_input_arrays(self._batch_inputs, requests))
+    def _tensors(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return name → tensor, or list of strings, of the gathered inputs. Raises `ServingError`."""
         tensor, datatypes = self._conversion.tensor, self._datatypes
         return {name: tensor(name, array, datatypes[name]) for name, array in arrays.items()}
 

@@ -87,7 +87,7 @@ def work_marks(
     if not record.batches and not requests:  # usual
         return []
     if record.concurrency > 1:
-        progress = None  # it is that of the last batch, and says nothing of the others
+        progress = None  # it is the progress of the last batch, and says nothing of the others
     unstarted = record.unstarted()
     executing = [batch for batch in record.batches.values() if batch not in unstarted]
     waiting = {number for batch in unstarted for number in batch.request_numbers()}

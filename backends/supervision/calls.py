@@ -88,7 +88,7 @@ class CallerCalls:
         self._open: dict[int, _OpenCall] = {}
         #: The calls of streams that were made for each request.
         self._streams: dict[Request, list[int]] = {}
-        self._last_call = 0
+        self.last_call = 0
         #: The requests that the worker executes and has called models for.
         self._callers: set[Request] = set()
         #: Outputs that the worker may use, by the numbers of their leases.
@@ -96,7 +96,7 @@ class CallerCalls:
         self._kept_byte_size = 0
         self._last_lease = 0
         #: Models of which the worker knows that they take no inputs on a device.
-        self._refused: set[str] = set()
+        self.refused: set[str] = set()
 
     @property
     def open_count(self) -> int:
@@ -112,9 +112,9 @@ class CallerCalls:
 
     def submit(self, message: wire.Submit) -> None:
         """Send a call to its model. Raises ValueError for a message that breaks the protocol."""
-        if message.call <= self._last_call:
-            raise ValueError(f"call {message.call} after call {self._last_call}")
-        self._last_call = message.call
+        if message.call <= self.last_call:
+            raise ValueError(f"call {message.call} after call {self.last_call}")
+        self.last_call = message.call
         requests = self._requests()
         parents = [requests[number] for number in message.parents if number in requests]
         call = self._request_of(message, parents)
@@ -176,7 +176,7 @@ class CallerCalls:
         Raises ValueError for what no worker of ours sends.
         """
         on_device = [each.name for each in call.inputs if each.span is not None and _is_on_device(each.span)]
-        if not (on_device or message.on_device or self._refused):
+        if not (on_device or message.on_device or self.refused):
             return False
         if message.on_device and not self._memory.opens_devices:
             raise ValueError("results on a device, which the worker cannot open")
@@ -185,10 +185,10 @@ class CallerCalls:
             return False
         find = self._calls.find
         if on_device and not takes_device_tensors(model, on_device, find):
-            self._refused.add(call.model_name)
+            self.refused.add(call.model_name)
             return True
-        if call.model_name in self._refused and takes_device_tensors(model, [each.name for each in call.inputs], find):
-            self._refused.clear()  # as the worker does
+        if call.model_name in self.refused and takes_device_tensors(model, [each.name for each in call.inputs], find):
+            self.refused.clear()  # as the worker does
             self._send(wire.OnDeviceAgain())
         if message.on_device and leaves_device_tensors(model, find):
             call.outputs = outputs_on_devices(model, call.outputs)

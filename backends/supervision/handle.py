@@ -86,13 +86,13 @@ class WorkerHandle:
         self._next_number = 1  # of the next request in messages to the worker
         self._requests: dict[int, Request] = {}  # without a final response yet, by their numbers in messages
         self._slow = False  # as `BusyPolling.worker_ends` has returned
-        self._memory: WorkerMemory | RemoteMemory
+        self.memory: WorkerMemory | RemoteMemory
         self._send_execute: Callable[[wire.Execute], None]
         if session.local:
-            self._memory, self._send_execute = WorkerMemory(session, name, budget), session.send
+            self.memory, self._send_execute = WorkerMemory(session, name, budget), session.send
         else:
-            self._memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
-            self._send_execute = self._memory.send_execute
+            self.memory = RemoteMemory(session, helper, session.arena_byte_size, self._not_sent)
+            self._send_execute = self.memory.send_execute
         self._credit = StreamCredit(session.send)
         self._lost = False
         self._drained: asyncio.Event | None = None  # set when the worker has no request left; None if nothing waits
@@ -105,7 +105,7 @@ class WorkerHandle:
             model.health.add(name, self.health)
         self._reports = ReportedStatistics(name, model.statistics, session.pid)
         self._calls = calls
-        self._worker_calls: CallerCalls | None = None  # from the model's first call of another model on
+        self.worker_calls: CallerCalls | None = None  # from the model's first call of another model on
         session.take_messages(self._handlers())
 
     def keep_pages(self, byte_size: int) -> None:
@@ -113,8 +113,8 @@ class WorkerHandle:
 
         To be called before the first batch; 0 keeps none.
         """
-        if isinstance(self._memory, WorkerMemory):
-            self._memory.steady_byte_size = byte_size
+        if isinstance(self.memory, WorkerMemory):
+            self.memory.steady_byte_size = byte_size
 
     # ---- kernel.serving.instance.Instance ----------------------------------------------------
 
@@ -182,7 +182,7 @@ class WorkerHandle:
         arena = self._model.input_arena
         # What is executed again must find its inputs unchanged: then the model gets private pages.
         own_region = None if arena is None or self._model.poison is not None else arena.region
-        attached, attach = self._memory.attached, self._memory.attach
+        attached, attach = self.memory.attached, self.memory.attach
         try:
             places: list[Tensor | RequestedOutput] = [*request.inputs, *request.outputs]
             for place in places:
@@ -213,8 +213,8 @@ class WorkerHandle:
         number = self._number_of(request)
         if number is not None and not self._lost:
             self._send(wire.Cancel([number]))
-            if self._worker_calls is not None:
-                self._worker_calls.parent_cancelled()
+            if self.worker_calls is not None:
+                self.worker_calls.parent_cancelled()
                 ahead = self.record.unstarted() if self.record.concurrency == 1 else ()
                 if any(request in batch.requests for batch in ahead):
                     self._send(wire.Recall())  # it may wait behind a call that waits for it
@@ -254,7 +254,7 @@ class WorkerHandle:
 
     def _handlers(self) -> wire.Handlers:
         """Return what handles each message of this worker. A message that is not in it ends the worker."""
-        memory = self._memory
+        memory = self.memory
         handlers: wire.Handlers = {
             wire.Executed: self._executed,
             wire.Responded: self._responded,
@@ -378,25 +378,25 @@ class WorkerHandle:
         if request is None:
             raise ValueError(f"a response for request {number}, which is not being executed")
         # Raises ValueError for a message that breaks the protocol.
-        response = worker_response(request, message, self._model.version_text, self._memory, final=final)
+        response = worker_response(request, message, self._model.version_text, self.memory, final=final)
         self._poller.moved(-1 if final else 0)
         if final:
             del self._requests[number]
             if not self._requests:
                 self._idle()
-            if self._worker_calls is not None:
-                self._worker_calls.parent_ended(request)
+            if self.worker_calls is not None:
+                self.worker_calls.parent_ended(request)
             if self._credit.unsent:
                 self._credit.forget(number)
             if request.in_use:
-                self._memory.finished(number)
+                self.memory.finished(number)
                 request.in_use = False
                 if request.finished:
                     request.release_leases()
         if request.finished:  # the server abandoned the request at its exit and responded itself
             response.release()
-        elif self._memory.defers:
-            self._memory.deliver(request, response)
+        elif self.memory.defers:
+            self.memory.deliver(request, response)
         else:
             request.respond(response)
 
@@ -411,7 +411,7 @@ class WorkerHandle:
         if request.trace is not None:
             request.trace.not_executed()
         if request.in_use:
-            self._memory.finished(number)
+            self.memory.finished(number)
         self._taken_back(number)
         if not request.finished:
             self._model.instances.rescheduled(request)
@@ -447,21 +447,21 @@ class WorkerHandle:
             request = self._requests.get(number)
             if request is None or number in unstarted:
                 raise ValueError(f"held inputs of request {number}, which is not being executed")
-            self._memory.hold(number, request)
+            self.memory.hold(number, request)
 
     # ---- calls of other models ---------------------------------------------------------------
 
     def _made_calls(self) -> CallerCalls:
         """Return the calls of the model, which makes its first one perhaps."""
-        calls = self._worker_calls
+        calls = self.worker_calls
         if calls is None:
             assert self._calls is not None, "a call of a model that may make none"
             # The model calls others: it gets fewer batches ahead of time, and those that it has come back.
             self._model.instances.note_calls()
             if self.record.concurrency == 1 and self.record.unstarted():
                 self._send(wire.Recall())
-            calls = self._worker_calls = CallerCalls(
-                self, self._calls, self._memory, self._session, lambda: self._requests, self._session.arena_byte_size,
+            calls = self.worker_calls = CallerCalls(
+                self, self._calls, self.memory, self._session, lambda: self._requests, self._session.arena_byte_size,
                 self._model.spec.namespace,
             )  # fmt: skip
         return calls
@@ -481,8 +481,8 @@ class WorkerHandle:
                         returned.append(request)
         self._model.instances.recalled(self, returned)
         for request in returned:
-            if self._worker_calls is not None:
-                self._worker_calls.requeued(request)
+            if self.worker_calls is not None:
+                self.worker_calls.requeued(request)
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -500,7 +500,7 @@ class WorkerHandle:
 
     async def released(self) -> None:
         """Wait until no block of the worker on a device is leased, or the worker is lost."""
-        await self._memory.released()
+        await self.memory.released()
 
     def _handle_while_draining(self, handler: Callable[..., None], message: wire.ToKernel) -> None:
         """Handle a message while `drain` waits."""
@@ -514,22 +514,22 @@ class WorkerHandle:
     def lost(self, cause: str, error: ServingError | None = None) -> None:
         """The worker is gone: the scheduler gets the requests back that it had not begun.
 
-        The others fail with `error`, or with the cause and how far it was, those of a large batch some at a time."""
+        The others fail with `error`, or with the cause and how far it was; of a large batch some fail at a time."""
         self._end()
         # Before any request fails: its sink may submit another one, which must not come here.
         self._model.instances.forget(self)
-        if self._worker_calls is not None:
-            self._worker_calls.close()
+        if self.worker_calls is not None:
+            self.worker_calls.close()
         if ended_by_bus_error(cause):
-            self._memory.report_fault(self._requests.values())
-        has_called = (lambda _: False) if self._worker_calls is None else self._worker_calls.has_called
+            self.memory.report_fault(self._requests.values())
+        has_called = (lambda _: False) if self.worker_calls is None else self.worker_calls.has_called
         spec = self._model.spec
         repeats = error is None and self._session.unreachable and spec.retries_on_worker_loss and not spec.decoupled
         returned: list[Request] = []
         stages: dict[int, Stage] = {}
         session = self._session
         unfinished = batch_stages(
-            self.record, session.progress(), self._memory.last_sent, unreachable=session.unreachable
+            self.record, session.progress(), self.memory.last_sent, unreachable=session.unreachable
         )
         for position, (batch, stage) in enumerate(unfinished):
             for number in batch.request_numbers():
@@ -573,13 +573,13 @@ class WorkerHandle:
             request.in_use = False
             request.release_leases()
         self._model.instances.forget(self)
-        if self._worker_calls is not None:
-            self._worker_calls.close()
+        if self.worker_calls is not None:
+            self.worker_calls.close()
 
     def _end(self) -> None:
         """The worker is gone: release its memory and metrics."""
         self._lost = True
-        self._memory.close()
+        self.memory.close()
         if self._requests:
             self._idle()
         self._poller.moved(-len(self._requests))

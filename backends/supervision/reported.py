@@ -5,7 +5,7 @@ times of the batch then, and is counted again. Pure.
 
 Traces of requests that a worker executes: what the kernel sends to the worker, and what it adds from its reports.
 
-Adds the custom metrics that one worker reports to those of the model version.
+Adds the custom metrics that one worker reports to the metrics of the model version.
 
 Reports are not trusted: a report that breaks the protocol raises ValueError, which ends the worker.
 """

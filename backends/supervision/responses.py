@@ -78,7 +78,7 @@ def worker_response(
 ) -> Response:
     """Return the response, which owns the leases of its outputs in `memory`.
 
-    Without a `message` it only marks the end. `version` is that of the model. Raises ValueError, and keeps no lease,
+    Without a `message` it only marks the end. `version` is the model's. Raises ValueError, and keeps no lease,
     for a message that breaks the protocol.
     """
     if message is None:

@@ -41,7 +41,7 @@ class OutputArena:
     def __init__(
         self, region: Region, memory: WorkerMemory, budget: ByteBudget | None = None, number: int = wire.OUTPUT_ARENA
     ) -> None:
-        """`number` is that of the arena in messages to and from its worker."""
+        """`number` is the arena's number in messages to and from its worker."""
         self.region = region
         self._memory = memory
         self._budget = budget

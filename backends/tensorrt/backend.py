@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backends.base import Backend
+from backends.base import ModelBackend
 from backends.tensorrt.configuration import autofill, check_agreement
 from backends.tensorrt.library import find_tensorrt
 from backends.tensorrt.model import LoadedEngine
@@ -15,23 +15,21 @@ from kernel.errors import InternalError, ServingError, Unavailable
 from shm.cuda import CudaError, CudaUnavailable, cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from backends.base import Config, Host, ModelArguments, Timings
+    from backends.base import Config, Host, ModelArguments
     from backends.tensorrt.library import TensorRt
     from backends.tensorrt.plan import Plan
     from backends.tensorrt.signature import EngineSignature
-    from backends.worker.request import WorkerRequest
 
 
-class TensorRtBackend(Backend):
+class TensorRtBackend(ModelBackend):
     """Executes a TensorRT engine on a GPU."""
 
     device_inputs = True
 
+    _model: LoadedEngine | None = None
+
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._engine: LoadedEngine | None = None
         self._tensorrt: TensorRt | None = None
 
     # ---- without an instance ---------------------------------------------------------------------
@@ -113,28 +111,24 @@ class TensorRtBackend(Backend):
             signature = signature_of(plan.engine)
             check_agreement(arguments.config, signature, arguments.instance_name)
             settings = engine_settings(arguments)
-            self._engine = LoadedEngine(self._tensorrt, plan, signature, arguments, settings, device)
-            self.overlaps_on_device = self._engine.overlaps
-            self._engine.capture_graphs(arguments, lambda text: self.host.log("WARNING", text))
+            self._model = LoadedEngine(self._tensorrt, plan, signature, arguments, settings, device)
+            self.overlaps_on_device = self._model.overlaps
+            self._model.capture_graphs(arguments, lambda text: self.host.log("WARNING", text))
         except ServingError:
-            self._engine = None
+            self._model = None
             plan.close()
             raise
         except CudaError as error:
-            self._engine = None
+            self._model = None
             plan.close()
             raise InternalError(f"unable to load model '{arguments.model_name}': {error}") from None
         used = free_before - device.cuda.free_and_total(device.device_id)[0]
         self.host.report_memory([("GPU", device.device_id, max(used, 0))])
-        if self._engine.graph_count:
-            self.host.log("INFO", f"captured {self._engine.graph_count} CUDA graphs for {arguments.instance_name}")
-
-    def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        assert self._engine is not None, "execute before load"
-        self._engine.execute(requests, timings)
+        if self._model.graph_count:
+            self.host.log("INFO", f"captured {self._model.graph_count} CUDA graphs for {arguments.instance_name}")
 
     def finalize(self) -> None:
         """Free the engine and its memory."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        if self._model is not None:
+            self._model.close()
+            self._model = None

@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.batch_tensors import (
-    batch_input_arrays,
-    batch_inputs_of,
-    batch_sizes,
-    execute_alone,
-    requested_outputs,
-    scatter,
-)
+from backends.batch_tensors import BatchModel, requested_outputs
 from backends.tensorrt.context import EngineContext, OutputBlocks
 from backends.tensorrt.graphs import EngineGraphs
 from backends.tensorrt.profiles import check_fits, choose_profile, instance_profiles
 from backends.worker.devices.graph_specs import graph_specs, has_ignored_lower_bounds
 from backends.worker.devices.tensors import DeviceArray
-from backends.worker.sequence_config import all_inputs, all_outputs, state_outputs
-from kernel.errors import InternalError, InvalidArgument, ServingError
+from backends.worker.sequence_config import state_outputs
+from kernel.errors import InternalError, InvalidArgument
 from shm.arrays import NUMPY_TYPES
 from shm.datatypes import DATATYPES, element_count
 
@@ -45,7 +38,7 @@ if TYPE_CHECKING:
     from shm.arrays import Array
 
 
-class LoadedEngine:
+class LoadedEngine(BatchModel):
     """An engine with a context for each profile of the instance, and its CUDA graphs."""
 
     def __init__(
@@ -59,17 +52,14 @@ class LoadedEngine:
     ) -> None:
         """Raises `ServingError` if a context cannot be created, or a profile is not the engine's."""
         config = arguments.config
+        super().__init__(config, device)
         self._tensorrt = tensorrt
         self._plan = plan
         self._signature = signature
-        self._device = device
+        self._device: InstanceDevice = device
         self._name = arguments.instance_name
-        self._max_batch_size = arguments.max_batch_size
-        self._inputs = all_inputs(config)
-        self._outputs = all_outputs(config)
         #: Implicit state is kept on the host.
         self._states = {spec.name for spec in state_outputs(config)}
-        self._batch_inputs = batch_inputs_of(config)
         self._shape_inputs = [name for name, tensor in signature.inputs.items() if tensor.is_shape_tensor]
         self._scalars = [name for name, tensor in signature.inputs.items() if not tensor.dims]
         self._stream = device.stream
@@ -142,7 +132,7 @@ class LoadedEngine:
             self.overlaps = False
 
     def _largest(self, name: str, maximum: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the largest shape of an input: that of the profile, with no more rows than the model takes."""
+        """Return the largest shape of an input: as in the profile, with no more rows than the model takes."""
         spec = self._inputs.get(name)
         if spec is None or not spec.batched or spec.ragged or not maximum:
             return maximum
@@ -158,8 +148,8 @@ class LoadedEngine:
             return
         if has_ignored_lower_bounds(specs):
             warn(
-                f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be those "
-                "of the graph"
+                f"graph_lower_bound for {self._name} is used for the batch size only: other dimensions must be as "
+                "in the graph"
             )
         for _, profile in self._names:
             graphs = EngineGraphs(
@@ -176,28 +166,17 @@ class LoadedEngine:
     # ---- executing -------------------------------------------------------------------------------
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
-        """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
-
-        After a failure of a larger batch, each request is run alone, so that only requests with wrong inputs fail.
-        """
-        sizes = batch_sizes(requests, self._max_batch_size)
-        try:
-            arrays = self._infer(requests, sum(sizes), timings)
-        except ServingError:
-            if len(requests) == 1:
-                raise
-            self._device.keeps_outputs_in_order()  # all requests have the same blocks
-            execute_alone(self.execute, requests, timings)
-            return
-        scatter(requests, sizes, arrays, self._outputs)
+        """As `BatchModel.execute`."""
+        super().execute(requests, timings)
         if not self.overlaps:  # else the worker waits
             # One wait for the computation and for the copies of outputs: until it ends the statistics count inference.
             self._device.synchronize()
         timings.inferred()
 
-    def _infer(self, requests: Sequence[WorkerRequest], row_count: int, timings: Timings) -> dict[str, Any]:
+    def _infer(self, requests: Sequence[WorkerRequest], sizes: Sequence[int], timings: Timings) -> dict[str, Any]:
+        row_count, batched = sum(sizes), self._max_batch_size > 0
         values = {
-            name: shape_values(requests[0], name, self._signature.tensors[name], row_count, self._max_batch_size > 0)
+            name: shape_values(requests[0], name, self._signature.tensors[name], row_count, batched)
             for name in self._shape_inputs
         }
         inputs = self._gathered(requests)
@@ -217,11 +196,7 @@ class LoadedEngine:
 
     def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, DeviceArray]:
         """Return the inputs on the device, in the engine's shapes; without shape tensors."""
-        computed = None
-        if self._batch_inputs:
-            arrays = batch_input_arrays(self._batch_inputs, requests)
-            computed = {name: (self._signature.tensors[name].datatype, array) for name, array in arrays.items()}
-        gathered = self._device.gather(requests, self._inputs, computed=computed)
+        gathered = super()._gathered(requests)
         found = {name: array for name, array in gathered.items() if name not in self._shape_inputs}
         self._device.keep((gathered, found))
         for name in self._scalars:

@@ -1,6 +1,6 @@
 """Which optimization profile a batch runs with: the nearest of those that support its shapes. Pure.
 
-Texts are those of Triton's TensorRT backend.
+Triton's TensorRT backend has the same texts.
 
 Which CUDA graphs an optimization profile supports. Pure.
 """

@@ -41,7 +41,7 @@ class EngineTensor(msgspec.Struct, frozen=True):
     dims: tuple[int, ...]
     #: Its values are needed to compute shapes (TensorRT: shape inference I/O).
     is_shape_tensor: bool = False
-    #: Its memory is that of the host.
+    #: Its memory is on the host.
     on_host: bool = False
     #: TensorRT's name of the memory format, where elements are not in row-major order; empty otherwise.
     special_format: str = ""

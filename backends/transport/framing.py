@@ -43,7 +43,7 @@ class FrameReader:
 
     @property
     def incomplete_byte_size(self) -> int:
-        """How many bytes of a message that is not complete were received, with those of its length."""
+        """How many bytes of a message that is not complete were received, with the bytes of its length."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:

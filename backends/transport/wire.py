@@ -228,7 +228,7 @@ class BatchReport(msgspec.Struct, array_like=True, gc=False):
 
 
 class ResponseReport(msgspec.Struct, array_like=True, gc=False):
-    """What a backend reports about the response with this index among those of its request.
+    """What a backend reports about a response, by its index among the responses of its request.
 
     `outcome` is `success`, `fail`, `empty_response` or `cancel`. The inference ends at `output_start_ns`.
     """
@@ -269,7 +269,7 @@ class Complete(ToWorker):
 
 class AskGpu(ToWorker):
     """Say whether the model's backend can compute on a GPU as it is installed. The response is `GpuObstacle` or
-    `LoadFailed`. The fields are those of `Complete`."""
+    `LoadFailed`. It has the fields of `Complete`."""
 
     config: str
     model_dir: str

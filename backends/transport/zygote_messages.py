@@ -40,7 +40,7 @@ class ForkWorker(ZygoteMessage, frozen=True):
     number: int
     #: The name of the instance, for process lists.
     title: str
-    #: What tells the worker's processes from those of other workers, see `MARK`.
+    #: What tells the worker's processes from processes of other workers, see `MARK`.
     mark: str
     #: The backend that the worker will use; "" for none. It is imported before the fork, unless `imports_late`.
     backend: str = ""

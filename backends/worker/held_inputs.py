@@ -235,16 +235,16 @@ class LateRelease:
         # SimpleQueue.put may be called by a finalizer that interrupts another put.
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._signalled = False
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
-        if self._thread is None:
+        if self.thread is None:
             with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="late release", daemon=True)
-                    self._thread.start()
+                if self.thread is None:
+                    self.thread = threading.Thread(target=self._run, name="late release", daemon=True)
+                    self.thread.start()
 
     def signal(self) -> None:
         """Something was dropped. The garbage collector may call this at any point: it uses no lock."""

@@ -38,6 +38,7 @@ from backends.worker.overlapping_batches import OverlappingBatches
 from backends.worker.pipelined_batches import SLOW_NS, PipelinedBatches, WorkerParts
 from backends.worker.region_messages import RegionMessages
 from backends.worker.reports import ReportCollector, send_inputs
+from backends.worker.request import fail_unfinished, failure_of
 from backends.worker.responder import BatchResponder
 from backends.worker.sequence_batches import SequenceBatches
 from kernel.errors import ErrorCode, InternalError, ServingError
@@ -356,7 +357,7 @@ class Worker:
             if backend.concurrency > 1:
                 self._handlers[wire.Execute] = self._overlapping(backend, arguments)
             elif backend.pipelines and self._turn is None and self._sequences is None:
-                self._pipeline = self._pipelined(backend)
+                self._pipeline = PipelinedBatches(backend, self._parts())
             elif self._sequences is None and self._local:
                 self._pipeline = self._on_device
             # Objects of the model and its libraries live as long as the worker: freeze them, so that no garbage
@@ -509,9 +510,6 @@ class Worker:
 
         return DeviceBatches(device, self._parts())
 
-    def _pipelined(self, backend: Backend) -> PipelinedBatches:
-        return PipelinedBatches(backend, self._parts())
-
     def _parts(self) -> WorkerParts:
         return WorkerParts(
             self._channel, self._reader, self._inputs, self._responder, self._held, self._send, self._run_backend,
@@ -560,17 +558,12 @@ class Worker:
             self._execute_batch(requests, timings)
         except KernelGone:
             raise
-        except ServingError as error:
-            failure = error.with_traceback(None)  # the traceback refers to the inputs
         except Exception as error:
-            self._failures.log("the model", "the model failed", exc_info=error)
-            failure = InternalError(f"{type(error).__name__}: {error}")
+            failure = failure_of(error, self._failures)
         else:
             if self._backend.responds_later:
                 return
-        for request in requests:
-            if not request.finished:
-                request.fail(failure or InternalError("the backend did not respond to the request"))
+        fail_unfinished(requests, failure)
 
 
 def _check_protocol(protocol: str) -> None:

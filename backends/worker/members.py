@@ -78,7 +78,7 @@ class Members:
     def __init__(
         self, send: Callable[[wire.ToKernel], None], new_member: Callable[[BlockingChannel, Turn], Member]
     ) -> None:
-        """`send` is that of the process's own connection; any thread may call it."""
+        """`send` sends over the process's own connection; any thread may call it."""
         self._send = send
         self._new_member = new_member
         self._turn = Turn()

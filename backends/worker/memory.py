@@ -126,7 +126,7 @@ class AttachedRegion:
 
     @property
     def pinnable(self) -> memoryview | None:
-        """The bytes that a device may have pinned: those of a client's region, or the steady ones of an arena.
+        """The bytes that a device may have pinned: all bytes of a client's region, or the steady ones of an arena.
 
         None before the region is mapped, and for one whose pages are not those that others see.
         """
@@ -337,7 +337,7 @@ class CopiedRegion:
         """See `WorkerRegion`: the copy is freed by the kernel's `Detach`."""
 
     def close(self) -> None:
-        """See `WorkerRegion`."""
+        """Do nothing: the copy goes with its last array."""
 
 
 class AttachedRegions:

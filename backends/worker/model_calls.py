@@ -55,7 +55,7 @@ READ_AHEAD_BYTE_SIZE = 64 << 20
 class CallResponse(msgspec.Struct):
     """A response to a call. With an error there are no outputs; without both it only marks the end."""
 
-    #: Each with its bytes in `data`: those of a message, or a view of shared memory that the model may change.
+    #: Each with its bytes in `data`: bytes of a message, or a view of shared memory that the model may change.
     outputs: list[Tensor] = []
     parameters: dict[str, wire.ParameterValue] = {}
     error: ServingError | None = None

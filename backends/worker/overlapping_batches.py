@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from backends.base import Timings
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
-from kernel.errors import InternalError
+from backends.worker.request import fail_unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class OverlappingBatches:
         #: Guards the two below.
         self._lock = threading.Lock()
         self._running = 0
-        #: The schedulers here give an instance no more batches than its concurrency; those of others may.
+        #: The schedulers here give an instance no more batches than its concurrency; schedulers of packages may.
         self._waiting: deque[wire.Execute] = deque()
         #: One thread at a time reads inputs.
         self._reading = threading.Lock()
@@ -107,7 +107,8 @@ class _Batch:
 
     def ended(self, failure: ServingError | None) -> None:
         """Report the end of the batch. See `Backend.begin`."""
-        self._fail_unfinished(failure)
+        if failure is not None or not self._batches.backend.responds_later:
+            fail_unfinished(self._requests, failure)
         # They refer to the inputs: any reference that is left is the model's.
         self._requests.clear()
         with self.beginning:  # another thread has at most to return from `Backend.begin`
@@ -129,10 +130,3 @@ class _Batch:
             executed.responses = []
             batches.send(executed)
         batches.one_ended()
-
-    def _fail_unfinished(self, failure: ServingError | None) -> None:
-        if failure is None and self._batches.backend.responds_later:
-            return
-        for request in self._requests:
-            if not request.finished:
-                request.fail(failure or InternalError("the backend did not respond to the request"))

@@ -29,7 +29,7 @@ from backends.transport import wire
 from backends.transport.outbox import IN_MODEL
 from backends.worker.message_reader import KernelGone
 from backends.worker.reports import send_inputs
-from kernel.errors import InternalError, ServingError
+from backends.worker.request import fail_unfinished, failure_of
 from kernel.observe.limited_log import LimitedLog
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from backends.worker.message_reader import KernelMessageReader
     from backends.worker.request import WorkerRequest
     from backends.worker.responder import BatchResponder
+    from kernel.errors import ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ class ThreadedBatches(abc.ABC, Generic[_Batch]):
         return requests, Timings(start_ns, start_ns, start_ns)
 
     def _give(self, batch: _Batch) -> None:
-        """Let the thread do its part, after those of the batches before."""
+        """Let the thread do its part, after its parts of the batches before."""
         self._in_flight.append(batch)
         self._given.put(batch)
 
@@ -257,13 +258,7 @@ class PipelinedBatches(ThreadedBatches[_Pipelined]):
         if self._responder.any_cancelled(each.number for each in batch.message.requests):
             return  # the main thread executes the others
         self._channel.progress[0] = batch.message.batch << 1 | IN_MODEL
-        try:
-            batch.prepared.run()
-        except ServingError as error:
-            batch.failure = error.with_traceback(None)  # the traceback refers to the inputs
-        except Exception as error:
-            self._failures.log("the model", "the model failed", exc_info=error)
-            batch.failure = InternalError(f"{type(error).__name__}: {error}")
+        batch.failure = self._tried(batch.prepared.run)
         batch.computed = True
 
     # ---- the main thread ---------------------------------------------------------------------
@@ -337,16 +332,14 @@ class PipelinedBatches(ThreadedBatches[_Pipelined]):
         batch.prepared = None
         self._end_with(batch, failure)
 
-    def _tried(self, respond: Callable[[], None]) -> ServingError | None:
+    def _tried(self, action: Callable[[], None]) -> ServingError | None:
+        """Do what a backend does with a batch. Returns how it has failed; raises nothing but `KernelGone`."""
         try:
-            respond()
+            action()
         except KernelGone:
             raise
-        except ServingError as error:
-            return error.with_traceback(None)  # the traceback refers to the inputs
         except Exception as error:
-            self._failures.log("the model", "the model failed", exc_info=error)
-            return InternalError(f"{type(error).__name__}: {error}")
+            return failure_of(error, self._failures)
         return None
 
     def _execute_plain(self, batch: _Pipelined) -> None:
@@ -365,7 +358,5 @@ class PipelinedBatches(ThreadedBatches[_Pipelined]):
         self._end_with(batch, None)
 
     def _end_with(self, batch: _Pipelined, failure: ServingError | None) -> None:
-        for request in batch.requests:
-            if not request.finished:
-                request.fail(failure or InternalError("the backend did not respond to the request"))
+        fail_unfinished(batch.requests, failure)
         self._end(batch)

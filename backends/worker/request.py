@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from kernel.errors import InternalError, ServingError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from backends.transport import wire
     from backends.worker.reports import ReportCollector
-    from kernel.errors import ServingError
+    from kernel.observe.limited_log import LimitedLog
     from shm.arrays import Array
     from shm.tensor import Tensor
 
@@ -165,6 +167,21 @@ class WorkerRequest(msgspec.Struct, eq=False):
         Names that end in `_START` and `_END` make a span. Raises `InternalError` for an empty or very long name.
         """
         self.responder.reports.activity(self, name, ns)
+
+
+def failure_of(error: Exception, log: LimitedLog) -> ServingError:
+    """Return the error that requests get for an exception of the backend. The log has what is no `ServingError`."""
+    if isinstance(error, ServingError):
+        return error.with_traceback(None)  # the traceback refers to the inputs
+    log.log("the model", "the model failed", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+def fail_unfinished(requests: Iterable[WorkerRequest], failure: ServingError | None) -> None:
+    """Fail the requests of a batch that have no final response; without a `failure`, the backend has sent none."""
+    for request in requests:
+        if not request.finished:
+            request.fail(failure or InternalError("the backend did not respond to the request"))
 
 
 def in_memory_of_client(tensor: Tensor) -> bool:

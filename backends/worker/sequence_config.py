@@ -139,12 +139,12 @@ def state_outputs(config: Config) -> list[TensorShapes]:
 
 
 def all_inputs(config: Config) -> dict[str, TensorShapes]:
-    """Return name → input of the model: those of its configuration, and those that it has because of sequences."""
+    """Return name → input of the model: of its configuration, and what it has because of sequences."""
     return {**tensor_specs(config, "input"), **{spec.name: spec for spec in sequence_inputs(config)}}
 
 
 def all_outputs(config: Config) -> dict[str, TensorShapes]:
-    """Return name → output of the model: those of its implicit state, and those of its configuration.
+    """Return name → output of the model: of its implicit state, and of its configuration.
 
     A state output may also be an output for clients, with `reshape` or another setting.
     """

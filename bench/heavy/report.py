@@ -38,7 +38,7 @@ KEPT_BYTE_SIZE = 2 * 128 * MIB  # in the arena of the model's inputs, and in the
 class RowVerdict(msgspec.Struct, frozen=True):
     """A row's figures relative to its limits; above 1 is too much.
 
-    Waits are medians of the rounds. The growth is that of the round with the most, since a process that has grown once
+    Waits are medians of the rounds. The growth is the largest of all rounds, since a process that has grown once
     grows less the next time.
     """
 

@@ -25,7 +25,7 @@ DEPTHS = (1, 2, 4, 8, 16, 32)
 #: Connections whose requests are sent ahead.
 PIPELINED_CONNECTIONS = 8
 
-#: From this many requests in flight on, the rate is that of a busy server.
+#: From this many requests in flight on, the server is busy.
 BUSY_FROM = 8
 #: A rate has collapsed if it is below this part of the best one of its line.
 COLLAPSED = 0.5

@@ -158,7 +158,7 @@ def files_salt(model: Model, folder: Path) -> bytes:
 
 
 class _EnsembleSalt:
-    """The salt of an ensemble: its own, and those of all models that its steps reach."""
+    """The salt of an ensemble: its own, and the salts of all models that its steps reach."""
 
     def __init__(self, model: Model, catalog: Catalog) -> None:
         self._model = model

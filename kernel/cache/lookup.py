@@ -267,7 +267,7 @@ class Lookup:
         request.respond(
             Response(
                 request.model_name, access.model.version_text, request.id, outputs, response.parameters,
-                leased=response.leased or any(each.span is not None for each in outputs),
+                leased=response.leased or any(each.span is not None for each in outputs), cached=True,
             )
         )  # fmt: skip
         if self._waits:

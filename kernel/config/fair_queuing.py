@@ -96,7 +96,7 @@ def fair_queuing(config: ModelConfig) -> FairQueuing | None:
 
 
 def _check_scheduler(config: ModelConfig) -> None:
-    """Refuse schedulers that serve in another order. The order of clients would break that of requests."""
+    """Refuse schedulers that serve in another order. The order of clients would break the order of requests."""
     for field in ("sequence_batching", "ensemble_scheduling"):
         if config.HasField(field):
             raise BadConfig(f"parameter '{FAIR_BY}' is for models without {field}, which model '{config.name}' has")

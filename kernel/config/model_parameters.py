@@ -289,19 +289,17 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         _memory_limit(config),
         _name(config, LAUNCHER),
         _name(config, HOST),
-        _retries_on_worker_loss(config),
+        _truth(config, RETRY_ON_WORKER_LOSS, default=True),
     )
 
 
-def _retries_on_worker_loss(config: ModelConfig) -> bool:
-    """Return whether requests are executed again after a host was lost. Raises `BadConfig`."""
-    if RETRY_ON_WORKER_LOSS not in config.parameters:
-        return True
-    text = config.parameters[RETRY_ON_WORKER_LOSS].string_value
+def _truth(config: ModelConfig, name: str, *, default: bool) -> bool:
+    """Return the truth value of a parameter; `default` if the model does not have it. Raises `BadConfig`."""
+    if name not in config.parameters:
+        return default
+    text = config.parameters[name].string_value
     if text not in ("true", "false"):
-        raise BadConfig(
-            f"parameter '{RETRY_ON_WORKER_LOSS}' of model '{config.name}' must be 'true' or 'false'; found '{text}'"
-        )
+        raise BadConfig(f"parameter '{name}' of model '{config.name}' must be 'true' or 'false'; found '{text}'")
     return text == "true"
 
 
@@ -349,13 +347,7 @@ def _queue_delay(config: ModelConfig) -> str:
 
 def _isolates_poison(config: ModelConfig) -> bool:
     """Return whether requests that end workers are found and refused. Raises `BadConfig`."""
-    if ISOLATE_POISON not in config.parameters:
-        return False
-    text = config.parameters[ISOLATE_POISON].string_value
-    if text not in ("true", "false"):
-        raise BadConfig(
-            f"parameter '{ISOLATE_POISON}' of model '{config.name}' must be 'true' or 'false'; found '{text}'"
-        )
+    isolates = _truth(config, ISOLATE_POISON, default=False)
     reason = ""
     if config.HasField("sequence_batching"):
         reason = "has sequence_batching, and a request of a sequence is never executed again"
@@ -367,9 +359,9 @@ def _isolates_poison(config: ModelConfig) -> bool:
         reason = f"has a scheduler of its own (parameter {SCHEDULER})"
     elif WORKER in config.parameters:
         reason = f"shares a worker process with other models (parameter {WORKER}), which may have ended it"
-    if text == "true" and reason:
+    if isolates and reason:
         raise BadConfig(f"parameter '{ISOLATE_POISON}' cannot be 'true': model '{config.name}' {reason}")
-    return text == "true"
+    return isolates
 
 
 def _memory_limit(config: ModelConfig) -> int:

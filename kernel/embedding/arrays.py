@@ -25,7 +25,7 @@ _PLAIN = (list, tuple, str, bytes, bool, int, float)
 def input_tensor(name: str, value: Any, datatype: str | None) -> Tensor:
     """Return an input tensor with the elements and shape of `value`. Raises `InvalidArgument`.
 
-    `datatype` is that of the model's input, None if the model has no input with this name. Lists and numbers are
+    `datatype` is the model's for the input, None if the model has no input with this name. Lists and numbers are
     converted to it. Arrays, and other objects that NumPy converts to arrays, keep their own datatype; the kernel
     refuses a different one. If `datatype` is BF16, which NumPy lacks, all values are truncated to it.
 

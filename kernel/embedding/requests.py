@@ -47,7 +47,7 @@ class ServerLoop(Protocol):
 
 
 class RequestOptions(TypedDict, total=False):
-    """Optional parts of a request. Meanings are those of Triton's protocols."""
+    """Optional parts of a request. Meanings are as in Triton's protocols."""
 
     #: Empty for the newest version.
     model_version: str | int

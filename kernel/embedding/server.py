@@ -211,7 +211,7 @@ class EmbeddedServer:
         command line. A front door is open only if it has a port (`http_port=0` for a free one) or is enabled
         (`http=True`). It listens on 127.0.0.1 unless it has an address. The server does not poll, because polling
         takes the interpreter from the program's threads; `busy_poll_us` enables it. `options` replaces
-        `model_repository` and `flags`; its defaults are those of the command line.
+        `model_repository` and `flags`; its defaults are as on the command line.
         """
         if options is None:
             options, self._notes = read_keywords({"model_repository": model_repository, **flags}, os.environ)
@@ -330,7 +330,7 @@ class EmbeddedServer:
     def stream(self, model_name: str, inputs: Mapping[str, Any], **options: Unpack[RequestOptions]) -> ResponseStream:
         """Begin a request and return an iterator over its responses; a decoupled model may send any number of them.
 
-        Arguments and errors are those of `infer`, with three differences. The iteration raises the errors of the
+        Arguments and errors are as for `infer`, with three differences. The iteration raises the errors of the
         request. The input arrays must not change before the first response. `client_timeout` limits the wait for each
         response. Closing the stream, or leaving its `with` block, cancels the request.
         """

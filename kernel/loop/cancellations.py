@@ -15,7 +15,7 @@ from kernel.loop.clock import ITERATION_END
 if TYPE_CHECKING:
     from kernel.loop.clock import Alarm, Clock
 
-#: Requests that are cancelled at once in an iteration: those of usual clients.
+#: Requests that are cancelled at once in an iteration: the requests of usual clients.
 MOST_AT_ONCE = 32
 
 #: How many of those that wait are cancelled in an iteration, and for how long, in nanoseconds.

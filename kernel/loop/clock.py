@@ -39,7 +39,7 @@ class Timer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         """Raises `OSError` if the process has no file descriptor left."""
-        # The flags of timerfd_create are those of open.
+        # timerfd_create has the flags of open.
         self._fd = _checked(_libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
         self._loop = loop
         self._callback = callback

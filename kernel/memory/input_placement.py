@@ -33,7 +33,7 @@ class MemoryRefusals:
     """Makes the errors of one server."""
 
     def __init__(self, arena_byte_size: int, budget: ByteBudget | None) -> None:
-        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one."""
+        """`arena_byte_size` is the limit of each model, `budget` the server's, if it has one."""
         self._arena_byte_size = arena_byte_size
         self._budget = budget
         self._log = LimitedLog(logging.getLogger(__name__), logging.WARNING)
@@ -121,9 +121,9 @@ class InputPlacer:
         budget: ByteBudget | None = None,
         later: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`arena_byte_size` is the limit of each model, `budget` that of the server, if it has one.
+        """`arena_byte_size` is the limit of each model, `budget` the server's, if it has one.
 
-        `later` is that of `Arena`.
+        `later` is as for `Arena`.
         """
         self._regions = regions
         self._arena_byte_size = arena_byte_size

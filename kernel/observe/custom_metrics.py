@@ -51,7 +51,7 @@ class CustomSeries(msgspec.Struct):
 
 
 class CustomFamily(msgspec.Struct):
-    """Series with one name and kind. As in Triton, the help text is that of the first definition."""
+    """Series with one name and kind. As in Triton, the help text comes from the first definition."""
 
     name: str
     help: str

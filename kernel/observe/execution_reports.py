@@ -46,7 +46,7 @@ class TimeSums(Protocol):
 
 
 class ComposedTimes:
-    """The compute times of a request to an ensemble, in nanoseconds: the sums of those of its steps (Triton).
+    """The compute times of a request to an ensemble, in nanoseconds: the sums of the times of its steps (Triton).
 
     The times of a step are known when its execution has ended, which can be after the ensemble's final response. So the
     sums are collected first, and added to the ensemble's statistics when its request has succeeded, as are later times.

@@ -77,7 +77,7 @@ class Exemplar(msgspec.Struct, frozen=True, gc=False):
 
     #: In the unit of observations.
     value: int
-    #: The id of the trace: that of OpenTelemetry, or the number in Triton's JSON.
+    #: The id of the trace: OpenTelemetry's, or the number in Triton's JSON.
     trace_id: str
     #: When it was observed, in monotonic nanoseconds.
     observed_ns: int

@@ -7,8 +7,8 @@ subject, such as a model, are logged in full. Then most are only counted, until 
 from __future__ import annotations
 
 import logging
-import threading
 import time
+from threading import RLock, Timer
 
 #: Lines are counted for this time; then the log says how many were left out.
 WINDOW_NS = 10_000_000_000
@@ -74,13 +74,13 @@ class LimitedLog:
 
     def __init__(self, logger: logging.Logger, level: int = logging.ERROR) -> None:
         """Nothing is started before the first line is left out."""
-        self._logger = logger
-        self._level = level
+        self.logger = logger
+        self.level = level
         self._limit = RepeatLimit()
         # Reentrant: the garbage collector may log while this thread has the lock.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         #: Reports what was left out, also if no further line comes.
-        self._timer: threading.Timer | None = None
+        self._timer: Timer | None = None
 
     def log(self, subject: str, text: str, *args: object, exc_info: BaseException | None = None) -> bool:
         """Log a line about `subject`, such as "model 'x'", or only count it. Returns whether it is logged."""
@@ -89,12 +89,12 @@ class LimitedLog:
             ended = self._limit.ended(now_ns)
             logs = self._limit.take(subject, now_ns)
             if not logs and self._timer is None:
-                self._timer = threading.Timer(WINDOW_NS / _NS_PER_S, self.report)
+                self._timer = Timer(WINDOW_NS / _NS_PER_S, self.report)
                 self._timer.daemon = True
                 self._timer.start()
         self._report(ended)
         if logs:
-            self._logger.log(self._level, text, *args, exc_info=exc_info, stacklevel=2)
+            self.logger.log(self.level, text, *args, exc_info=exc_info, stacklevel=2)
         return logs
 
     def report(self) -> None:
@@ -106,6 +106,6 @@ class LimitedLog:
 
     def _report(self, ended: list[tuple[str, int]]) -> None:
         for subject, count in ended:
-            kind = "errors" if self._level >= logging.ERROR else "warnings"
+            kind = "errors" if self.level >= logging.ERROR else "warnings"
             text = "%d more such %s of %s in the last %d s"
-            self._logger.log(self._level, text, count, kind, subject, WINDOW_NS // _NS_PER_S)
+            self.logger.log(self.level, text, count, kind, subject, WINDOW_NS // _NS_PER_S)

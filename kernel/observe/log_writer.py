@@ -209,8 +209,8 @@ class LogWriter:
         # Reentrant: the garbage collector may log while this thread has the lock.
         self._changed = threading.Condition(threading.RLock())
         # A daemon: a thread that waits for a reader must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="naiad log", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="naiad log", daemon=True)
+        self.thread.start()
 
     @property
     def full(self) -> bool:
@@ -227,7 +227,7 @@ class LogWriter:
             self._wake()
 
     def show_status(self, status: bytes) -> None:
-        """Keep a line below those of the log, on a terminal; b"" for none. It fits into the terminal. Never waits."""
+        """Keep a line below the log, on a terminal; b"" for none. It fits into the terminal. Never waits."""
         with self._changed:
             self._status = status
             if not self._closed and not self._waiting.full:
@@ -252,7 +252,7 @@ class LogWriter:
         with self._changed:
             while not self._idle:
                 left_s = end_s - time.monotonic()
-                if left_s <= 0 or not self._thread.is_alive():
+                if left_s <= 0 or not self.thread.is_alive():
                     return False
                 self._changed.wait(left_s)
         return True

@@ -1,6 +1,6 @@
 """Rules for the names, labels and buckets of metrics that models define. Pure.
 
-Rules and texts are those of prometheus-cpp, which Triton uses. Workers check them, so that the model gets the error.
+Rules and texts come from prometheus-cpp, which Triton uses. Workers check them, so that the model gets the error.
 The kernel checks them again, so that no model can forge lines of the metrics page.
 """
 

@@ -171,7 +171,7 @@ class Recent(ServerPart):
 def make_recent(options: ServerOptions, log: LogSettings, *, owned: bool) -> Recent | None:
     """Return what remembers; None if the options disable the dashboard.
 
-    `log` decides which lines are shown; without `owned` the log is that of another program, which is not ours to show.
+    `log` decides which lines are shown; without `owned` another program has the log, which is not ours to show.
     """
     if not (options.http_listener.allow and options.http.dashboard):
         return None

@@ -347,7 +347,7 @@ class ModelStatistics:
 def add_to_ensembles(parent: Request | None, input_ns: int, infer_ns: int, output_ns: int) -> None:
     """Add the times of a step to the ensemble `parent`, and to the ensembles of which that one is a step.
 
-    A model that calls others has its own times, which contain those of the calls.
+    A model that calls others has its own times, which contain the times of the calls.
     """
     while parent is not None and parent.composed is not None:
         parent.composed.add(input_ns, infer_ns, output_ns)
@@ -376,7 +376,7 @@ def _reason(request: Request, error: ServingError) -> str:
     return "BACKEND" if request.dispatched else "OTHER"
 
 
-#: What a backend may report a response as. The names are those of the statistics.
+#: What a backend may report a response as. The statistics have the same names.
 OUTCOMES = ("success", "fail", "empty_response", "cancel")
 
 
@@ -433,7 +433,7 @@ def correct_request(
 def record_reported_response(
     statistics: ModelStatistics, index: int, outcome: str, start_ns: int, output_start_ns: int, end_ns: int
 ) -> None:
-    """Count a response, by its index among those of its request. `outcome` is one of `OUTCOMES`.
+    """Count a response, by its index among the responses of its request. `outcome` is one of `OUTCOMES`.
 
     As in Triton, an empty or cancelled response has no output stage, nor has a failed one that took no time for it.
     """

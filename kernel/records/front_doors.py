@@ -1,4 +1,4 @@
-"""What traces call the activities of front doors, and how a sink is known to be that of a front door.
+"""What traces call the activities of front doors, and how a sink of a front door is known.
 
 The names are Triton's (`http_server.cc`, `grpc/infer_handler.cc`).
 """
@@ -62,5 +62,5 @@ def _is_front_door(kind: type[Sink]) -> bool:
 
 
 def front_door_of(sink: Sink) -> FrontDoorSink | None:
-    """Return `sink` if it is that of a front door; None for a request that no client has sent."""
+    """Return `sink` if it is a front door's; None for a request that no client has sent."""
     return cast("FrontDoorSink", sink) if _is_front_door(type(sink)) else None

@@ -28,7 +28,7 @@ class RecordSettings(msgspec.Struct, frozen=True):
     folder: Path
     #: The most bytes of all files together.
     byte_size: int = 1 << 30
-    #: One request of this number is recorded; 0 for none but those of the models in `model_rates`.
+    #: One request of this number is recorded; 0 for none but requests to the models in `model_rates`.
     rate: int = 1
     #: Models with rates of their own.
     model_rates: tuple[tuple[str, int], ...] = ()

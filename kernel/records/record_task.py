@@ -74,7 +74,7 @@ class PassedOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class PassedRequest(msgspec.Struct, array_like=True, tag=REQUEST, gc=False):
-    """A request. The fields are those of `RequestRecord`, in the order in which `Recorder` puts them."""
+    """A request. It has the fields of `RequestRecord`, in the order in which `Recorder` puts them."""
 
     number: int
     at_ns: int
@@ -93,12 +93,12 @@ class PassedRequest(msgspec.Struct, array_like=True, tag=REQUEST, gc=False):
     timeout_us: int
     decoupled: bool
     protocol: str
-    #: How many sources of the task stand before those of the message.
+    #: How many sources of the task stand before the sources of the message.
     first_source: int = 0
 
 
 class PassedResponse(msgspec.Struct, array_like=True, tag=RESPONSE, gc=False):
-    """A response. The fields are those of `ResponseRecord`, in the order in which `RecordedPassage` puts them."""
+    """A response. It has the fields of `ResponseRecord`, in the order in which `RecordedPassage` puts them."""
 
     number: int
     at_ns: int
@@ -121,7 +121,7 @@ class TensorRules(msgspec.Struct, array_like=True, frozen=True):
 
 
 def record_of(passed: PassedRequest | PassedResponse, sources: Sequence[memoryview], rules: TensorRules) -> Recorded:
-    """Return the record of a message; `sources` are those of the whole task."""
+    """Return the record of a message; `sources` are the sources of the whole task."""
     if isinstance(passed, PassedResponse):
         outputs = None
         if passed.outputs is not None:

@@ -105,7 +105,7 @@ class RecordWriter(GroupWriter):
         if sources:
             group.sources += sources
             group.source_byte_size += sum(source.byte_size for source in sources)
-        turns = self._turns
+        turns = self.turns
         if count >= BATCH_LENGTH or len(messages) + group.source_byte_size >= BATCH_BYTE_SIZE:
             self._close_group(group)
             turns.now()
@@ -155,7 +155,7 @@ class RecordWriter(GroupWriter):
             self._written(group.count, decode_result(result))
         else:
             self._lose(group.count, result.message)
-        self._turns.ended(0 if self._full else FLUSH_S)
+        self.turns.ended(0 if self._full else FLUSH_S)
 
     def _written(self, count: int, result: RecordResult) -> None:
         self._position = result.position
@@ -166,12 +166,12 @@ class RecordWriter(GroupWriter):
                 self._folder, result.error,
             )  # fmt: skip
             self._stopped = True
-            self._losses.count += result.lost + self._drop_all()  # the log has it
+            self._losses.count += result.lost + self.drop_all()  # the log has it
             self._stop()
         elif result.lost:
             self._lose(result.lost, "they are larger than half of the recording")
 
-    def _drop_all(self) -> int:
+    def drop_all(self) -> int:
         """Drop what waits; returns how many records."""
         if self._open is not None:
             self._close_group(self._open)

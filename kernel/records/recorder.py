@@ -121,7 +121,7 @@ MAX_SEQUENCES = 1 << 16
 
 
 class RecordSampler:
-    """Counts requests that could be recorded: those of the server, and those of each model with a rate of its own."""
+    """Counts requests that could be recorded: for the server, and for each model with a rate of its own."""
 
     def __init__(self, rate: int, model_rates: Mapping[str, int]) -> None:
         """`rate` is 1 for each request, 0 for none."""
@@ -189,7 +189,7 @@ class Recorder:
         self._now_ns = now_ns
         self._inputs = InputCapture(settings.tensor_limit, settings.input_digests, memory)
         self._sampler = RecordSampler(settings.rate, dict(settings.model_rates))
-        #: Whether each request is recorded, but for those of sequences.
+        #: Whether each request is recorded that belongs to no sequence.
         self._all = settings.rate == 1 and not settings.model_rates
         self._last_number = 0
 

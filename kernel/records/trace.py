@@ -219,7 +219,7 @@ class Trace(msgspec.Struct, eq=False):
     output: TraceOutput | None
     #: What gets the responses after the trace: the sink of the request.
     inner: ResponseReceiver
-    #: The same, if it is that of a front door; None for a request that no client has sent.
+    #: The same, if it is a front door's; None for a request that no client has sent.
     door: FrontDoorSink | None
     #: None after the final response: the request refers to its sink, and such a cycle waits for the garbage collector.
     request: Request | None

@@ -3,7 +3,7 @@
 The helper uses OpenTelemetry's SDK and its exporter for OTLP/HTTP. Names, attributes and events of spans are Triton's
 (tracer.cc); settings have the names of --trace-config. A client's request is a span `InferRequest` with a span of its
 model in it; where the model executes, this has a span `compute`. The models of an ensemble's steps, and those that a
-model calls, have their spans in that of their caller.
+model calls, have their spans in their caller's span.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _DESTINATION = "destination"
 
 
 class _Group:
-    """Traces that are written together. Setting an attribute takes less time than that of a `msgspec.Struct`."""
+    """Traces that are written together. Setting an attribute takes less time than setting one of a `msgspec.Struct`."""
 
     __slots__ = ("borrower", "destination", "records", "room", "size")
 
@@ -88,7 +88,7 @@ class TraceWriter(GroupWriter):
         """`stop` ends tracing until the settings are changed: nothing can be written."""
         super().__init__(helpers, stop, "trace was", "traces were")
         #: What waits, in groups that are given to the helper at a time; `last` is the one that gets more records.
-        self._waiting: deque[_Group] = deque()
+        self.waiting: deque[_Group] = deque()
         self.last: _Group | None = None
         #: How many traces wait in groups before `last`, and their bytes. With a log frequency of 1 there are as many
         #: groups as traces.
@@ -134,20 +134,20 @@ class TraceWriter(GroupWriter):
 
     def _begin_group(self, destination: Destination) -> _Group | None:
         """Return a new group for the next traces, which is written soon; None if too many wait: one is lost."""
-        room = min(destination.batch, destination.max_waiting - self._waiting_count())
+        room = min(destination.batch, destination.max_waiting - self.waiting_count)
         if room <= 0:
             self._lose(1, destination.full)
             return None
-        if self._waiting_byte_size() >= MAX_WAITING_BYTE_SIZE:
+        if self.waiting_byte_size >= MAX_WAITING_BYTE_SIZE:
             self._lose(1, f"more than {MAX_WAITING_BYTE_SIZE >> 20} MiB of traces wait to be written")
             return None
         if self.last is not None:  # which nobody has room of
             self._closed_count += self.last.count
             self._closed_byte_size += len(self.last.records)
         group = self.last = _Group(destination, room)
-        self._waiting.append(group)
-        if self._turns.resting:
-            self._turns.soon(destination.delay_s)
+        self.waiting.append(group)
+        if self.turns.resting:
+            self.turns.soon(destination.delay_s)
         return group
 
     def _check_full(self, group: _Group) -> None:
@@ -155,32 +155,34 @@ class TraceWriter(GroupWriter):
         if not group.room or len(group.records) > BATCH_BYTE_SIZE:
             group.size, group.room = group.count, 0
             if is_behind(*self._backlog(group.destination)):
-                self._turns.now()
+                self.turns.now()
 
-    def _waiting_count(self) -> int:
-        """Return how many traces wait."""
+    @property
+    def waiting_count(self) -> int:
+        """How many traces wait."""
         return self._closed_count + (0 if self.last is None else self.last.count)
 
-    def _waiting_byte_size(self) -> int:
-        """Return how many bytes of traces wait."""
+    @property
+    def waiting_byte_size(self) -> int:
+        """How many bytes of traces wait."""
         return self._closed_byte_size + (0 if self.last is None else len(self.last.records))
 
     def _backlog(self, destination: Destination) -> tuple[float, float]:
         """Return what waits and what the next task takes, in parts of the largest task to `destination`."""
-        if not self._waiting:
+        if not self.waiting:
             return 0.0, 0.0
-        head = self._waiting[0]
+        head = self.waiting[0]
         bytes_part = len(head.records) / BATCH_BYTE_SIZE
         return (
-            max(self._waiting_count() / destination.batch, bytes_part),
+            max(self.waiting_count / destination.batch, bytes_part),
             max(head.count / head.destination.batch, bytes_part),
         )
 
     def _next_task(self) -> MessageTask | None:
         """Return the task of the next traces; None if none wait."""
-        if not self._waiting:
+        if not self.waiting:
             return None
-        group = self._waiting.popleft()
+        group = self.waiting.popleft()
         group.take_back()
         if group is self.last:
             self.last = None
@@ -201,18 +203,18 @@ class TraceWriter(GroupWriter):
         if outcome.stops:
             self._logger.warning("tracing stops until its settings are changed: %s", outcome.problem)
             self._stop()
-            self._lose(outcome.lost + self._drop_all(), outcome.problem, cause=_DESTINATION)
+            self._lose(outcome.lost + self.drop_all(), outcome.problem, cause=_DESTINATION)
         elif outcome.lost:
             self._lose(outcome.lost, outcome.problem, cause=_DESTINATION)
         backlog = self._backlog(destination)
-        self._turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
+        self.turns.ended(rest_s(outcome.took_s, destination.rest_factor, destination.delay_s, *backlog))
 
-    def _drop_all(self) -> int:
+    def drop_all(self) -> int:
         """Drop what waits; returns how many traces."""
         self.take_back()
-        count, self.last = self._waiting_count(), None
+        count, self.last = self.waiting_count, None
         self._closed_count = self._closed_byte_size = 0
-        self._waiting.clear()
+        self.waiting.clear()
         return count
 
 

@@ -348,7 +348,7 @@ class Tracing(ServerPart):
         if self._collector is None:
             from kernel.records.trace_export import CollectorDestination  # as above
 
-            self._collector = CollectorDestination(values)  # its settings stay those of the start
+            self._collector = CollectorDestination(values)  # its settings stay as at the start
         return CollectorOutput(self._writer, self._collector)
 
     async def close(self) -> None:

@@ -42,7 +42,7 @@ def rest_s(took_s: float, factor: float, delay_s: float, waiting: float, next_ta
     """Return the rest after a task that took `took_s` seconds, `factor` times as long unless the helper is behind.
 
     `delay_s` is how long anything waits for more that is written with it, unless a whole task waits. `waiting` and
-    `next_task` are those of `is_behind`.
+    `next_task` are as for `is_behind`.
     """
     if is_behind(waiting, next_task):
         return 0.0
@@ -178,7 +178,7 @@ class GroupWriter(ABC):
 
     def __init__(self, helpers: Helpers, stop: Callable[[], object], one: str, many: str) -> None:
         """`stop` is called when nothing can be written any more; `one` and `many` are as for `Losses`."""
-        self._turns = WriteTurns(helpers, self._next_task)
+        self.turns = WriteTurns(helpers, self._next_task)
         self._stop = stop
         self._losses = Losses(one, many)
         self._logger = logging.getLogger(type(self).__module__)
@@ -190,7 +190,7 @@ class GroupWriter(ABC):
         """Return the task of what waits; None if nothing does."""
 
     @abstractmethod
-    def _drop_all(self) -> int:
+    def drop_all(self) -> int:
         """Drop what waits; returns how many."""
 
     @property
@@ -200,8 +200,8 @@ class GroupWriter(ABC):
 
     async def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s` seconds; what is left then is lost."""
-        await self._turns.close(timeout_s)
-        self._lose(self._drop_all(), "the server ends before they are written")
+        await self.turns.close(timeout_s)
+        self._lose(self.drop_all(), "the server ends before they are written")
         for line in self._losses.rest():
             self._logger.warning("%s", line)
 

@@ -310,7 +310,7 @@ class Composition:
         for ensemble in self.ensembles.users_of(name):
             if not self.ensembles.serves(ensemble):
                 continue
-            if self.ensembles.has_another(ensemble, name):  # its own, or that of another repository
+            if self.ensembles.has_another(ensemble, name):  # its own, or another repository's
                 await self._load_again(ensemble)
                 continue
             logger.warning(

@@ -120,7 +120,7 @@ class NoGpus:
 
 
 def usable_gpus(capabilities: Sequence[tuple[int, int]], least: float) -> UsableGpus:
-    """Return the GPUs that are new enough; `capabilities` are those of all of them. Pure."""
+    """Return the GPUs that are new enough; `capabilities` has all of them. Pure."""
     versions = [float(f"{major}.{minor}") for major, minor in capabilities]
     return UsableGpus(tuple(number for number, version in enumerate(versions) if version >= least), least)
 

@@ -72,16 +72,16 @@ class Lifecycle(ServerPart):
     ) -> None:
         """`on_retired` is called after the workers of a version have ended that was unloaded or replaced."""
         self._catalog = catalog
-        self._settings = settings
+        self.settings = settings
         self.backends = settings.backends
-        self._clock = clock
+        self.clock = clock
         self.loader = VersionLoader(clock, schedule, new_keeper, settings, catalog.note_pending)
         self._progress = self.loader.progress
         self._retirement = Retirement(catalog, settings.unload_timeout_s)
-        self._repositories = Repositories.of(settings, self._progress.copies)
-        self._listing = RepositoryListing(catalog, self._repositories)
-        self.traffic_files = TrafficFiles(self._repositories.read_config)
-        self._composition = Composition(catalog, self, self._listing, self._repositories.read_config)
+        self.repositories = Repositories.of(settings, self._progress.copies)
+        self._listing = RepositoryListing(catalog, self.repositories)
+        self.traffic_files = TrafficFiles(self.repositories.read_config)
+        self._composition = Composition(catalog, self, self._listing, self.repositories.read_config)
         self._ensembles = self._composition.ensembles
         self._loads = RepositoryLoads(self, self._composition, self._progress, settings, clock, self._serving)
         #: Identifier → version → the version that serves.
@@ -91,9 +91,9 @@ class Lifecycle(ServerPart):
         self._identifiers: dict[str, set[str]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.running_loads = RunningLoads()
-        self._background = BackgroundTasks()
+        self.background = BackgroundTasks()
         self.polling = RepositoryPolling(
-            self.poll, self._repositories.slowest_listing, settings.poll_s, self._background.failures
+            self.poll, self.repositories.slowest_listing, settings.poll_s, self.background.failures
         )
         self._on_retired = on_retired
 
@@ -105,7 +105,7 @@ class Lifecycle(ServerPart):
         In explicit mode these are `names` (["*"] for all models), else all models. The catalog has the
         reasons of failures.
         """
-        wanted = list(names) if self._settings.explicit else ["*"]
+        wanted = list(names) if self.settings.explicit else ["*"]
         found = await self._listing.scan(wanted)
         log_oddities(found)
         await self.traffic_files.read(found, found.traffic if wanted != ["*"] else None)
@@ -118,17 +118,17 @@ class Lifecycle(ServerPart):
         for name in failed:
             log_not_found(name, found)
         self._ensembles.requested |= {folder.name for folder in folders}
-        self._progress.begin(len(folders), self._clock.now_ns())
+        self._progress.begin(len(folders), self.clock.now_ns())
         failed += await self._loads.load_all(folders, with_parts=wanted != ["*"])
         self._progress.close()
-        if self._settings.poll_s:
-            self._background.keep("the poll of the repositories", self.polling.run, self._settings.poll_s)
+        if self.settings.poll_s:
+            self.background.keep("the poll of the repositories", self.polling.run, self.settings.poll_s)
         return sorted(set(failed))
 
     @property
     def loading(self) -> LoadStep | None:
         """How far the loading of the models at the start is; None before and after it."""
-        return self._progress.step(self._clock.now_ns())
+        return self._progress.step(self.clock.now_ns())
 
     async def poll(self) -> None:
         """Load new and changed models, and unload removed ones.
@@ -149,7 +149,7 @@ class Lifecycle(ServerPart):
 
     async def close(self, *, at_once: bool = False) -> None:
         """End every worker; `at_once` does not finalize models. Unfinished requests fail with `ServerStopping`."""
-        await self._background.close()
+        await self.background.close()
         versions = [loaded for versions in self._loaded.values() for loaded in versions.values()]
         self._loaded.clear()
         for loaded in versions:
@@ -157,7 +157,7 @@ class Lifecycle(ServerPart):
         await asyncio.gather(
             *(loaded.stop(at_once=at_once) for loaded in versions), self._retirement.close(at_once=at_once)
         )
-        await self._repositories.close()
+        await self.repositories.close()
 
     def figures(self) -> RepositoryFigures:
         return self.polling.figures()
@@ -181,7 +181,7 @@ class Lifecycle(ServerPart):
         except UnusableParameters as error:
             raise poll_failed(name, error) from error
         if given.files:
-            await self._background.uncancelled(self._load_files(name, given.files, given.config))
+            await self.background.uncancelled(self._load_files(name, given.files, given.config))
             return
         await self._listing.update_names()
         found = await self._listing.scan_for(name)
@@ -190,7 +190,7 @@ class Lifecycle(ServerPart):
         await self.traffic_files.read(found, [name])
         self._ensembles.requested.add(name)
         loads = [self.load_model(folder, LoadRequest(given.config)) for folder in found.models.values()]
-        await self._background.uncancelled(all_loaded(loads))
+        await self.background.uncancelled(all_loaded(loads))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unload every model called `name`, and the ensembles with a step of it.
@@ -208,12 +208,12 @@ class Lifecycle(ServerPart):
                 await self._composition.unload_unneeded(ensemble)
 
     def _check_explicit(self) -> None:
-        if not self._settings.explicit:
+        if not self.settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
         """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.ModelLoads`."""
-        if not self._settings.explicit:
+        if not self.settings.explicit:
             return
 
         async def load() -> None:
@@ -222,7 +222,7 @@ class Lifecycle(ServerPart):
             except ServingError as error:
                 failed(error.message)
 
-        self._background.start(load())
+        self.background.start(load())
 
     # ---- loading -----------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Lifecycle(ServerPart):
                 await self._load_guarded(folder, request)
             except ServingError as error:
                 ensembles.note_result(folder.name, error)
-                await log_failure(folder, error, self._settings.backends())
+                await log_failure(folder, error, self.settings.backends())
                 raise
             finally:
                 outdated = ensembles.loading.pop(identifier, False)
@@ -288,7 +288,7 @@ class Lifecycle(ServerPart):
             override = ensemble.config_override
         try:
             of_request = request.files is not None
-            opening = open_model(folder, override, self._settings, self._repositories, files_of_request=of_request)
+            opening = open_model(folder, override, self.settings, self.repositories, files_of_request=of_request)
             opened = await self.running_loads.run_one(identifier, opening)
         except LoadEnded as error:
             self._mark_broken(folder, error, override, is_model=False)
@@ -368,12 +368,12 @@ class Lifecycle(ServerPart):
             logger.error("the other versions serve: %s", failure.message.strip())
         elif errors:
             for entry in loaded.values():
-                self._background.start(self._retire(identifier, entry, mark_unloaded=False))
+                self.background.start(self._retire(identifier, entry, mark_unloaded=False))
             for update in updates:
-                self._background.start(update.abandon())
+                self.background.start(update.abandon())
             raise note_failure(self._catalog, identifier, errors, list(loaded), serving, staying)
         for former in hold_origin(loaded.values(), staying.values(), request.files or opened.copy, opened.agents):
-            self._background.start(former.release())
+            self.background.start(former.release())
         ends = [end for update in updates for end in self._commit(update)]
         self._publish(identifier, loaded | staying, serving)
         for entry in loaded.values():
@@ -382,7 +382,7 @@ class Lifecycle(ServerPart):
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
         """Change the instances of a version. Removed ones end in the returned tasks, or after their sequences."""
-        ends = [self._background.start(self._retirement.end_instance(keeper)) for keeper in update.commit()]
+        ends = [self.background.start(self._retirement.end_instance(keeper)) for keeper in update.commit()]
         return [] if update.version.model.live_sequences else ends  # whose clients may wait for this load
 
     def _autoscale(self, identifier: str, version: LoadedVersion, source: ModelSource) -> None:
@@ -393,8 +393,8 @@ class Lifecycle(ServerPart):
             serving = ServingVersion(
                 version, source, lock, lambda: self._loaded.get(identifier, {}).get(number) is version
             )
-            scaling = Autoscaling(serving, settings, self._scale, self._commit, self._clock)
-            self._background.keep(f"the autoscaling of model '{identifier}'", scaling.run, RESTART_PAUSE_S)
+            scaling = Autoscaling(serving, settings, self._scale, self._commit, self.clock)
+            self.background.keep(f"the autoscaling of model '{identifier}'", scaling.run, RESTART_PAUSE_S)
 
     async def _scale(self, version: LoadedVersion, source: ModelSource, count: int) -> InstanceUpdate:
         load = self.loader.scale(version, source, count)
@@ -410,7 +410,7 @@ class Lifecycle(ServerPart):
                 continue
             if version not in ready:
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", entry.model)
-            self._background.start(self._retire(identifier, entry, mark_unloaded=version not in ready))
+            self.background.start(self._retire(identifier, entry, mark_unloaded=version not in ready))
 
     # ---- unloading ---------------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ class Lifecycle(ServerPart):
         async with self.running_loads.ended_after(UNLOAD_WAIT_S, identifier, self._lock(identifier)):
             for version, loaded in self._loaded.pop(identifier, {}).items():
                 self._catalog.set_state(identifier, version, ModelState.UNLOADING, "", loaded.model)
-                self._background.start(self._retire(identifier, loaded, mark_unloaded=True))
+                self.background.start(self._retire(identifier, loaded, mark_unloaded=True))
             self._sources.pop(identifier, None)
         for name in names:
             await self._composition.unloaded(name)

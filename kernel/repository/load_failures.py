@@ -118,7 +118,7 @@ def log_not_found(name: str, found: RepositoryContents) -> None:
 
 
 async def log_failure(folder: ModelFolder, error: ServingError, backends: Collection[str]) -> None:
-    """Log the error of a load, and a sentence that helps, if there is one. `backends` are those of the server."""
+    """Log the error of a load, and a sentence that helps, if there is one. `backends` are the server's."""
     subject = f"model '{folder.identifier}'"
     if not _logged_failures.log(subject, "failed to load '%s': %s", folder.identifier, error.message.strip()):
         return

@@ -267,7 +267,7 @@ def _versions(folder: ModelFolder) -> str:
 
 
 def _version_folder(folder: ModelFolder, path: str) -> Entry | None:
-    """Return the folder of the version in which `path` is; without a path that of the newest version."""
+    """Return the folder of the version in which `path` is; without a path the folder of the newest version."""
     parts = path.split("/")
     for entry in folder.versions.values():
         if entry.name in parts[-2:-1]:
@@ -311,7 +311,7 @@ _OTHER_BACKENDS = {
     "tensorrtllm": "keep its models on Triton, since the backend is C++",
 }
 
-#: Other words for datatypes → that of config.pbtxt.
+#: Other words for datatypes → the word of config.pbtxt.
 _DATATYPES = {
     "FLOAT": "FP32", "FLOAT32": "FP32", "DOUBLE": "FP64", "FLOAT64": "FP64", "HALF": "FP16", "FLOAT16": "FP16",
     "BFLOAT16": "BF16", "INT": "INT32", "LONG": "INT64", "BYTES": "STRING", "STR": "STRING", "BOOLEAN": "BOOL",

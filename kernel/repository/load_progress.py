@@ -58,7 +58,7 @@ def _named(names: list[str]) -> str:
 class LoadProgress:
     """The loads of the models that are served from the start. A model loads from when it has got its turn.
 
-    Before `begin` and after `close` loads are not counted: they are those of clients, and of polls.
+    Before `begin` and after `close` loads are not counted: clients and polls ask for them.
     """
 
     def __init__(self) -> None:

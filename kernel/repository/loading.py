@@ -283,7 +283,7 @@ class VersionLoader:
     async def examine(self, source: ModelSource, config: ModelConfig, version: int) -> PreparedConfig:
         """Complete and check the configuration as `load` does, also against the model's files, without loading it.
 
-        `config` is not that of an ensemble. Raises `ServingError` if `load` would.
+        `config` is not for an ensemble. Raises `ServingError` if `load` would.
         """
         refuse_unsupported(config)
         refuse_batching_library(config, source.folder.batching_library())

@@ -53,7 +53,7 @@ async def open_model(
     *,
     files_of_request: bool = False,
 ) -> OpenedModel:
-    """Return the model in `folder`; `override` is its configuration if it is not that of the folder.
+    """Return the model in `folder`; `override` is its configuration if it is not the folder's.
 
     `copies` copies a model that is in a cloud. `files_of_request` says that the files came with a load request.
 

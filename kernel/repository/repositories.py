@@ -104,7 +104,7 @@ class Repositories:
         Raises `InternalError` if credentials of clouds cannot be read.
         """
         self._namespacing = namespacing
-        self._repositories: list[LocalRepository | CloudRepository] = []
+        self.repositories: list[LocalRepository | CloudRepository] = []
         self._polled: list[_Polled] = []
         self._listings = BackgroundTasks()
         self._clouds: _Clouds | None = None
@@ -119,12 +119,12 @@ class Repositories:
 
     def add(self, repository: LocalRepository | CloudRepository) -> None:
         """Add one more, before the first listing."""
-        self._repositories.append(repository)
+        self.repositories.append(repository)
         self._polled.append(_Polled(repository, self._listings))
 
     @classmethod
     def of(cls, settings: LifecycleSettings, on_copying: Callable[[str, int, int], None]) -> Repositories:
-        """Return those of a server. Raises `InternalError` as the constructor."""
+        """Return the repositories of a server. Raises `InternalError` as the constructor."""
         repositories = cls(settings.repositories, copies=settings.copies, namespacing=settings.namespacing)
         repositories.on_copying = on_copying
         return repositories
@@ -175,7 +175,7 @@ class Repositories:
 
     async def names(self) -> tuple[dict[str, str], set[str]]:
         """Return identifier → name of the models, and the duplicate identifiers. Raises `ServingError`."""
-        listings = {each.path: await each.list_names() for each in self._repositories}
+        listings = {each.path: await each.list_names() for each in self.repositories}
         return known_names(listings, namespacing=self._namespacing)
 
     def read_config(self, path: str) -> bytes:
@@ -185,7 +185,7 @@ class Repositories:
         """
         if not is_address(path):
             return read_config(path)
-        found = (each.read_config(path) for each in self._repositories if not isinstance(each, LocalRepository))
+        found = (each.read_config(path) for each in self.repositories if not isinstance(each, LocalRepository))
         return next((content for content in found if content is not None), b"")
 
     async def copied(self, folder: ModelFolder) -> tuple[ModelFolder, Copy | None]:
@@ -193,7 +193,7 @@ class Repositories:
 
         And the model as it was copied: it may have changed since `folder` was listed. Raises `ServingError`.
         """
-        for each in self._repositories:
+        for each in self.repositories:
             if not isinstance(each, LocalRepository) and folder.path == f"{each.path}/{folder.name}":
                 return await each.copied(folder, partial(self.on_copying, folder.identifier))
         return folder, None

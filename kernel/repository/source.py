@@ -166,7 +166,7 @@ class ModelSource:
     ) -> None:
         """`files_of_request` says that the files of the folder came with a load request.
 
-        `path` is that of a copy on this machine, for a folder in a cloud.
+        `path` is the path of a copy on this machine, for a folder in a cloud.
         """
         self.folder = folder
         #: The folder on this machine with the model's files.

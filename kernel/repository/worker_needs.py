@@ -51,7 +51,7 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     preload: PreloadSet = PreloadSet()
     #: Whether an instance of the model runs on a GPU.
     gpu: bool = False
-    #: CUDA_VISIBLE_DEVICES of such a worker; "" for that of the server.
+    #: CUDA_VISIBLE_DEVICES of such a worker; "" for the server's.
     visible_gpus: str = ""
     #: The name of the process that the model shares with others; "" for a process of each instance.
     worker: str = ""

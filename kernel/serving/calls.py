@@ -69,7 +69,7 @@ class Calls:
     def __init__(self, target: CallTarget, catalog: Catalog, clock: Clock) -> None:
         self._target = target
         self._clock = clock
-        self._waits = CallWaits(catalog)
+        self.waits = CallWaits(catalog)
         #: Calls that were cancelled because they are stuck.
         self._stuck: set[Request] = set()
         #: Rings while calls wait; made when it is first needed.
@@ -95,7 +95,7 @@ class Calls:
         self._target.submit(call, pinned=model if namespace or call.parent is not None else None)
         if call.finished or execution is None:
             return
-        self._waits.add(call, execution, self._clock.now_ns())
+        self.waits.add(call, execution, self._clock.now_ns())
         if execution.blocking:
             instance = _executing_at_once(call, model)
             if instance is None:
@@ -104,7 +104,7 @@ class Calls:
                 instance.send_now()
         if self._alarm is None:
             self._alarm = self._clock.alarm(self._look)
-        if len(self._waits) == 1:
+        if len(self.waits) == 1:
             self._alarm.set(self._clock.now_ns() + _LOOK_NS)
 
     def _model_of(self, call: Request, namespace: str, *, streaming: bool) -> Model:
@@ -134,7 +134,7 @@ class Calls:
 
     def ended(self, call: Request) -> None:
         """`call` has its final response, or its caller no longer waits for it."""
-        self._waits.remove(call)
+        self.waits.remove(call)
         self._stuck.discard(call)
 
     def error_of(self, call: Request, error: ServingError, *, was_refused: bool = False) -> ServingError:
@@ -153,17 +153,17 @@ class Calls:
 
     def _look(self) -> None:
         if not self._to_look_at:
-            self._to_look_at.extend(self._waits.waiting())
+            self._to_look_at.extend(self.waits.waiting())
         for _ in range(min(len(self._to_look_at), _MOST_LOOKED_AT)):
             call = self._to_look_at.popleft()
             if not call.finished:
                 self._look_at(call)
-        if len(self._waits) and self._alarm is not None:
+        if len(self.waits) and self._alarm is not None:
             self._alarm.set(self._clock.now_ns() + _LOOK_NS)
 
     def _look_at(self, call: Request) -> None:
         """Fail a call if `call` is stuck: then the others continue."""
-        stuck = self._waits.youngest_stuck(call, self._clock.now_ns())
+        stuck = self.waits.youngest_stuck(call, self._clock.now_ns())
         if stuck is not None and stuck not in self._stuck:
             _failures.log(
                 f"calls of model '{stuck.model_name}'",
@@ -174,7 +174,7 @@ class Calls:
 
     def check(self) -> None:
         """Recompute the invariants; for tests."""
-        self._waits.check()
+        self.waits.check()
 
 
 def _executing_at_once(call: Request, model: Model) -> Instance | None:
@@ -377,7 +377,7 @@ class NestedLoads:
             todo += new
         if model in reached:
             raise InvalidArgument(
-                f"model '{loaded}' cannot be loaded by model '{model}': its load waits for that of '{model}'"
+                f"model '{loaded}' cannot be loaded by model '{model}': its load waits for the load of '{model}'"
             )
         self._waits.append((model, loaded))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class HelperTask(Protocol):
     """One task: the helper calls the function `name` with `arguments` and the bytes of `sources`.
 
-    The task owns the leases of its sources, and those of all memory that it gives or gets. It releases them when it has
+    The task owns the leases of its sources, and of all memory that it gives or gets. It releases them when it has
     ended, and not before: until then the helper may use the memory.
     """
 

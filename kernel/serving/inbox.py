@@ -37,7 +37,7 @@ class Inbox:
     """
 
     def __init__(self, clock: Clock, on_crash: Callable[[Exception], None], name: str = "") -> None:
-        """`name` is that of the model, for the log."""
+        """`name` is the model's, for the log."""
         self._name = name
         self._alarm = clock.alarm(self._deadline_reached)
         self._on_crash = on_crash

@@ -242,7 +242,7 @@ class LiveSequences:
                 counts[sequence.instance] = counts.get(sequence.instance, 0) + 1
         assert sum(self._ids.values()) == len(self._all), "ids are counted wrongly"
         for own, request in self._own.items():
-            assert request.sequence in self._all, f"an id of ours, {own}, is that of a sequence that is over"
+            assert request.sequence in self._all, f"an id of ours, {own}, belongs to a sequence that is over"
             assert request.sequence.id == request.correlation_id == own
             assert self._ids[own] == 1, f"two sequences have the id {own}, which is ours"
         assert counts == self._counts, "sequences of instances are counted wrongly"

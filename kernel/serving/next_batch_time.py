@@ -83,7 +83,7 @@ class NextBatchTime:
         mean_ns, distance_ns = found
         if 2 * distance_ns >= mean_ns:
             return None
-        # Not before half of it has passed: the clients of the batch before are to be among those of the next one.
+        # Not before half of it has passed: the clients of the batch before are to be in the next one.
         return begun_ns + max(mean_ns - self._lead_ns, mean_ns // 2)
 
 

@@ -70,7 +70,7 @@ Prepared = TypeVar("Prepared")
 class PreparedCache(Generic[Key, Prepared]):
     """Prepared values by key, for one generation. A full cache is emptied: clients repeat few kinds of requests.
 
-    Read it in two steps. If `generation` is not that of the catalog, call `start_generation` and take this as a miss;
+    Read it in two steps. If `generation` is not the catalog's, call `start_generation` and take this as a miss;
     else call `entries.get(key)`. A method that did both would cost every request a Python call.
     """
 

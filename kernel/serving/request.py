@@ -39,7 +39,7 @@ _PARAMETER_BYTE_SIZE = 100
 class RequestOwner(Protocol):
     """Receives the events of a submitted request. Called in the kernel's loop; never raises.
 
-    The owner of a client's request is its model version, that of a warm-up request is the warm-up.
+    The owner of a client's request is its model version, the owner of a warm-up request is the warm-up.
     """
 
     def responded(self, request: Request, response: Response) -> None:
@@ -114,7 +114,7 @@ class Request(WantedInference, eq=False):
     """One inference request: what is wanted of it, and what the kernel keeps of it.
 
     One object has both, because a second one would be made for each request: code that only reads what is wanted takes
-    a `WantedInference`. Of the attributes here, a front door sets only those of a request that it has prepared.
+    a `WantedInference`. A front door sets attributes of this class only in a request that it has prepared.
     """
 
     #: The trace of this request; set by `Kernel.submit` if it is traced.

@@ -33,6 +33,8 @@ class Response(msgspec.Struct, eq=False):
     leased: bool = False
     #: Whether the kernel has refused the request: it was never queued, and this is its only response.
     refused: bool = False
+    #: Whether it comes from the response cache: the version has not executed the request.
+    cached: bool = False
 
     @property
     def empty(self) -> bool:

@@ -191,7 +191,7 @@ class SequenceModel(Model):
         return f"{super().unfinished} and {len(self.sequences)} sequences"
 
     def follows(self, former: Model) -> None:
-        """This version gets the requests of `former`, but not those of its live sequences."""
+        """This version gets the requests of `former`, but not the requests of its live sequences."""
         if isinstance(former, SequenceModel) and former is not self:
             self.former = [each for each in (former, *former.former) if each is not self and each.sequences]
             former._next = self

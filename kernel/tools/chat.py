@@ -161,28 +161,23 @@ class Conversation:
 
 def chat_in_terminal(
     url: str, model: str, system: str, api_key: str, options: dict[str, Any], *, stdin: TextIO, stdout: TextIO
-) -> int:
-    """Hold a conversation until the input ends; returns the exit code.
+) -> None:
+    """Hold a conversation until the input ends. Raises `ClientError`.
 
     `model` may be empty for the only model of the server. If `stdin` is no terminal, all of it is one message, and only
     the response is printed.
     """
     server = ChatServer(url, api_key)
-    try:
-        name = model or _only_model(server)
-        conversation = Conversation(server, {"model": name, **options}, system)
-        if not stdin.isatty():
-            conversation.ask(stdin.read().rstrip("\n"), stdout)
-            stdout.write("\n")
-            return 0
-    except ClientError as error:
-        _print_error(error)
-        return 1
+    name = model or _only_model(server)
+    conversation = Conversation(server, {"model": name, **options}, system)
+    if not stdin.isatty():
+        conversation.ask(stdin.read().rstrip("\n"), stdout)
+        stdout.write("\n")
+        return
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # lines of the prompt can be edited
     stdout.write(f"{_DIM}Talking to {printable(name)}. /help lists what you can do.{_NORMAL}\n")
     _converse(conversation, stdout)
-    return 0
 
 
 def _only_model(server: ChatServer) -> str:
@@ -213,7 +208,7 @@ def _converse(conversation: Conversation, stdout: TextIO) -> None:
                 note = conversation.ask(text, stdout)
             except ClientError as error:
                 stdout.write("\n")
-                _print_error(error)
+                sys.stderr.write(f"error: {printable(str(error).rstrip(), keep=chr(10))}\n")
             else:
                 stdout.write(f"\n{_DIM}{note}{_NORMAL}\n")
 
@@ -239,7 +234,3 @@ def _command(conversation: Conversation, text: str) -> str:
     if name == "/help":
         return _HELP
     return f"there is no {name}. Begin with a space what is to be sent.\n{_HELP}"
-
-
-def _print_error(error: ClientError) -> None:
-    sys.stderr.write(f"error: {printable(str(error).rstrip(), keep=chr(10))}\n")

@@ -97,7 +97,7 @@ class RepositoryCheck:
         self._workers: dict[str, set[int]] = {}
 
     def order(self) -> list[str]:
-        """Return the names of the models, ensembles after those of their steps. Blocks."""
+        """Return the names of the models, ensembles after the models of their steps. Blocks."""
         ensembles = in_order(parts_by_name(self._folders.values(), ""))
         return [name for name in self._folders if name not in ensembles] + ensembles
 
@@ -168,14 +168,10 @@ def check_models(
     """Check the models at `path`, a repository or the folder of one model, and print what was found.
 
     Returns 1 if a model does not load, crashes, sends outputs that its configuration does not have, or gives other
-    outputs in a batch than alone; else 0. Raises
-    `BadOption`.
+    outputs in a batch than alone; else 0. Raises `BadOption`, `ServingError`.
     """
     target = find_target(path)
-    try:
-        contents = target.scan()
-    except ServingError as error:
-        raise BadOption(error.message) from None
+    contents = target.scan()
     if not contents.models:
         raise BadOption(contents.hints[0] if contents.hints else f"there is no model in '{path}'")
     check = RepositoryCheck(contents, settings, slow_load_s)

@@ -53,7 +53,7 @@ def naiad(
         bool, typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Hold the options that stand before a command. The help of the program is that of `cli`."""
+    """Hold the options that stand before a command. `cli` has the help of the program."""
 
 
 #: typer does not parse the flags of `run`: `kernel.flags` does.
@@ -164,7 +164,7 @@ def check(
 ) -> None:
     """Load models and test them: outputs must not depend on batching or on the order of requests.
 
-    The inputs are those of the model's warm-up, or random.
+    The inputs come from the model's warm-up, or are random.
     """
     from kernel.tools.run import folders_of
     from kernel.tools.target import local_folders
@@ -183,7 +183,7 @@ def check(
         raise typer.Exit(check_models(path, settings, slow_load_s=slow, as_json=as_json, verbose=verbose))
 
 
-# As `run`: the flags are those of a server.
+# As `run`: the flags are a server's.
 @cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def dev(
     context: typer.Context,
@@ -191,7 +191,7 @@ def dev(
 ) -> None:
     """Serve one model while you write it: it is reloaded when you save, breakpoint() stops in this terminal.
 
-    [dim]Further flags are those of run.[/dim]
+    [dim]Further flags are as for run.[/dim]
     """
     from kernel.tools.dev import serve_for_author
 
@@ -225,7 +225,7 @@ def infer(
     """
     from kernel.tools.infer import infer_and_print
 
-    raise typer.Exit(infer_and_print(url, model, inputs or [], classes, as_json=as_json))
+    infer_and_print(url, model, inputs or [], classes, as_json=as_json)
 
 
 @cli.command()
@@ -258,7 +258,7 @@ def chat(
     if temperature is not None:
         given["temperature"] = temperature
     key = os.environ.get("OPENAI_API_KEY", "")
-    raise typer.Exit(chat_in_terminal(url, model, system, key, given, stdin=sys.stdin, stdout=sys.stdout))
+    chat_in_terminal(url, model, system, key, given, stdin=sys.stdin, stdout=sys.stdout)
 
 
 @cli.command()
@@ -396,7 +396,7 @@ def build_engine(context: typer.Context) -> None:
 def agent(context: typer.Context) -> None:
     """Start workers on this host for servers on other hosts. [dim]Options: agent --help[/dim]"""
     command = [*own_command("backends.hosts"), *context.args]
-    os.execv(command[0], command)  # its signals and its exit code are those of this command
+    os.execv(command[0], command)  # its signals and its exit code are this command's
 
 
 @cli.command()

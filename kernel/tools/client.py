@@ -14,6 +14,8 @@ import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from kernel.errors import BadOption
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -24,8 +26,8 @@ _TIMEOUT_S = 300
 _PROBE_TIMEOUT_S = 2
 
 
-class ClientError(Exception):
-    """The request failed. The message is one line for the user."""
+class ClientError(BadOption):
+    """The request failed. The message is for the user, in one line but for what models say."""
 
 
 class GrpcPort(ClientError):
@@ -38,6 +40,12 @@ def base_url(text: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ClientError(f"'{text}' is not an address of a server: give HOST:PORT, or a URL with http:// or https://")
     return url
+
+
+def model_path(name: str, version: str = "") -> str:
+    """Return the path of a model, or of one version of it, below the address of a server."""
+    path = f"/v2/models/{urllib.parse.quote(name, safe='')}"
+    return f"{path}/versions/{urllib.parse.quote(version, safe='')}" if version else path
 
 
 def call(url: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:

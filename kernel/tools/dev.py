@@ -11,11 +11,8 @@ import importlib
 import logging
 import os
 import re
-import shutil
-import sys
 import termios
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,11 +25,13 @@ from kernel.repository.load_failures import hint_for
 from kernel.start import start
 from kernel.texts import printable
 from kernel.tools.first_requests import request_lines
+from kernel.tools.printing import program, server_url
 from kernel.tools.target import model_target
 from kernel.tools.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from kernel.options import ServerOptions
     from kernel.repository.layout import Entry
@@ -52,7 +51,7 @@ Files = dict[str, int]
 
 
 def files_of(entries: Iterable[Entry]) -> Files:
-    """Return the files of models, without those of editors, caches, and an author's tests."""
+    """Return the files of models, without files of editors, caches, and an author's tests."""
     return {path: modified_ns for entry in entries for path, modified_ns in _files(entry, "")}
 
 
@@ -221,7 +220,7 @@ class AuthorTerminal(Terminal):
         """Say where the model serves, and what to try."""
         self._kernel, self._ports = kernel, ports
         self._opened.set()
-        where = [f"{name} {self._address(name)}" for name in ("http", "grpc") if name in ports]
+        where = [f"{name} {self._url(name).partition('//')[2]}" for name in ("http", "grpc") if name in ports]
         self._say(f"Serving {self._target.repository / self._target.name} ({', '.join(where)})")
         self._ready()
         breakpoints = "breakpoint() stops here" if self._device else "breakpoint() does nothing: there is no terminal"
@@ -238,7 +237,7 @@ class AuthorTerminal(Terminal):
                 await self._reload(changed)
 
     def _files(self) -> Files:
-        """List the model's files, and those of the models of an ensemble's steps. Blocks."""
+        """List the model's files, and the files of the models of an ensemble's steps. Blocks."""
         try:
             return files_of(folder.entry for folder in self._target.scan().models.values())
         except ServingError:  # a folder that is being replaced
@@ -270,7 +269,7 @@ class AuthorTerminal(Terminal):
             return
         self._serving_since = _now()
         if not again and "http" in self._ports:
-            lines = request_lines(spec, f"http://{self._address('http')}", own_command())
+            lines = request_lines(spec, self._url("http"), program())
             self._say("Try it in another terminal:\n" + "".join(f"\n    {line}\n" for line in lines))
 
     def _helped(self, reason: str) -> str:
@@ -290,10 +289,9 @@ class AuthorTerminal(Terminal):
         reason = reason.partition(_FRAMES)[0] if self._device else reason
         return _LOAD_FAILED.sub("", reason).strip().rstrip(";")
 
-    def _address(self, door: str) -> str:
+    def _url(self, door: str) -> str:
         listener = self._options.http_listener if door == "http" else self._options.grpc_listener
-        host = "localhost" if listener.address in ("127.0.0.1", "0.0.0.0", "::", "::1") else listener.address
-        return f"{host}:{self._ports[door]}"
+        return server_url(listener.address, self._ports[door])
 
     def _say(self, text: str) -> None:
         self._print(f"{printable(text, keep=chr(10))}\n")
@@ -309,23 +307,6 @@ def for_author(record: logging.LogRecord, *, shown_by_worker: bool) -> bool:
     if record.levelno >= logging.ERROR:
         return not record.name.startswith("kernel.repository")  # `AuthorTerminal` says why a load has failed
     return record.levelno >= logging.WARNING
-
-
-def own_command() -> str:
-    """Return what starts this program in the author's shell."""
-    beside = Path(sys.executable).parent / "naiad"
-    if shutil.which("naiad") == str(beside):
-        return "naiad"
-    path = os.path.relpath(beside if beside.exists() else sys.executable)
-    return path if beside.exists() else f"{path} -m kernel"
-
-
-def own_python() -> str:
-    """Return what starts this interpreter in the author's shell."""
-    return next(
-        (name for name in ("python", "python3") if shutil.which(name) == sys.executable),
-        os.path.relpath(sys.executable),
-    )
 
 
 def _now() -> str:

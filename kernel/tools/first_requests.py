@@ -49,7 +49,7 @@ def first_requests(specs: Sequence[ModelSpec], url: str, openai_url: str = "") -
 
 
 def _openai(spec: ModelSpec, url: str) -> str:
-    """Return a request to a model that takes those of OpenAI's API."""
+    """Return a request to a model that takes requests of OpenAI's API."""
     if "embedding" in spec.outputs:
         return f"curl {url}/v1/embeddings -d {shlex.quote(json.dumps({'model': spec.name, 'input': 'Hello'}))}"
     asked = {"model": spec.name, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}

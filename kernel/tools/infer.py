@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kernel.texts import printable
-from kernel.tools.client import ClientError, GrpcPort, base_url, call, infer, speaks_http2, stream
+from kernel.tools.client import ClientError, GrpcPort, base_url, call, infer, model_path, speaks_http2, stream
 from kernel.tools.infer_arguments import build_inputs, split_arguments
 from kernel.tools.infer_outputs import (
     build_outputs,
@@ -67,9 +65,7 @@ class HttpInferServer:
     def __init__(self, url: str, name: str, version: str) -> None:
         """`version` is "" for the one that the server chooses."""
         self.url = url
-        self._model = f"{url}/v2/models/{urllib.parse.quote(name, safe='')}"
-        if version:
-            self._model += f"/versions/{urllib.parse.quote(version, safe='')}"
+        self._model = url + model_path(name, version)
 
     def metadata(self) -> dict[str, Any]:
         found: dict[str, Any] = call(self._model)
@@ -151,21 +147,11 @@ _SHOWN_MODELS = 20
 _GRPC_SCHEMES = ("grpc://", "grpcs://")
 
 
-def infer_and_print(url: str, model: str, inputs: list[str], classes: int, *, as_json: bool = False) -> int:
-    """Send a request with `inputs` (`NAME=VALUE`) and print the outputs. Returns the exit code.
+def infer_and_print(url: str, model: str, arguments: list[str], classes: int, *, as_json: bool = False) -> None:
+    """Send a request with inputs, `NAME=VALUE`, and print the outputs. Raises `ClientError`.
 
     `url` is the address of an HTTP or gRPC port. With `as_json` each response is a line of JSON.
     """
-    try:
-        _infer_and_print(url, model, inputs, classes, as_json=as_json)
-    except ClientError as error:
-        # An exception of a model has a line for each frame.
-        print(f"error: {printable(str(error).rstrip(), keep=chr(10))}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _infer_and_print(url: str, model: str, arguments: list[str], classes: int, *, as_json: bool) -> None:
     texts = split_arguments(arguments)
     name, _, version = model.partition(":")
     with contextlib.ExitStack() as stack:

@@ -18,24 +18,20 @@ from kernel.config.check_ensemble import check_steps
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.spec import model_spec
 from kernel.errors import BadConfig, BadOption, ServingError
-from kernel.machine import processor_count
 from kernel.options import CHAT_DEMO_REPOSITORY
 from kernel.repository.layout import RepositoryContents, can_be_model, check_model_name
 from kernel.repository.source import scan
 from kernel.texts import printable
-from kernel.tools.dev import own_command, own_python
 from kernel.tools.models import Examination
-from kernel.tools.printing import progress_bar
+from kernel.tools.printing import program, python_program
 from kernel.tools.run import is_model_folder
 from kernel.tools.templates import chat_files, ensemble_files, function_files, onnx_files, python_files
-from kernel.tools.tool_server import run_tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernel.config.generated.model_config_pb2 import ModelEnsembling, ModelInput, ModelOutput
     from kernel.repository.layout import ModelFolder
-    from kernel.tools.tool_server import ToolServer
 
 #: File → what the list of new files says.
 _ABOUT = {
@@ -67,7 +63,7 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
     else:
         files = python_files(folder.name, str(path))
     _write(folder, files, onnx)
-    command = own_command()
+    command = program()
     shown = [*files, *(["1/model.onnx"] if onnx is not None else [])]
     about = [(name, _ABOUT.get(name, "its tests")) for name in shown if not name.endswith(".gitkeep")]
     width = max(len(name) for name, _ in about)
@@ -78,13 +74,13 @@ def init_model(path: Path, *, onnx: Path | None = None, ensemble: Sequence[str] 
     steps = {
         f"{command} dev {path}{' --openai-port=9000' if template == 'chat' else ''}": "serve it while you change it",
         f"{command} check {path}": "are its outputs the same alone and in batches?",
-        f"{own_python()} -m pytest {path}": "run its tests",
+        f"{python_program()} -m pytest {path}": "run its tests",
     }
     if template == "chat":  # its requests are JSON, of which `check` can make none
         del steps[f"{command} check {path}"]
     if importlib.util.find_spec("pytest") is None:
         tests = steps.popitem()
-        steps |= {f"{own_python()} -m pip install pytest": "its tests need pytest", tests[0]: tests[1]}
+        steps |= {f"{python_program()} -m pip install pytest": "its tests need pytest", tests[0]: tests[1]}
     width = max(map(len, steps))
     for step, text in steps.items():
         typer.echo(f"    {step:<{width}}  {text}")
@@ -176,12 +172,7 @@ def _ensemble_files(folder: Path, names: Sequence[str], shown: str) -> dict[str,
 def _completed(repository: Path, contents: RepositoryContents, names: Sequence[str], of: str = "") -> list[ModelConfig]:
     """Return the configurations of models as workers complete them. Raises `BadOption` if one is not valid."""
     examination = Examination(contents)
-
-    async def open_files(server: ToolServer) -> None:
-        with progress_bar(len(examination.results)) as progress:
-            await examination.open_files(server.lifecycle.loader, progress, at_once=processor_count())
-
-    run_tool([repository], open_files)
+    examination.open_files([repository])
     configs = []
     for name in names:
         found = examination.results[name]
@@ -283,7 +274,7 @@ class _Chain:
         return f"{model.name}_{name}" if name in self._made | self._given else name
 
     def finish(self, model: ModelConfig) -> None:
-        """Make the outputs of the last step, which is that of `model`, those of the ensemble."""
+        """Make the outputs of the last step, whose model is `model`, the outputs of the ensemble."""
         assert self._last is not None
         step, _, made = self._last
         for tensor in model.output:

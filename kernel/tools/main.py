@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from kernel.errors import BadOption
+from kernel.errors import BadOption, ServingError
 from kernel.naiad_module import is_shadowed, make_importable
 from kernel.tools.run import run_server
 
@@ -31,7 +31,9 @@ def main() -> None:
         from kernel.tools.cli import run_command
 
         sys.exit(run_command())
-    except BadOption as error:
-        sys.exit(f"error: {error}")
+    except (BadOption, ServingError) as error:
+        from kernel.texts import printable
+
+        sys.exit(f"error: {printable(str(error).rstrip(), keep=chr(10))}")  # a model's exception has several lines
     except KeyboardInterrupt:
         sys.exit(130)

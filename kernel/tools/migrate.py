@@ -61,8 +61,6 @@ _ENDS = {"&&", "||", "|", ";", "&", ">", ">>", "2>&1", "2>", "<"}
 #: A word with the quotes of shells, YAML and JSON; or what is between words there.
 _WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\[\]])+""")
 
-_QUOTED = re.compile(r"\"((?:\\.|[^\"\\])*)\"|'([^']*)'")
-
 _IMAGE = re.compile(r"nvcr\.io/nvidia/tritonserver:?\S*")
 
 #: Flags whose values name libraries in C++, and what to do.

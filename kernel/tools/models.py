@@ -101,7 +101,20 @@ class Examination:
             result.reason = _text(error)
         return result
 
-    async def open_files(self, loader: VersionLoader, progress: WorkProgress, at_once: int) -> None:
+    def open_files(self, repositories: Sequence[Path], *, verbose: bool = False) -> None:
+        """Complete and check all models in workers, and find what to do about those that are not valid.
+
+        With `verbose` the log goes to standard error. Raises `BadOption` if the server of the workers cannot start.
+        """
+
+        async def work(server: ToolServer) -> None:
+            with progress_bar(len(self.results)) as progress:
+                await self._open_all(server.lifecycle.loader, progress, at_once=processor_count())
+            await asyncio.to_thread(self.find_hints, server.lifecycle.backends())
+
+        run_tool(repositories, work, verbose=verbose)
+
+    async def _open_all(self, loader: VersionLoader, progress: WorkProgress, at_once: int) -> None:
         """Complete and check each model in a worker, `at_once` of them at the same time, then the ensembles."""
         limit = asyncio.Semaphore(at_once)
 
@@ -118,7 +131,7 @@ class Examination:
         self._connect()
 
     def find_hints(self, backends: Collection[str]) -> None:
-        """Find what to do about the models that are not valid. `backends` are those of the server. Blocks."""
+        """Find what to do about the models that are not valid. `backends` are the server's. Blocks."""
         for name, source in self._sources.items():
             if reason := self.results[name].reason:
                 self.results[name].hint = hint_for(source.folder, reason, backends)
@@ -210,28 +223,19 @@ def print_models(
 
 
 def examine(paths: Sequence[Path], *, quick: bool, verbose: bool = False) -> Examination:
-    """Return what is found in `paths`. Without `quick`, workers open the files. Raises `BadOption`."""
+    """Return what is found in `paths`. Without `quick`, workers open the files. Raises `BadOption`, `ServingError`."""
     targets = [find_target(path) for path in paths]
-    try:
-        if len(targets) > 1:
-            if wrong := [path for path, target in zip(paths, targets, strict=True) if target.name]:
-                raise BadOption(f"'{wrong[0]}' is the folder of one model: give it alone, or repositories only")
-            contents = scan(tuple(target.repository for target in targets))
-        else:
-            contents = targets[0].scan()
-    except ServingError as error:
-        raise BadOption(error.message) from None
+    if len(targets) > 1:
+        if wrong := [path for path, target in zip(paths, targets, strict=True) if target.name]:
+            raise BadOption(f"'{wrong[0]}' is the folder of one model: give it alone, or repositories only")
+        contents = scan(tuple(target.repository for target in targets))
+    else:
+        contents = targets[0].scan()
     examination = Examination(contents)
     if quick:
         examination.find_hints(())
-        return examination
-
-    async def open_files(server: ToolServer) -> None:
-        with progress_bar(len(examination.results)) as progress:
-            await examination.open_files(server.lifecycle.loader, progress, at_once=processor_count())
-        await asyncio.to_thread(examination.find_hints, server.lifecycle.backends())
-
-    run_tool([target.repository for target in targets], open_files, verbose=verbose)
+    else:
+        examination.open_files([target.repository for target in targets], verbose=verbose)
     return examination
 
 

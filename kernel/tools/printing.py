@@ -8,12 +8,13 @@ A bar for commands that take a while: on standard error, and only if that is a t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
 import sys
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from kernel.texts import printable
 from kernel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kernel.options import ServerOptions
     from kernel.serving.catalog import Catalog
@@ -146,10 +147,16 @@ def program() -> str:
         return "naiad"
     if os.access(beside, os.X_OK):
         return shlex.quote(min(os.path.relpath(beside), beside, key=len))
+    return f"{python_program()} -m kernel"
+
+
+def python_program() -> str:
+    """Return the command that is this program's Python at that terminal."""
     python = sys.executable
-    if shutil.which("python") == python:
-        return "python -m kernel"
-    return f"{shlex.quote(min(os.path.relpath(python), python, key=len))} -m kernel"
+    return next(
+        (name for name in ("python", "python3") if shutil.which(name) == python),
+        shlex.quote(min(os.path.relpath(python), python, key=len)),
+    )
 
 
 def server_url(address: str, port: int, *, tls: bool = False) -> str:
@@ -173,46 +180,40 @@ def demo_hint(url: str) -> str:
     )
 
 
-class WorkProgress(Protocol):
+class WorkProgress:
     """Shows how far the work of a command is."""
+
+    def __init__(self, update: Callable[..., object]) -> None:
+        """`update` takes arguments of `rich.progress.Progress.update`."""
+        self._update = update
 
     def works_on(self, text: str) -> None:
         """Show what is worked on now."""
+        self._update(description=text)
 
     def done(self) -> None:
         """One more part of the work is done."""
+        self._update(advance=1)
 
-
-class _NoProgress:
-    def works_on(self, text: str) -> None:
-        """Show nothing."""
-
-    def done(self) -> None:
-        """Show nothing."""
+    def reached(self, parts: float, text: str) -> None:
+        """So many parts of the work are done; `text` is what is worked on."""
+        self._update(completed=parts, description=text)
 
 
 @contextlib.contextmanager
-def progress_bar(total: int) -> Iterator[WorkProgress]:
-    """Show a bar of `total` parts during the block; the bar is gone after it."""
+def progress_bar(total: float, *, time_left: bool = False) -> Iterator[WorkProgress]:
+    """Show a bar of `total` parts during the block, if standard error is a terminal; the bar is gone after it.
+
+    With `time_left` it has the time that is left, else the time that has passed.
+    """
     if not sys.stderr.isatty():
-        yield _NoProgress()
+        yield WorkProgress(lambda **_: None)
         return
     from rich.console import Console  # takes memory, which only terminals need
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    time = TimeRemainingColumn() if time_left else TimeElapsedColumn()
+    columns = (BarColumn(), MofNCompleteColumn(), time, TextColumn("{task.description}", markup=False))
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=total)
-
-        class Bar:
-            """Draws on the terminal."""
-
-            def works_on(self, text: str) -> None:
-                shown.update(task, description=escape(text))
-
-            def done(self) -> None:
-                shown.advance(task)
-
-        yield Bar()
+        yield WorkProgress(functools.partial(shown.update, shown.add_task("", total=total)))

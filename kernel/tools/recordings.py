@@ -98,7 +98,6 @@ class RecordingIndex:
         for number, name in names:
             self._add_segment(number, name)
         self._open.clear()
-        self.segment_count = len(names)
         if len(self.problems) == len(names):
             raise BadRecording(self.problems[0])
         self.exchanges.sort(key=lambda each: each.at_ns)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib
 import math
-import sys
 import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import typer
 from kernel.records.recording_format import BadRecording
 from kernel.records.replay_target import ReplayFailed, TargetLost
 from kernel.tools.client import ClientError, base_url, speaks_http2
+from kernel.tools.printing import progress_bar
 from kernel.tools.recordings import RecordingIndex, recording_byte_size
 from kernel.tools.replay_report import ReplayReport, Tolerance, compare
 
@@ -235,7 +235,7 @@ class Replay:
         if not self._settings.speed:
             self._report.notes.append(
                 f"requests were sent without pauses, {self._settings.concurrency} at a time: the latencies of now "
-                "are not those of the recorded load"
+                "do not come from the recorded load"
             )
         elif schedule.latest_ns > _LATE_NS:
             self._report.notes.append(
@@ -361,20 +361,14 @@ async def _run(
     settings: ReplaySettings,
     report: ReplayReport,
 ) -> None:
-    from rich.console import Console  # takes long, and a wrong command line needs none of it
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     target = client(url)
     try:
         await target.check()
         replay = Replay(index, target, settings, report)
         await replay.leave_out_missing()
         typer.echo(_introduction(index, replay, url), err=True)
-        columns = ("Replaying", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("", total=replay.total)
-            await replay.run(lambda: bar.advance(task))
+        with progress_bar(replay.total, time_left=True) as progress:
+            await replay.run(progress.done)
     finally:
         await target.close()
 

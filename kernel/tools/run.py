@@ -88,7 +88,7 @@ def file_kind(path: Path) -> ModelFileKind | None:
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder is that of a model: it has a configuration, or versions and nothing that could be a model.
+    """Whether a folder is a model's: it has a configuration, or versions and nothing that could be a model.
 
     Blocks.
     """
@@ -183,7 +183,7 @@ def _model_name(file: Path) -> str:
     if file.stem != "model":
         return file.stem
     folder = file.resolve().parent
-    if folder.name.isdecimal():  # that of a version
+    if folder.name.isdecimal():  # a version's folder
         folder = folder.parent
     return folder.name or file.stem
 

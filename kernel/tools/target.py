@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.errors import BadOption, ServingError
-from kernel.repository.clouds.address import BadAddress, is_address, parse_address
+from kernel.errors import BadOption
+from kernel.repository.clouds.address import is_address, parse_address
 from kernel.repository.clouds.listing import files_of, folders_of
 from kernel.repository.ensembles import parts_by_name
 from kernel.repository.held_folders import new_locked_folder
@@ -42,7 +42,7 @@ class Target(msgspec.Struct, frozen=True):
     name: str = ""
 
     def scan(self) -> RepositoryContents:
-        """List the models; with a name that model, and those of its steps if it is an ensemble.
+        """List the models; with a name that model, and the models of its steps if it is an ensemble.
 
         Blocks. Raises `ServingError` if a folder cannot be read.
         """
@@ -79,7 +79,9 @@ def model_target(path: Path) -> Target:
 
 @contextlib.contextmanager
 def local_folders(given: Sequence[str], *, configs_only: bool = False) -> Iterator[list[Path]]:
-    """Yield a folder for each path or address; those of addresses are removed at the end. Raises `BadOption`.
+    """Yield a folder for each path or address; folders for addresses are removed at the end.
+
+    Raises `BadOption`, `ServingError`.
 
     With `configs_only` the files from clouds are empty, but for the configurations: nothing else is received.
     """
@@ -92,12 +94,7 @@ def local_folders(given: Sequence[str], *, configs_only: bool = False) -> Iterat
                 stack.callback(os.close, lock)
                 stack.callback(shutil.rmtree, path, ignore_errors=True)
                 folder = Path(path)
-                try:
-                    asyncio.run(_copy(parse_address(text), folder, configs_only=configs_only))
-                except BadAddress as error:
-                    raise BadOption(str(error)) from None
-                except ServingError as error:
-                    raise BadOption(error.message) from None
+                asyncio.run(_copy(parse_address(text), folder, configs_only=configs_only))
                 folders.append(folder / "models")
             else:
                 folders.append(Path(text))
@@ -125,7 +122,7 @@ async def _copy(address: CloudAddress, folder: Path, *, configs_only: bool) -> N
 
 
 def _is_model(entries: Sequence[Entry]) -> bool:
-    """Whether a folder is that of a model, as `target.is_model`."""
+    """Whether a folder is a model's, as `is_model_folder`."""
     if any(each.name == CONFIG_FILENAME and not each.is_folder for each in entries):
         return True
     folders = [each for each in entries if each.is_folder and not each.name.startswith((".", "__"))]
@@ -134,7 +131,7 @@ def _is_model(entries: Sequence[Entry]) -> bool:
 
 
 async def _with_parts(repositories: Repositories, name: str) -> dict[str, ModelFolder]:
-    """Return a model, and those of its steps if it is an ensemble."""
+    """Return a model, and the models of its steps if it is an ensemble."""
     models: dict[str, ModelFolder] = {}
     looked_for, missing = set[str](), {name}
     while missing:

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-#: The exit code of a command that a signal has ended.
-INTERRUPTED = 130
-
 _CLOSED = ListenAddress(allow=False, address="", port=0)
 
 

@@ -2,7 +2,7 @@
 
 From the top: what the files say of each request, and which request has caused which; how long the stages of requests
 took, by model, version and protocol; the pictures: a waterfall in SVG, and the events of the Perfetto viewer; the
-command. Stages are those of Triton's trace_summary.py, in which `overhead` is what no other stage of its group
+command. Stages are as in Triton's trace_summary.py, in which `overhead` is what no other stage of its group
 explains. All but the command is pure.
 """
 

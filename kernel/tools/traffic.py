@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import urllib.parse
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,8 +13,9 @@ import typer
 
 from kernel.errors import BadOption, ServingError
 from kernel.records.recording_format import segment_name
-from kernel.tools.client import ClientError, base_url, call, download
+from kernel.tools.client import base_url, call, download, model_path
 from kernel.tools.printing import pretty_json, table_text
+from kernel.traffic.rollout_states import told
 from kernel.traffic.settings import TrafficSettings, read_toml
 
 if TYPE_CHECKING:
@@ -49,23 +49,17 @@ def show_traffic(
 
 
 def _call(url: str, model: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Return what the server at `url` says of a model. Raises `BadOption` if it does not, or refuses."""
-    try:
-        return call(_address(url, model, path), body)
-    except ClientError as error:
-        raise BadOption(str(error)) from None
+    """Return what the server at `url` says of a model. Raises `ClientError` if it does not, or refuses."""
+    return call(_address(url, model, path), body)
 
 
 def _address(url: str, model: str, path: str) -> str:
-    return f"{base_url(url)}/v2/models/{urllib.parse.quote(model, safe='')}/{path}"
+    return f"{base_url(url)}{model_path(model)}/{path}"
 
 
 def _write_worst(folder: Path, address: str) -> None:
-    """Write a recording that `naiad replay` reads. Raises `BadOption`."""
-    try:
-        content = download(address)
-    except ClientError as error:
-        raise BadOption(str(error)) from None
+    """Write a recording that `naiad replay` reads. Raises `BadOption`, `ClientError`."""
+    content = download(address)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / segment_name(1)
@@ -203,6 +197,8 @@ def feedback_text(found: dict[str, Any]) -> str:
             )
         )
     lines = [f"feedback: {found['remembered']} requests wait for rewards, {found['unknown']} rewards had unknown ids\n"]
+    if found.get("without_room"):
+        lines.append(f"not remembered: {found['without_room']} requests, the memory budget of the server had no room\n")
     if rows:
         lines.append(table_text(("Version", "Rewards", "Mean", "95 %", "Difference", "95 %"), rows))
     return "".join(lines)
@@ -384,7 +380,7 @@ def rollout_text(model: str, found: dict[str, Any]) -> str:
     lines = [
         f"{model}: version {found['candidate']} in place of {found['stable']}: {found['described']}, "
         f"{found['seconds_in_phase']:g} s\n",
-        f"why: {found['reason']}\n",
+        f"why: {told(found['reason'], found.get('by', ''))}\n",
     ]
     if found["verdict"] is not None:
         lines.append(f"now: {found['verdict']['decision']}: {found['verdict']['sentence']}\n")

@@ -25,21 +25,28 @@ from kernel.traffic.settings import TrafficSettings, changed, read_settings, rea
 from kernel.traffic.shadow import Shadow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kernel.loop.clock import Alarm, Clock
     from kernel.serving.route import RouteRules
     from kernel.traffic.rollouts import ModelLoads
     from kernel.traffic.route import FeedbackMemory, Routed
+    from kernel.traffic.settings import FeedbackSettings
     from kernel.traffic.shadow import ShadowParts
+    from shm.blocks import ByteBudget
 
 logger = logging.getLogger(__name__)
 
-#: How many changes of the rules of a model are remembered.
+#: How many changes of the rules of a model are remembered, and the most bytes of them in JSON. One always is.
 MOST_CHANGES = 100
+
+MOST_CHANGES_BYTE_SIZE = 256 << 10
 
 #: How often it is looked whether a rollout has to begin by itself.
 WATCH_NS = 500_000_000
+
+#: How long the loop does other things between two slices of what is forgotten.
+_FORGET_NS = 5_000_000
 
 #: The most models that can have a rule of a client: names of models that are not there yet could be many.
 _MOST_MODELS = 1000
@@ -56,6 +63,34 @@ class RuleChange(msgspec.Struct, frozen=True):
     rule: dict[str, Any] | None
     #: Why, of a change by a rollout.
     reason: str = ""
+
+
+class _History:
+    """The last changes of one model, the oldest first."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[RuleChange, int]] = deque()
+        self._byte_size = 0
+
+    def __iter__(self) -> Iterator[RuleChange]:
+        return (change for change, _ in self._changes)
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def add(self, change: RuleChange) -> None:
+        """Remember a change, and forget the oldest ones beyond the limits."""
+        byte_size = len(msgspec.json.encode(change))
+        self._changes.append((change, byte_size))
+        self._byte_size += byte_size
+        while len(self._changes) > MOST_CHANGES or (
+            len(self._changes) > 1 and self._byte_size > MOST_CHANGES_BYTE_SIZE
+        ):
+            self._byte_size -= self._changes.popleft()[1]
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """Return it for JSON."""
+        return [msgspec.to_builtins(change) for change in self]
 
 
 class TrafficKeeper(Protocol):
@@ -80,7 +115,9 @@ class _ModelTraffic:
         self.feedback: Feedback | None = None
         #: By model and version.
         self.routed: dict[tuple[str, int], Routed] = {}
-        self.changes: deque[RuleChange] = deque(maxlen=MOST_CHANGES)
+        self.history = _History()
+        #: What a restart must not forget, which is made again after each change; None if there was one.
+        self.kept: dict[str, Any] | None = None
         #: The version whose rollout could not begin by itself under this rule; 0 for none.
         self.refused_version = 0
 
@@ -97,18 +134,20 @@ class Traffic:
         self,
         rules: RouteRules,
         clock: Clock,
+        budget: ByteBudget,
         loads: ModelLoads | None = None,
         *,
         namespacing: bool = False,
         draw: Callable[[], float] = random.random,
         utc: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`loads` loads candidates of rollouts. `draw` returns a number from 0 to 1 for a request without a key, `utc`
-        the time for the history.
+        """Ids of requests count in `budget`. `loads` loads candidates of rollouts. `draw` returns a number from 0 to 1
+        for a request without a key, `utc` the time for the history.
         """
         self._rules = rules
         self._catalog = rules.catalog
         self._clock = clock
+        self._budget = budget
         self._namespacing = namespacing
         self._draw = draw
         self._utc = utc
@@ -120,6 +159,9 @@ class Traffic:
         self.shadow_parts: ShadowParts | None = None
         #: Rings while a rule lets rollouts begin by themselves; made when it is first needed.
         self._watch: Alarm | None = None
+        #: What no rule needs any more: its requests are forgotten in slices.
+        self._ended: deque[Feedback] = deque()
+        self._forgetting: Alarm | None = None
 
     # ---- kernel.repository.repositories.FileRules ------------------------------------------------
 
@@ -173,7 +215,7 @@ class Traffic:
             "shadow": _shadow_report(traffic),
             "feedback": self._feedback_report(traffic),
             "requests": [msgspec.to_builtins(count) for count in _counts(traffic)],
-            "history": [msgspec.to_builtins(change) for change in reversed(traffic.changes)],
+            "history": traffic.history.as_list()[::-1],
         }
 
     def change(self, name: str, members: dict[str, Any], by: str) -> None:
@@ -293,23 +335,27 @@ class Traffic:
     # ---- a restart -----------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """Return what a restart must not forget."""
-        return {
-            name: {
-                "rule": None if traffic.of_client is None else traffic.of_client.as_dict(),
-                "rollout": self.rollouts.document(name),
-                "history": [msgspec.to_builtins(change) for change in traffic.changes],
-            }
-            for name, traffic in self._models.items()
-            if traffic.changes
-        }
+        """Return what a restart must not forget. Only what is new is made: a thousand models can have rules."""
+        found = {}
+        for name, traffic in self._models.items():
+            if not len(traffic.history):
+                continue
+            if traffic.kept is None:
+                traffic.kept = {
+                    "rule": None if traffic.of_client is None else traffic.of_client.as_dict(),
+                    "rollout": self.rollouts.document(name),
+                    "history": traffic.history.as_list(),
+                }
+            found[name] = traffic.kept
+        return found
 
     def restore(self, document: dict[str, Any]) -> None:
         """Use what another server has kept, before any model is loaded. Raises `InvalidArgument`."""
         try:
             for name, kept in document.items():
                 traffic = self._models.setdefault(name, _ModelTraffic())
-                traffic.changes.extend(msgspec.convert(kept["history"], list[RuleChange]))
+                for change in msgspec.convert(kept["history"], list[RuleChange]):
+                    traffic.history.add(change)
                 if kept["rule"] is not None:
                     traffic.of_client = read_settings(kept["rule"])
                     self._use(name, traffic, traffic.of_client, "the start of the server")
@@ -352,14 +398,15 @@ class Traffic:
         """Let `settings` decide from now on; None: the newest version gets all requests."""
         rule = None if settings is None else settings.as_dict()
         former = None if traffic.route is None else traffic.route.settings.as_dict()
-        traffic.changes.append(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
+        traffic.history.add(RuleChange(self._utc().isoformat(timespec="seconds"), by, rule, reason))
+        traffic.kept = None
+        feedback = self._set_feedback(traffic, None if settings is None else settings.feedback)
         if settings is None:
             traffic.route = None
             self._set_shadow(name, traffic, None)
             self._catalog.set_labels(name, {})
         else:
             shadow = self._set_shadow(name, traffic, settings)
-            feedback = self._set_feedback(traffic, settings)
             traffic.route = TrafficRoute(name, settings, self._catalog, self._draw, traffic.routed, shadow, feedback)
             targets = {label: settings.target(label) for label in settings.labels}
             self._catalog.set_labels(name, {label: (model or name, text) for label, (model, text) in targets.items()})
@@ -374,15 +421,29 @@ class Traffic:
         if traffic.route is not None and traffic.route.shadow_trouble:
             logger.warning("model '%s': the shadow gets no requests: %s", name, traffic.route.shadow_trouble)
 
-    def _set_feedback(self, traffic: _ModelTraffic, settings: TrafficSettings) -> FeedbackMemory | None:
+    def _set_feedback(self, traffic: _ModelTraffic, settings: FeedbackSettings | None) -> FeedbackMemory | None:
         """Return what remembers requests by a rule. Rewards are counted on, whatever the weights are."""
-        if settings.feedback is None:
-            return None
         feedback = traffic.feedback
-        if feedback is None or feedback.settings != settings.feedback:
-            feedback = traffic.feedback = Feedback(settings.feedback)
+        if feedback is not None and feedback.settings != settings and feedback not in self._ended:
+            self._ended.append(feedback)  # its table stays until there is another one
+            self._forget_ended()
+        if settings is None:
+            return None
+        if feedback is None or feedback.settings != settings:
+            feedback = traffic.feedback = Feedback(settings, self._budget)
+        elif feedback in self._ended:
+            self._ended.remove(feedback)
         now_ns, remember = self._clock.now_ns, feedback.remember
         return lambda id, version: remember(id, version, now_ns())
+
+    def _forget_ended(self) -> None:
+        """Give a slice of the memory of what has ended back, and go on soon."""
+        if self._ended and not self._ended[0].forget_some():
+            self._ended.popleft()
+        if self._ended:
+            if self._forgetting is None:
+                self._forgetting = self._clock.alarm(self._forget_ended)
+            self._forgetting.set(self._clock.now_ns() + _FORGET_NS)
 
     def _set_watch(self) -> None:
         if any(each.automatic for each in self._models.values()):

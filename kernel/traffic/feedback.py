@@ -1,7 +1,7 @@
 """Rewards that clients report for requests, by the version that has executed them: experiments between versions. Pure.
 
 The server remembers which version has got which request id, for a limited time and number of requests. A reward ends
-the memory of its request, so that each request counts at most once.
+the memory of its request, so that each request counts at most once. The ids count in the memory budget of the server.
 
 The intervals may be looked at after each reward: they are asymptotic confidence sequences (Waudby-Smith, Arbour, Sinha,
 Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", 2021, equation 5). At a given
@@ -12,6 +12,7 @@ fixed before anybody looks.
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernel.traffic.settings import FeedbackSettings
+    from shm.blocks import ByteBudget
 
 #: The probability that any interval is ever wrong.
 _ALPHA = 0.05
@@ -102,33 +104,55 @@ def half_width(count: float, variance: float) -> float:
 _FORGOTTEN_AT_ONCE = 5000
 
 
+#: What an id takes beside its characters, in bytes: measured.
+_ENTRY_BYTE_SIZE = 240
+
+
+def _byte_size(id: str) -> int:
+    return _ENTRY_BYTE_SIZE + (len(id) if id.isascii() else 4 * len(id))
+
+
 class Feedback:
     """The requests that are remembered of one model, and the rewards of its versions."""
 
-    def __init__(self, settings: FeedbackSettings) -> None:
+    def __init__(self, settings: FeedbackSettings, budget: ByteBudget) -> None:
         self.settings = settings
+        self._budget = budget
         self._longest_ns = round(settings.minutes * 60e9)
         #: Request id → version, and when it was chosen; the oldest first.
         self._versions: OrderedDict[str, tuple[tuple[str, int], int]] = OrderedDict()
         self._rewards: dict[tuple[str, int], Rewards] = {}
         #: Rewards for ids that are not remembered: unknown, too old, or counted already.
         self.unknown = 0
+        #: Requests that are not remembered because the memory budget had no room.
+        self.without_room = 0
 
     def remember(self, id: str, version: tuple[str, int], now_ns: int) -> None:
         """Remember which version gets a request. The oldest are forgotten for it."""
         if len(id) > MOST_ID_LENGTH:
             return
         versions = self._versions
-        versions.pop(id, None)  # it is the newest now
+        self._forget(id)  # it is the newest now
         if len(versions) >= self.settings.ids:
-            versions.popitem(last=False)
+            self._forget(next(iter(versions)))
+        self._forget_old(now_ns, 2)  # more than come, so that they end where nobody asks for the table
+        if not self._budget.has_room(byte_size := _byte_size(id)):
+            self.without_room += 1
+            return
+        self._budget.add(byte_size)
         versions[id] = version, now_ns
+
+    def _forget(self, id: str) -> tuple[tuple[str, int], int] | None:
+        found = self._versions.pop(id, None)
+        if found is not None:
+            self._budget.remove(_byte_size(id))
+        return found
 
     def reward(self, rewards: Sequence[Reward], now_ns: int) -> int:
         """Count rewards; returns how many of them were for requests that are remembered."""
         counted = 0
         for each in rewards:
-            found = self._versions.pop(each.id, None)
+            found = self._forget(each.id)
             if found is None or now_ns - found[1] > self._longest_ns:
                 self.unknown += 1
                 continue
@@ -138,11 +162,19 @@ class Feedback:
 
     def forget_old(self, now_ns: int) -> None:
         """Forget requests that are too old, at most `_FORGOTTEN_AT_ONCE` of them."""
+        self._forget_old(now_ns, _FORGOTTEN_AT_ONCE)
+
+    def _forget_old(self, now_ns: int, most: int) -> None:
         versions = self._versions
-        for _ in range(_FORGOTTEN_AT_ONCE):
+        for _ in range(most):
             if not versions or now_ns - next(iter(versions.values()))[1] <= self._longest_ns:
                 return
-            versions.popitem(last=False)
+            self._forget(next(iter(versions)))
+
+    def forget_some(self) -> bool:
+        """Forget the oldest requests, at most `_FORGOTTEN_AT_ONCE`. Returns whether some are left."""
+        self._forget_old(sys.maxsize, _FORGOTTEN_AT_ONCE)
+        return bool(self._versions)
 
     def by_version(self) -> Mapping[tuple[str, int], Rewards]:
         """Return the rewards by model and version."""
@@ -154,6 +186,7 @@ class Feedback:
         return {
             "remembered": len(self._versions),
             "unknown": self.unknown,
+            "without_room": self.without_room,
             "versions": [
                 {
                     "model": model,

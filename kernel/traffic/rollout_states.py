@@ -56,7 +56,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     differences: Annotated[float, msgspec.Meta(gt=0, lt=100)] = 0.1
     #: Slower responses count for the guard `latency`, in milliseconds of execution; None: the 99 % quantile of the
     #: stable version, found at the begin.
-    slow_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    slow_ms: Annotated[float, msgspec.Meta(gt=0, le=24 * 3600 * 1000)] | None = None
     #: As in `TrafficSettings`; None for the key of the model's traffic rule.
     key: str | None = None
 
@@ -91,6 +91,11 @@ def read_rollout(document: Mapping[str, Any]) -> RolloutSettings:
         raise InvalidArgument(str(error)) from None
     if any(later <= earlier for earlier, later in zip(settings.steps, settings.steps[1:], strict=False)):
         raise InvalidArgument(f"the steps must ascend, and are {list(settings.steps)}")
+    if settings.steps[0] == 100 and settings.guards != ("errors",):
+        raise InvalidArgument(
+            "a rollout that begins with 100 % has nothing to compare with: give it a smaller step first, or only the "
+            "guard 'errors'"
+        )
     for name in settings.guards:
         if name not in GUARD_NAMES and METRIC_GUARD.fullmatch(name) is None:
             raise InvalidArgument(f"'{name}' is no guard: expected one of {', '.join(GUARD_NAMES)}, metric:NAME")
@@ -127,8 +132,12 @@ class RolloutState(msgspec.Struct, frozen=True):
     step: int = 0
     #: When the phase or step began, in monotonic nanoseconds.
     since_ns: int = 0
-    #: Why it is where it is, with numbers.
+    #: Why it is where it is, with numbers. Everybody may read it.
     reason: str = ""
+    #: Who has done that, where a person has: only for those who may administer the server.
+    by: str = ""
+    #: In `loading`: whether the step is paused as soon as the candidate is READY, as it was before a restart.
+    pauses: bool = False
 
     @property
     def active(self) -> bool:
@@ -160,7 +169,7 @@ class Look(msgspec.Struct, frozen=True):
 
 def begun(settings: RolloutSettings, stable: int, now_ns: int, by: str) -> RolloutState:
     """Return the first state of a rollout."""
-    return RolloutState(stable, settings.to, settings, since_ns=now_ns, reason=f"started by {by}")
+    return RolloutState(stable, settings.to, settings, since_ns=now_ns, reason="started", by=by)
 
 
 def looked(state: RolloutState, look: Look) -> RolloutState:
@@ -192,20 +201,24 @@ def looked(state: RolloutState, look: Look) -> RolloutState:
 def commanded(state: RolloutState, action: Action, now_ns: int, by: str) -> RolloutState:
     """Return the state after a person's command. Raises `InvalidArgument` if the state does not allow it."""
     if action == "pause" and state.phase == "step":
-        return _at(state, "paused", now_ns, f"paused by {by}")
+        return _at(state, "paused", now_ns, "paused", by=by)
     if action == "resume" and state.phase == "paused":
-        return _at(state, "step", now_ns, f"resumed by {by}")
+        return _at(state, "step", now_ns, "resumed", by=by)
     if action == "promote" and state.phase in ("step", "paused"):
-        return _at(state, "done", now_ns, f"promoted by {by}")
+        return _at(state, "done", now_ns, "promoted", by=by)
     if action == "abort" and state.phase != "aborted":
-        return _aborted(state, now_ns, f"aborted by {by}")
+        return _at(state, "aborted", now_ns, "aborted", by=by)
     raise InvalidArgument(f"a rollout that is {described(state)} cannot {action}")
 
 
 def restarted(state: RolloutState, now_ns: int) -> RolloutState:
-    """Return the state with which a new server goes on: the same step, with new evidence."""
-    if state.phase == "step":
-        return _at(state, "loading", now_ns, "the server was started again", step=state.step)
+    """Return the state with which a new server goes on: the same step, with new evidence.
+
+    The candidate is loaded first, also for a step that was paused.
+    """
+    if state.phase in ("step", "paused"):
+        pauses = state.phase == "paused"
+        return msgspec.structs.replace(_at(state, "loading", now_ns, "the server was started again"), pauses=pauses)
     return msgspec.structs.replace(state, since_ns=now_ns)
 
 
@@ -217,11 +230,18 @@ def described(state: RolloutState) -> str:
     return state.phase
 
 
+def told(reason: str, by: str) -> str:
+    """Return why a rollout is where it is, for those who may know who has done it."""
+    return f"{reason} by {by}" if by else reason
+
+
 def _loading(state: RolloutState, look: Look) -> RolloutState:
     if look.load_error:
         return _aborted(state, look.now_ns, f"the candidate cannot be loaded: {look.load_error}")
     if look.ready:
-        return _at(state, "step", look.now_ns, "the candidate is READY", step=state.step)
+        if state.pauses:
+            return _at(state, "paused", look.now_ns, "paused before the server was started again")
+        return _at(state, "step", look.now_ns, "the candidate is READY")
     if look.now_ns - state.since_ns >= state.settings.load_timeout_s * 1e9:
         return _aborted(state, look.now_ns, f"the candidate is not READY after {state.settings.load_timeout_s:g} s")
     return state
@@ -237,7 +257,10 @@ def _aborted(state: RolloutState, now_ns: int, reason: str) -> RolloutState:
     return _at(state, "aborted", now_ns, reason)
 
 
-def _at(state: RolloutState, phase: Phase, now_ns: int, reason: str, step: int | None = None) -> RolloutState:
+def _at(
+    state: RolloutState, phase: Phase, now_ns: int, reason: str, *, step: int | None = None, by: str = ""
+) -> RolloutState:
     return msgspec.structs.replace(
-        state, phase=phase, since_ns=now_ns, reason=reason, step=state.step if step is None else step
-    )
+        state, phase=phase, since_ns=now_ns, reason=reason, step=state.step if step is None else step, by=by,
+        pauses=False,
+    )  # fmt: skip

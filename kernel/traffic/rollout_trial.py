@@ -27,8 +27,15 @@ _METRIC = "metric:"
 #: How many executions of the stable version decide what is slow.
 BASELINE = 500
 
-#: What counts when no stable version is left to compare with.
-_ALONE = Guard("errors", 0.35, at_most=0.01, event="errors")
+#: What counts when the stable version gets nothing that the candidate could be compared with: the share of errors that
+#: is accepted, more than which stops the rollout. Twice what the stable version had is accepted, too.
+_ALONE = Guard("errors", 0.35, at_most=0.01, events="requests")
+
+#: The same where nothing is known of the stable version, after a restart at 100 %: more stops, between both is unsure.
+_ALONE_UNKNOWN = 0.1
+
+#: `verdicts.evidence_above` compares with shares that are more than one and a half times as large.
+_MOST_BOUND = 0.6
 
 
 class RolloutTrial:
@@ -67,7 +74,9 @@ class RolloutTrial:
         self._seen.clear()
         if 0 < share < 100:
             for counts in self._counts.values():
-                counts.bad.append(BadEvents(share / 100))
+                # People may pause and resume as often as they like: the same share goes on.
+                if not counts.bad or counts.bad[-1].share != share / 100:
+                    counts.bad.append(BadEvents(share / 100))
 
     def executed(self, side: Side, bucket: int, duration_ns: int) -> None:
         """An execution of a request has succeeded."""
@@ -143,11 +152,24 @@ class RolloutTrial:
     def verdict(self) -> GuardVerdict | None:
         """Return what the guards say; None before the first event."""
         if self._share == 100 and self._alone.candidate:
-            found = judge(_ALONE, self._alone)
-            return found if found.decision == "stop" else GuardVerdict("pass", found.sentence)
+            return self._alone_verdict()
         if not any(counts.candidate for counts in self._counts.values()):
             return None
         return together([judge(guard, self._counts[guard.name]) for guard in self._guards])
+
+    def _alone_verdict(self) -> GuardVerdict:
+        """Return the verdict at a share of 100 %. Without an earlier step it is no success if that is not sure."""
+        errors = self._counts.get("errors")
+        if errors is not None and errors.stable:
+            bound = 2 * (errors.stable_bad + 3) / (errors.stable + 3)  # few requests say little
+            bound = min(_MOST_BOUND, max(_ALONE.at_most or 0, bound))
+            found = judge(msgspec.structs.replace(_ALONE, at_most=bound), self._alone)
+            return found if found.decision == "stop" else GuardVerdict("pass", found.sentence)
+        found = judge(_ALONE, self._alone)
+        if found.decision != "stop":
+            return found
+        above = judge(msgspec.structs.replace(_ALONE, at_most=_ALONE_UNKNOWN), self._alone)
+        return above if above.decision == "stop" else GuardVerdict("inconclusive", found.sentence)
 
     def figures(self) -> dict[str, dict[str, int]]:
         """Return the counts of both sides by guard."""

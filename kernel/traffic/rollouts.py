@@ -22,6 +22,7 @@ from kernel.traffic.rollout_states import (
     read_defaults,
     read_rollout,
     restarted,
+    told,
 )
 from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
 from kernel.traffic.route import untold
@@ -154,6 +155,7 @@ class Rollouts:
             "steps": list(state.settings.steps),
             "seconds_in_phase": round((self._clock.now_ns() - state.since_ns) / 1e9, 1),
             "reason": state.reason,
+            "by": state.by,
             "guards": rollout.trial.figures(),
             "slow_ms": None if rollout.trial.slow_ns is None else rollout.trial.slow_ns / 1e6,
             "verdict": None if verdict is None else msgspec.to_builtins(verdict),
@@ -331,7 +333,7 @@ class Rollouts:
         text = "rollout of version %d of model '%s': %s. %s; version %d gets %d %%, version %d %d %%"
         level = logging.ERROR if state.phase == "aborted" else logging.INFO
         logger.log(
-            level, text, state.candidate, name, described(state), state.reason,
+            level, text, state.candidate, name, described(state), told(state.reason, state.by),
             state.candidate, share, state.stable, 100 - share,
         )  # fmt: skip
         self._rules.use_for_rollout(name, rule_for(state, self._rules.rule_of(name)), by)

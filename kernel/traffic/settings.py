@@ -31,6 +31,9 @@ import msgspec
 
 from kernel.errors import InvalidArgument
 
+#: The most bytes of a rule in JSON: the history and the state file have it many times.
+MOST_BYTE_SIZE = 256 << 10
+
 #: Where the sum of all weights is more, shares are no longer exact.
 MAX_WEIGHT = 1_000_000
 
@@ -68,7 +71,7 @@ class MatchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 Comparing = Literal["close", "exact", "top1", "order", "ignore"]
 
-_Tolerance = Annotated[float, msgspec.Meta(ge=0)]
+_Tolerance = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
 
 
 class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,7 +101,7 @@ class ShadowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 class FeedbackSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Clients report rewards for requests by their ids."""
 
-    #: How many requests are remembered at most, and how long. An id takes about 250 bytes.
+    #: How many requests are remembered at most, and how long. An id takes about 300 bytes.
     ids: Annotated[int, msgspec.Meta(ge=1, le=200_000)] = 20_000
     minutes: Annotated[float, msgspec.Meta(gt=0, le=7 * 24 * 60)] = 60.0
 
@@ -187,6 +190,8 @@ def is_key(text: str) -> bool:
 
 
 def _check(settings: TrafficSettings) -> None:
+    if (byte_size := len(msgspec.json.encode(settings))) > MOST_BYTE_SIZE:
+        raise InvalidArgument(f"a traffic rule may have {MOST_BYTE_SIZE} bytes in JSON, and this one has {byte_size}")
     for label in settings.labels:
         if LABEL.fullmatch(label) is None:
             raise InvalidArgument(

@@ -5,8 +5,9 @@ inputs in place and a client may use its memory again. The copy is submitted aft
 shadow has an idle instance and no request of a client waits for the version that serves them. Until it is compared, a
 pair counts in the memory budget of the server and in limits of its own; what is beyond them is dropped and counted.
 
-Not compared: requests of sequences, and those with tensors in regions of clients, which a client may change at any
-time. Responses come from the cache as they are; the shadow neither reads nor writes it.
+Not compared: requests of sequences, those with tensors in regions of clients, which a client may change at any time,
+and responses of the cache, which say nothing about the version that would have executed the request: one wrong response
+would count as often as it is asked for. The shadow neither reads nor writes the cache.
 """
 
 from __future__ import annotations
@@ -343,6 +344,9 @@ class Shadow:
             return
         if self.closed:
             self.drop(pair, "the shadow ended")
+            return
+        if response.cached:
+            self.drop(pair, "a response of the cache")
             return
         if error is not None:
             pair.errors[0] = error.text

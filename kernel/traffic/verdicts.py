@@ -125,6 +125,8 @@ class Guard(msgspec.Struct, frozen=True):
     at_most: float | None = None
     #: What a bad event is called in a sentence.
     event: str = "errors"
+    #: What the events are, good and bad, of a guard without a ratio.
+    events: str = "pairs"
 
 
 ERRORS = Guard("errors", 0.35, ratio=2.0, at_most=0.01, event="errors")
@@ -208,7 +210,7 @@ def together(verdicts: Sequence[GuardVerdict]) -> GuardVerdict:
 
 def _numbers(guard: Guard, counts: Counts) -> str:
     if guard.ratio is None:
-        return f"{counts.candidate_bad} {guard.event} in {counts.candidate} pairs"
+        return f"{counts.candidate_bad} {guard.event} in {counts.candidate} {guard.events}"
     return (
         f"{guard.event}: candidate {counts.candidate_bad} of {counts.candidate} "
         f"({_percent(counts.candidate_bad, counts.candidate)}), "

@@ -204,7 +204,7 @@ class DoorConnections:
 
 
 def open_connections(kernel: DoorKernelInterface, settings: bytes) -> DoorConnections:
-    """Return what serves the connections of a door. `settings` are those of `door_settings`."""
+    """Return what serves the connections of a door. `settings` come from `door_settings`."""
     return DoorConnections(kernel, msgspec.msgpack.decode(settings, type=HttpDoorSettings))
 
 

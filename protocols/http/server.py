@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import HttpVersion10, HttpVersion11
 
+from kernel.background import BackgroundTasks
 from kernel.options import AdminOptions, HttpOptions
 from protocols.access import Category, open_port
 from protocols.http.bodies import BodyTooSlow, TooManyChunks
@@ -86,7 +87,7 @@ class HttpServer(HttpDoor[HttpCall]):
         self._processes = processes
         #: For connections that come back, as for new ones.
         self._gate = Gate(Refusal)
-        self._returning: set[asyncio.Task[None]] = set()
+        self._returning = BackgroundTasks()
         if fast_path:
             self.listener.first = FastPath(inference, rules, log_access=log_access)
         if processes is not None:
@@ -104,9 +105,7 @@ class HttpServer(HttpDoor[HttpCall]):
     def _take_back(self, sock: socket.socket, received: bytes, passes: int) -> None:
         """Serve a connection that a process of a front door gives back."""
         work = take_back(self._make_connection, sock, received, passes, stays=True, gate=self._gate)
-        task = asyncio.get_running_loop().create_task(work)
-        self._returning.add(task)
-        task.add_done_callback(self._returning.discard)
+        self._returning.start(work)
 
     @property
     def restrictions(self) -> Restrictions:

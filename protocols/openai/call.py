@@ -50,6 +50,8 @@ class DoorSettings(msgspec.Struct, frozen=True):
     created_s: Callable[[str], int]
     texts: TextTasks
     counts: GenerationCounts
+    #: The models that clients are loading over this front door.
+    loading: set[str] = msgspec.field(default_factory=set)
 
     def statistics_of(self, name: str, version: str) -> GenerationStatistics:
         """Return the statistics of a model version."""

@@ -16,7 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from protocols.openai.dialects import Piece
+    from protocols.openai.pieces import Piece
     from protocols.openai.plans import GenerationPlan
 
 

@@ -1,7 +1,7 @@
 """How models are spoken to: the requests of clients become inputs of a model, its outputs become text. Pure.
 
 A model that generates has a `Dialect`, which `dialect_of` finds by what the model declares and not by the name of its
-backend. All dialects read the same outputs (`read_piece`). They are
+backend. All dialects have the same outputs (`protocols.openai.pieces`). They are
 
 - `WholeRequest`, ours for Python models: the input `openai_request` is the whole request as JSON, after the checks. The
   model responds with `text_output`, any number of times if it is decoupled, or with `openai_response`: chunks and
@@ -29,7 +29,8 @@ from kernel.config.model_parameters import OPENAI_FIELDS, TOOL_PARSER, declared_
 from kernel.config.spec import TensorSpec  # noqa: TC001 - msgspec reads it
 from kernel.errors import InternalError
 from protocols.openai.errors import ApiError
-from shm.datatypes import DATATYPES, encode_strings
+from protocols.openai.pieces import LOGPROBS_OUTPUT, READY_OUTPUT, TEXT_OUTPUT, only_text
+from shm.datatypes import encode_strings
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -111,68 +112,6 @@ def texts_tensor(spec: TensorSpec, texts: Sequence[str | bytes]) -> Tensor:
 def switch_tensors(specs: Mapping[str, TensorSpec], names: Iterable[str], *, on: bool = True) -> list[Tensor]:
     """Return the inputs of BOOL with these names, of which the model may have some."""
     return [Tensor(specs[name].name, "BOOL", input_shape(specs[name]), bytes([on])) for name in names if name in specs]
-
-
-TEXT_OUTPUT, READY_OUTPUT = "text_output", "openai_response"
-
-FINISH_OUTPUT, PROMPT_TOKENS, OUTPUT_TOKENS = "finish_reason", "num_input_tokens", "num_output_tokens"
-
-#: Texts for the end of a generation, and what they are called at OpenAI. Others, such as `None`, are no end.
-_FINISH_REASONS = {
-    **{name: name for name in ("stop", "length", "tool_calls", "content_filter", "function_call")},
-    "abort": "stop",
-}
-
-
-class Piece(msgspec.Struct, gc=False):
-    """What one response of a model has in it."""
-
-    #: UTF-8, perhaps with the beginning of a character at its end, or a ready chunk.
-    text: bytes = b""
-    #: Empty if the model does not say that the text ends.
-    finish_reason: str = ""
-    #: None where the model does not say it.
-    prompt_tokens: int | None = None
-    #: Of this response.
-    output_tokens: int | None = None
-
-
-def read_piece(response: Response, wanted: str) -> Piece:
-    """Return what is in a response with outputs; `wanted` is the output with text, or with ready chunks.
-
-    Raises `InternalError` for an output of another form.
-    """
-    piece = Piece()
-    for output in response.outputs or ():
-        name = output.name
-        if name == wanted:
-            piece.text = only_text(output)
-        elif name == FINISH_OUTPUT:
-            piece.finish_reason = _FINISH_REASONS.get(only_text(output).decode(errors="replace"), "")
-        elif name == PROMPT_TOKENS:
-            piece.prompt_tokens = only_count(output)
-        elif name == OUTPUT_TOKENS:
-            piece.output_tokens = only_count(output)
-    return piece
-
-
-def only_text(output: Tensor) -> bytes:
-    """Return the only element of a tensor of BYTES."""
-    octets = output.data if output.data is not None else output.raw()
-    if output.datatype != "BYTES" or len(octets) < 4 or int.from_bytes(octets[:4], "little") != len(octets) - 4:
-        raise InternalError(
-            f"the model's output '{output.name}' is {output.datatype} of shape {output.shape}, expected one text"
-        )
-    return bytes(octets[4:])
-
-
-def only_count(output: Tensor) -> int:
-    octets = output.data if output.data is not None else output.raw()
-    if "INT" not in output.datatype or len(octets) != DATATYPES[output.datatype].byte_size:
-        raise InternalError(
-            f"the model's output '{output.name}' is {output.datatype} of shape {output.shape}, expected one integer"
-        )
-    return int.from_bytes(octets, "little", signed=not output.datatype.startswith("U"))
 
 
 # ---- our dialect, for Python models ----------------------------------------------------------
@@ -258,6 +197,8 @@ _STRUCTURED = "structured_outputs"
 #: What responses are to have, where the model has the switch for it.
 _SWITCHES = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 
+_LOGPROBS_SWITCH = "return_logprobs"
+
 
 class VllmDialect(msgspec.Struct, frozen=True):
     """A `Dialect`."""
@@ -281,12 +222,17 @@ class VllmDialect(msgspec.Struct, frozen=True):
         structured = fields.get(_STRUCTURED) or _structured_outputs(fields.get("response_format"))
         if structured:  # the backend decodes it by itself
             parameters[_STRUCTURED] = _encoder.encode(structured).decode()
+        switches, stream = ["exclude_input_in_output", *_SWITCHES], fields.get("stream", False)
+        if asked := fields.get("logprobs"):
+            parameters["logprobs"] = fields.get("top_logprobs", 0) if asked is True else asked
+            # One response for each token: those of a whole text are long, and are decoded in one piece.
+            switches, stream = [*switches, _LOGPROBS_SWITCH], True
         return [
             texts_tensor(specs[TEXT_INPUT], [fields["prompt"]]),
             texts_tensor(specs[PARAMETERS_INPUT], [_encoder.encode(parameters)]),
             *([texts_tensor(specs[_IMAGES], fields["images"])] if "images" in fields else ()),
-            *switch_tensors(specs, ["stream"], on=fields.get("stream", False)),
-            *switch_tensors(specs, ["exclude_input_in_output", *_SWITCHES]),  # the server repeats the prompt for `echo`
+            *switch_tensors(specs, ["stream"], on=stream),
+            *switch_tensors(specs, switches),  # the server repeats the prompt for `echo`
         ]
 
 
@@ -308,6 +254,8 @@ def vllm_dialect(spec: ModelSpec) -> VllmDialect | None:
     honoured = frozenset((*_SAMPLING, _STRUCTURED, "response_format", *(_RENDERED if spec.tokenizer_folder else ())))
     if _IMAGES in spec.inputs and spec.tokenizer_folder:
         honoured |= {"image_url"}
+    if _LOGPROBS_SWITCH in spec.inputs and LOGPROBS_OUTPUT in spec.outputs:
+        honoured |= {"logprobs", "top_logprobs"}
     return VllmDialect(
         spec.name, spec.inputs, bool(spec.tokenizer_folder), honoured, spec.parameters.get(TOOL_PARSER, "")
     )
@@ -477,6 +425,8 @@ class VllmEmbeddings(msgspec.Struct, frozen=True):
 
     model: str
     specs: dict[str, TensorSpec]
+    #: The backend declares its prompt as required, and does not read it then.
+    needs_text: bool = False
     honoured: frozenset[str] = frozenset(("dimensions", "prompt_token_ids"))
     reason: str = "is one of vLLM's backend, which does not take it"
     tokenizes: bool = False
@@ -486,6 +436,8 @@ class VllmEmbeddings(msgspec.Struct, frozen=True):
         if "dimensions" in fields:
             asked["pooling_params"] = {"dimensions": [fields["dimensions"]]}
         inputs = switch_tensors(self.specs, ["return_num_input_tokens"])
+        if self.needs_text:
+            inputs.append(texts_tensor(self.specs[TEXT_INPUT], [""]))
         return [texts_tensor(self.specs[EMBEDDING_INPUT], [_encoder.encode(asked)]), *inputs]
 
     def vector(self, response: Response) -> bytes:
@@ -567,9 +519,9 @@ def embedding_dialect(spec: ModelSpec) -> EmbeddingDialect | None:
     if (
         EMBEDDING_INPUT in spec.inputs
         and TEXT_OUTPUT in spec.outputs
-        and not set(spec.required_inputs) - {EMBEDDING_INPUT}
+        and not set(spec.required_inputs) - {EMBEDDING_INPUT, TEXT_INPUT}
     ):
-        return VllmEmbeddings(spec.name, spec.inputs)
+        return VllmEmbeddings(spec.name, spec.inputs, TEXT_INPUT in spec.required_inputs)
     if (encoder := encoder_embeddings(spec)) is not None:
         return encoder
     request, output = spec.inputs.get(REQUEST_INPUT), spec.outputs.get(EMBEDDING_OUTPUT)
@@ -590,11 +542,3 @@ def required_embedding_dialect(spec: ModelSpec) -> EmbeddingDialect:
             param="model",
         )
     return found
-
-
-def prompt_tokens(response: Response) -> int | None:
-    """Return how many tokens the input has; None if the model does not say it."""
-    for output in response.outputs or ():
-        if output.name == PROMPT_TOKENS:
-            return only_count(output)
-    return None

@@ -22,8 +22,9 @@ from protocols.http import web
 from protocols.http.bodies import BodyCollector
 from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import SERVER_HEADER, json_text_response
-from protocols.openai.dialects import prompt_tokens, read_piece, required_dialect, required_embedding_dialect
+from protocols.openai.dialects import required_dialect, required_embedding_dialect
 from protocols.openai.generation import Generation, GenerationHead
+from protocols.openai.pieces import prompt_tokens, read_piece
 from protocols.openai.plans import Api
 from protocols.openai.preparing import prepare
 from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from protocols.openai.api_keys import KeyUse
-    from protocols.openai.dialects import Piece
+    from protocols.openai.pieces import Piece
 
 
 #: About how many bytes of text a token has.

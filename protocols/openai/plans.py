@@ -135,6 +135,8 @@ class GenerationPlan(msgspec.Struct, array_like=True):
     only_first_call: bool = False
     #: Of the Responses API: the members of a response that repeat the request, as JSON.
     repeated: bytes = b""
+    #: How many likely tokens a text has beside each of its own, with their log probabilities; None for no probability.
+    logprobs: int | None = None
 
     @property
     def choices(self) -> int:
@@ -203,6 +205,8 @@ def make_plan(
     if plan.max_tokens is None and not api.is_chat:
         plan.max_tokens = COMPLETION_TOKENS
     plan.stop_words = fields.get("stop", [])
+    if not dialect.ready and (asked := fields.get("logprobs")):
+        plan.logprobs = fields.get("top_logprobs", 0) if asked is True else asked
     common = {name: value for name, value in fields.items() if name != "max_completion_tokens"}
     if plan.max_tokens is not None:
         common["max_tokens"] = plan.max_tokens
@@ -432,11 +436,11 @@ def inputs_of(value: Any) -> list[Any]:
     if isinstance(value, str):
         inputs: list[Any] = [value]
     elif not isinstance(value, list):
-        raise invalid_field("input", "string_type", "Input should be a valid string, or a list")
+        raise invalid_field("input", "string_type", "Input should be a valid string")
     else:
         inputs = [value] if value and all(is_token(each) for each in value) else value
     if not inputs:
-        raise invalid_field("input", "too_short", "List should have at least 1 item after validation, not 0")
+        raise invalid_field("input", "too_short", "Value should have at least 1 item after validation, not 0")
     for number, each in enumerate(inputs):
         if not isinstance(each, str) and not (isinstance(each, list) and all(is_token(token) for token in each)):
             raise invalid_field(f"input.{number}", "string_type", "Input should be a valid string, or token ids")

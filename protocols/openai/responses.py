@@ -15,12 +15,13 @@ from kernel.errors import InternalError
 from protocols.http.json.document import UNDECODABLE, member_texts
 from protocols.openai.choices import Choices
 from protocols.openai.errors import error_event
+from protocols.openai.logprobs import TokenLogprobs
 from protocols.openai.tools import FoundCall, NamedCall, ToolText, new_parser
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
     from protocols.openai.choices import Usage
-    from protocols.openai.dialects import Piece
+    from protocols.openai.pieces import Piece
     from protocols.openai.plans import GenerationPlan
     from protocols.openai.tools import Found
 
@@ -78,6 +79,7 @@ class _TextReceiver(Receiver):
         self._choices = Choices(plan)
         #: What finds calls in the text of each choice; None for a request without tools.
         self._tools = _tools_of(plan)
+        self._logprobs = None if plan.logprobs is None else TokenLogprobs(plan)
 
     def finish_reason(self, number: int) -> str:
         """Return why the choice has ended: a text with calls ends for them, unless the client has named the tool."""
@@ -124,8 +126,23 @@ class TextEvents(_TextReceiver):
     def add(self, number: int, piece: Piece) -> None:
         if not self._begun[number]:
             self._begin(number)
+        if self._logprobs is not None and piece.logprobs and not self.is_finished(number):
+            self._add_with_logprobs(number, piece, self._logprobs)
+            return
         text = self._choices.all[number].add(piece)
         if text:
+            self._send(number, text)
+
+    def _add_with_logprobs(self, number: int, piece: Piece, logprobs: TokenLogprobs) -> None:
+        """As `add`. Log probabilities come with the text of their tokens, or before it if the text is held back."""
+        columns = logprobs.read(number, piece.logprobs)
+        text = self._choices.all[number].add(piece)
+        alone = text if self._tools is None else ""
+        if columns:
+            self._parts.append(self._writer.text(number, alone, logprobs.members([columns])))
+        elif alone:
+            self._parts.append(self._writer.text(number, alone))
+        if text and self._tools is not None:
             self._send(number, text)
 
     def _send(self, number: int, text: str) -> None:
@@ -198,10 +215,16 @@ class TextBody(_TextReceiver):
         self._identity = identity
         self._texts: list[list[str]] = [[] for _ in range(plan.choices)]
         self._calls: list[list[dict[str, Any]]] = [[] for _ in range(plan.choices)]
+        #: Of each choice: the columns of log probabilities of each response.
+        self._columns: list[list[list[bytes]]] = [[] for _ in range(plan.choices)]
         #: How many bytes the texts take.
         self.byte_size = 0
 
     def add(self, number: int, piece: Piece) -> None:
+        if self._logprobs is not None and piece.logprobs and not self.is_finished(number):
+            columns = self._logprobs.read(number, piece.logprobs)
+            self._columns[number] += [columns] if columns else []
+            self.byte_size += sum(map(len, columns))
         self._append(number, self._choices.all[number].add(piece))
 
     def _append(self, number: int, text: str) -> None:
@@ -232,7 +255,10 @@ class TextBody(_TextReceiver):
         texts = [("".join(parts), self.finish_reason(number)) for number, parts in enumerate(self._texts)]
         for call in (each for calls in self._calls for each in calls):
             call["function"]["arguments"] = "".join(call.pop("parts"))
-        return whole_body(self._plan, self._identity, texts, self._choices.usage(), self._calls)
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = [msgspec.Raw(self._logprobs.members(columns)) for columns in self._columns]
+        return whole_body(self._plan, self._identity, texts, self._choices.usage(), self._calls, logprobs)
 
 
 class ReadyBody(Receiver):
@@ -275,7 +301,9 @@ class ChunkWriter:
         middle = b'"delta":{"content":' if self._chat else b'"text":'
         self._begins = [b'%b{"index":%d,%b' % (self._head, number, middle) for number in range(plan.choices)]
         end = b"}" if self._chat else b""
-        self._end = b'%b,"logprobs":null,"finish_reason":null}]%b}\n\n' % (end, self._usage)
+        self._before_logprobs = b'%b,"logprobs":' % end
+        self._after_logprobs = b',"finish_reason":null}]%b}\n\n' % self._usage
+        self._end = b"%bnull%b" % (self._before_logprobs, self._after_logprobs)
 
     def role(self, number: int) -> bytes:
         """Return the first chunk of a choice of a chat."""
@@ -284,9 +312,10 @@ class ChunkWriter:
             self._head, number, delta, self._usage
         )  # fmt: skip
 
-    def text(self, number: int, text: str) -> bytes:
-        """Return the chunk with more text of a choice."""
-        return self._begins[number] + _encode(text) + self._end
+    def text(self, number: int, text: str, logprobs: bytes = b"") -> bytes:
+        """Return the chunk with more text of a choice, and the log probabilities of its tokens."""
+        end = self._end if not logprobs else self._before_logprobs + logprobs + self._after_logprobs
+        return self._begins[number] + _encode(text) + end
 
     def calls(self, number: int, call: dict[str, Any]) -> bytes:
         """Return the chunk with a call of a tool, or with more of its arguments."""
@@ -340,9 +369,10 @@ def whole_body(
     texts: list[tuple[str, str]],
     usage: Usage | None,
     calls: list[list[dict[str, Any]]] | None = None,
+    logprobs: list[msgspec.Raw] | None = None,
 ) -> bytes:
     """Return the body of a response that is not a stream. `texts` has text and finish_reason of each choice, `calls`
-    its calls of tools."""
+    its calls of tools, `logprobs` its log probabilities as JSON."""
     choices: list[dict[str, Any]] = []
     for number, (text, reason) in enumerate(texts):
         content: dict[str, Any] = (
@@ -350,7 +380,8 @@ def whole_body(
         )
         if calls is not None and calls[number]:
             content["message"] |= {"content": text or None, "tool_calls": calls[number]}
-        choices.append({"index": number, **content, "logprobs": None, "finish_reason": reason})
+        probabilities = None if logprobs is None else logprobs[number]
+        choices.append({"index": number, **content, "logprobs": probabilities, "finish_reason": reason})
     return _encode(
         {
             "id": identity.id,

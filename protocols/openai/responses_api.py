@@ -17,7 +17,7 @@ from protocols.openai.responses import Receiver
 if TYPE_CHECKING:
     from kernel.errors import ServingError
     from protocols.openai.choices import Usage
-    from protocols.openai.dialects import Piece
+    from protocols.openai.pieces import Piece
     from protocols.openai.plans import GenerationPlan
     from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
 

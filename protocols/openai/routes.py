@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from kernel.errors import NotFound, ServingError
+from kernel.errors import ErrorCode, ServingError
 from protocols.access import Category
 from protocols.http import web
 from protocols.http.responses import json_text_response
@@ -22,7 +22,8 @@ from protocols.openai.errors import ApiError, unknown_model
 
 _encode = msgspec.json.Encoder().encode
 
-_OWNER = "naiad"
+#: As `GET /v2` names the server `triton` unless it is told another name: Triton's clients compare both.
+_OWNER = "Triton Inference Server"
 
 
 async def list_models(call: OpenAiCall) -> web.Response:
@@ -43,32 +44,42 @@ async def get_model(call: OpenAiCall) -> web.Response:
 
 async def load(call: OpenAiCall) -> web.Response:
     """Load a model; responds when it is ready."""
-    name, kernel = _administered(call), call.door.kernel
+    name, kernel = await _administered(call), call.door.kernel
     if name in kernel.catalog.ready_names():
         raise ApiError(f"Model '{name}' is already loaded", param="model")
+    if name in call.door.loading:  # of several clients one loads it (Triton)
+        raise ApiError(f"Model '{name}' is already being loaded", param="model")
+    call.door.loading.add(name)
     try:
         await kernel.repository.load(name)
-    except NotFound as error:
-        raise ApiError(f"Failed to load model '{name}': {error.text}", 500, param="model") from None
     except ServingError as error:
-        raise ApiError(f"Failed to load model '{name}': {error.text}", param="model") from None
+        status = 500 if error.code in (ErrorCode.NOT_FOUND, ErrorCode.INTERNAL) else 400
+        raise ApiError(f"Failed to load model '{name}': {error.text}", status, param="model") from None
+    finally:
+        call.door.loading.discard(name)
     return json_text_response(_encode(_model(call, name)))
 
 
 async def unload(call: OpenAiCall) -> web.Response:
     """Unload a model; responds at once, while its last requests end."""
-    name, kernel = _administered(call), call.door.kernel
+    name, kernel = await _administered(call), call.door.kernel
     if name not in kernel.catalog.ready_names():
         raise unknown_model(name)
     await kernel.repository.unload(name)
     return json_text_response(_encode({"status": "success", "model": name}))
 
 
-def _administered(call: OpenAiCall) -> str:
+async def _administered(call: OpenAiCall) -> str:
+    """Return the model that a client loads or unloads. Raises `ApiError`, also for a body that is too large."""
+    await call.read_body(_ignore)
     if not call.door.kernel.settings.explicit_control:
         raise ApiError("Model load/unload requires --model-control-mode=explicit")
     call.check_model(call.names["model"])
     return call.names["model"]
+
+
+def _ignore(part: bytes) -> None:
+    """Nothing in a body changes how a model is loaded here."""
 
 
 async def ready(call: OpenAiCall) -> web.Response:

@@ -57,7 +57,7 @@ class Placed(msgspec.Struct, gc=False):
 
 
 class Iteration:
-    """The tensors that belong together: those of the request, or those made from one response of a decoupled step."""
+    """The tensors that belong together: of the request, or made from one response of a decoupled step."""
 
     __slots__ = ("begun_by", "parent", "pending", "started", "tensors", "uses")
 
@@ -89,7 +89,7 @@ class EnsembleProgress:
     """The state of one request to an ensemble. Owns the leases of all tensors in it, until `drop`."""
 
     def __init__(self, plan: EnsemblePlan, route: Route, sender: int | None = None) -> None:
-        """`sender` is the decoupled step whose responses become those of the ensemble, see `EnsemblePlan.sender`."""
+        """`sender` is the decoupled step whose responses become the ensemble's, see `EnsemblePlan.sender`."""
         self._plan = plan
         self._route = route
         self._sender = sender

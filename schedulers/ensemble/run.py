@@ -145,7 +145,7 @@ class Run:
             for output in wanted:
                 labels = output.labels
                 if labels is None and spec is not None and spec.label_filename:
-                    labels = list(spec.labels)  # else those of the step's model, as in Triton
+                    labels = list(spec.labels)  # else the labels of the step's model, as in Triton
                 batched = self._batched if output.batched is None else output.batched
                 span = None if output.span is None else output.span.shared()
                 asked.append(RequestedOutput(name, output.classification, span, None, labels, batched))

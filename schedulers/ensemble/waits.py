@@ -174,7 +174,7 @@ def feeding_themselves(
 
 
 def _models_in(model: Model, resolve: Callable[[str, str, str], Model]) -> set[str]:
-    """Return the names of the models that execute requests to `model`: itself, or those of its steps."""
+    """Return the names of the models that execute requests to `model`: itself, or the models of its steps."""
     if model.spec.ensemble is None:
         return {model.name}
     found: set[str] = set()

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 with (ROOT / "pyproject.toml").open("rb") as _file:
     PYPROJECT: dict[str, Any] = tomllib.load(_file)
 
-#: Modules that belong to no distribution: what a worker offers to models, and what a test's models have beside them.
-NO_DISTRIBUTION = {"triton_python_backend_utils", "loader", "lab_above", "lab_beside"}
+#: Modules that belong to no distribution: what a worker offers to models, what a test's models have beside them, and
+#: what stands for another project's package (`tests/fake_vllm`).
+NO_DISTRIBUTION = {"triton_python_backend_utils", "loader", "lab_above", "lab_beside", "vllm"}
 
 #: Modules of distributions with another name that are not installed for `make test`.
 NAMED_OTHERWISE = {"mlflow": "mlflow-skinny"}

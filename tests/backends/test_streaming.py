@@ -49,7 +49,7 @@ def executed(lab: Lab, function: Callable[[FunctionBackend, WorkerRequest], Resp
     backend = FunctionBackend(lab, function)
     request = lab.request({})
     backend.execute([request], lab.timings)
-    for thread in list(backend._threads):
+    for thread in list(backend.threads):
         thread.join()
     return request
 
@@ -122,7 +122,7 @@ def test_the_end_of_the_worker_ends_pauses(lab: Lab) -> None:
     backend.execute([request], lab.timings)
     backend.finalize()
     assert request.finished
-    assert not backend._threads
+    assert not backend.threads
 
 
 def test_after_the_kernel_has_gone_no_response_is_sent(lab: Lab) -> None:

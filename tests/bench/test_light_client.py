@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from bench.contenders import missing_openssl, tls_flags
 from bench.light import LightLoad, LightRequest, run_load
 from bench.light_client import BadAnswer, CheckClient, LightClient
 from bench.light_rows import BINARY, GRPC, JSON, SHARED, LightRow, Payload, light_rows
-from bench.models import LIGHT_MODELS, write_light_models, write_onnx_models
+from bench.models import LIGHT_MODELS, RULES, write_light_models, write_onnx_models
 from bench.rows import Figures
 from bench.server import ServerProcess
 
@@ -124,3 +125,15 @@ def test_a_load_has_figures(server: ServerProcess, client: LightClient, row: Lig
 
 def test_models_of_other_datatypes_have_rows() -> None:
     assert {row.model for row in light_rows()} >= LIGHT_MODELS.keys()
+
+
+def test_rows_with_a_traffic_rule_are_decided_by_it(server: ServerProcess, client: LightClient) -> None:
+    ruled = [row for row in light_rows() if row.model in RULES]
+    assert {row.model for row in ruled} == RULES.keys()
+    for row in ruled:
+        found = client.prepare(row, row.model, ports(server))
+        assert isinstance(found, LightLoad), found
+    for name, reason in (("add_sub_by_weight", "weight"), ("add_sub_by_header", "rule")):
+        report = json.loads(server.get(f"/v2/models/{name}/traffic")[1])
+        assert [each["trouble"] for each in report["targets"]] == [""] * len(report["targets"])
+        assert {each["reason"] for each in report["requests"]} == {reason}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from bench.oracle.openai_differences import CHANGED, LEFT_OUT
 from kernel.config.model_parameters import DECLARABLE_FIELDS, DECLARABLE_PARTS, TOOL_PARSERS
 from protocols.openai.fields import (
     CHAT_FIELDS,
@@ -49,6 +50,12 @@ def test_every_field_of_the_responses_api_is_in_its_table() -> None:
 def test_every_route_is_in_the_table() -> None:
     routes = " ".join(row[0] for row in table(PAGE[: PAGE.index("## A chat model")]))
     assert set(re.findall(r"/[a-z][\w/]*", routes)) == set(PATHS)
+
+
+def test_the_tests_of_triton_that_differ_are_in_the_tables() -> None:
+    found = table(section(PAGE, "Triton's own tests"))
+    expected = [*LEFT_OUT.items(), *CHANGED.items()]
+    assert [(name.strip("`"), reason) for name, reason in found if name not in ("tests", "---")] == expected
 
 
 def test_what_models_may_declare_is_what_is_refused_without_it() -> None:

@@ -155,7 +155,7 @@ class Served:
         found: dict[str, int] = {}
         for model in self.kernel.catalog.executing_models():
             for instance in model.instances.serving:
-                memory, calls = instance._memory, instance._worker_calls  # type: ignore[attr-defined]
+                memory, calls = instance.memory, instance.worker_calls  # type: ignore[attr-defined]
                 arena = getattr(memory, "output_arena", None)  # a worker that shares no memory has none
                 found[f"{instance.name} blocks"] = 0 if arena is None else arena.leased_block_count
                 arenas = getattr(memory, "device_arenas", {})
@@ -171,7 +171,7 @@ class Served:
         async with asyncio.timeout(10):
             await until(lambda: not self.memory())
         self.kernel.check()
-        assert not len(self.kernel.calls._waits), "calls wait that nobody has made"
+        assert not len(self.kernel.calls.waits), "calls wait that nobody has made"
 
 
 def value_of(response: Response) -> Array | str:

@@ -91,10 +91,10 @@ def test_a_model_without_a_gpu_gets_inputs_on_the_host(models: GpuModels) -> Non
             for values in (LARGE, LARGE[:3]):
                 assert np.array_equal(await server.ask("caller", values), (values + 1) * 2)
             (instance,) = server.kernel.catalog.resolve("caller").instances.serving
-            calls = instance._worker_calls  # type: ignore[attr-defined]
-            assert calls._refused == {"called"}
+            calls = instance.worker_calls  # type: ignore[attr-defined]
+            assert calls.refused == {"called"}
             # The first call came back; the second one went to the host at once.
-            assert calls._last_call == 5
+            assert calls.last_call == 5
 
         server.run(run)
 
@@ -386,8 +386,8 @@ def test_tensors_of_an_ensemble_go_through_the_host_where_its_step_is_there(
                 expected = (values + 1) * 2 + 2 if first == "host" else (values + 3) * 2
                 assert np.array_equal(await server.ask("caller", values), expected)
             (instance,) = server.kernel.catalog.resolve("caller").instances.serving
-            calls = instance._worker_calls  # type: ignore[attr-defined]
-            assert calls._refused == ({"called"} if first == "host" else set())
+            calls = instance.worker_calls  # type: ignore[attr-defined]
+            assert calls.refused == ({"called"} if first == "host" else set())
 
         server.run(run)
 

@@ -74,7 +74,7 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["chat", "vectors"]
-    assert client.models.retrieve("chat").owned_by == "naiad"
+    assert client.models.retrieve("chat").owned_by == "Triton Inference Server"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("org/none")
     assert caught.value.code == "model_not_found"

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
 import signal
 import socket
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
 from bench.server import ServerProcess, rss_bytes, wait_for
+from kernel.options import CHAT_DEMO_REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,3 +141,30 @@ def test_streams_that_wait_take_little_memory(server: ServerProcess) -> None:
 
     taken = asyncio.run(hold())
     assert taken / count < 48 << 10
+
+
+def test_of_several_clients_that_load_a_model_one_does(tmp_path: Path) -> None:
+    """Whether the others come before it is loaded or after, they are refused."""
+    shutil.copytree(CHAT_DEMO_REPOSITORY / "chat", tmp_path / "chat")
+    with ServerProcess(tmp_path, "--openai-port=0", "--model-control-mode=explicit") as server:
+
+        def post(name: str, action: str) -> tuple[int, str]:
+            url = f"http://127.0.0.1:{server.openai_port}/v1/models/{name}/{action}"
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, method="POST")) as response:
+                    return response.status, ""
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, json.load(error)["detail"]
+
+        for action, refusal in (
+            ("load", r"Model 'chat' is already (being )?loaded"),
+            ("unload", "Unknown model: chat"),
+        ):
+            with ThreadPoolExecutor(5) as clients:
+                found = sorted(clients.map(post, ["chat"] * 5, [action] * 5))
+            assert [status for status, _ in found] == [200, 400, 400, 400, 400]
+            assert all(re.fullmatch(refusal, text) for _, text in found[1:]), found
+        status, text = post("none", "load")
+        assert status == 500
+        assert "failed to poll from model repository" in text

@@ -5,33 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc.aio
-import tritonclient.http.aio
-from tritonclient.utils import InferenceServerException
 
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
+from kernel.traffic.route import bucket_of, seed_of
+from tests.end_to_end.traffic_models import ALL_VERSIONS, CONFIG, call, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-CONFIG = """
-backend: "python"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-instance_group [{ kind: KIND_CPU count: 1 }]
-"""
 
 CODE = """
 import os, time
@@ -79,52 +70,6 @@ def repository(tmp_path: Path) -> Path:
     return made
 
 
-def call(server: ServerProcess, path: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"http://{server.url}{path}", data)) as response:
-        return json.load(response)
-
-
-async def load_until(server: ServerProcess, clients: int, ended: Callable[[], bool]) -> Counter[str]:
-    """Send requests of clients over both protocols until `ended`; returns responses by version, errors as "error".
-
-    Each response must have the outputs of the version that it names.
-    """
-    counts: Counter[str] = Counter()
-    loop = asyncio.get_running_loop()
-    stop = False
-
-    async def one(number: int) -> None:
-        kind: Any = tritonclient.http.aio if number % 2 else tritonclient.grpc.aio
-        client = kind.InferenceServerClient(server.url if number % 2 else server.grpc_url)
-        tensor = kind.InferInput("IN", [3], "FP32")
-        turn = 0
-        while not stop:
-            turn += 1
-            tensor.set_data_from_numpy(np.full(3, number * 10_000 + turn, np.float32))
-            try:
-                found = await client.infer("m", [tensor], request_id=f"{number}-{turn}")
-            except InferenceServerException:
-                counts["error"] += 1
-                continue
-            response = found.get_response()
-            version = response["model_version"] if isinstance(response, dict) else response.model_version
-            assert (response["id"] if isinstance(response, dict) else response.id) == f"{number}-{turn}"
-            assert found.as_numpy("OUT").tolist() == [number * 10_000 + turn + float(version)] * 3
-            counts[version] += 1
-        await client.close()
-
-    tasks = [asyncio.create_task(one(number)) for number in range(clients)]
-    while not await loop.run_in_executor(None, ended):
-        await asyncio.sleep(0.05)
-        for task in tasks:
-            if task.done():
-                task.result()
-    stop = True
-    await asyncio.gather(*tasks)
-    return counts
-
-
 def rollout(server: ServerProcess) -> Any:
     return call(server, "/v2/models/m/rollout")
 
@@ -139,7 +84,7 @@ def test_a_rollout_to_the_end_loads_the_version_and_keeps_the_former_one(reposit
     with ServerProcess(repository, *flags) as server:
         write(repository, 4)
         call(server, "/v2/models/m/rollout", START)
-        counts = asyncio.run(load_until(server, 16, lambda: rollout(server)["phase"] not in ("loading", "step")))
+        counts = asyncio.run(load(server, 16, until=lambda: rollout(server)["phase"] not in ("loading", "step")))
         status = rollout(server)
         assert status["phase"] == "done", status
         assert counts.keys() == {"3", "4"}, "no request has failed"
@@ -155,12 +100,12 @@ def test_a_rollout_to_the_end_loads_the_version_and_keeps_the_former_one(reposit
         assert shown.returncode == 0
         assert "version 4 in place of 3: done" in shown.stdout
         subprocess.run([*command, "abort", "m", "--url", server.url], capture_output=True, check=True)
-        after = asyncio.run(load_until(server, 4, lambda: True))
+        after = asyncio.run(load(server, 4, until=lambda: True))
         assert after.keys() == {"3"}
         listed = subprocess.run(
             [*command, "history", "m", "--url", server.url], capture_output=True, text=True, check=True
         )
-        assert "aborted by HTTP 127.0.0.1" in listed.stdout.replace("\n", " ")
+        assert {"127.0.0.1", "aborted"} <= set(re.findall(r"[\d.]+|\w+", listed.stdout)), "who, and what"
 
 
 @pytest.mark.parametrize(
@@ -182,14 +127,59 @@ def test_a_bad_version_is_stopped_and_the_former_one_gets_all_requests_again(
         guards = {"slow": ["errors", "latency"], "wrong": ["errors", "outputs"]}.get(kind, ["errors"])
         start = {**START, "steps": [50, 100], "guards": guards}
         call(server, "/v2/models/m/rollout", start)
-        counts = asyncio.run(load_until(server, 16, lambda: rollout(server)["phase"] == "aborted"))
+        counts = asyncio.run(load(server, 16, until=lambda: rollout(server)["phase"] == "aborted"))
         assert counts["3"] > 0
         assert reason in rollout(server)["reason"]
-        after = asyncio.run(load_until(server, 16, lambda: True))
+        after = asyncio.run(load(server, 16, until=lambda: True))
         assert after.keys() == {"3"}, "new requests follow the verdict at once"
         if kind == "broken":
             assert counts.keys() == {"3"}, "no client has noticed it"
         assert "version 4 gets 0 %, version 3 100 %" in server.log
+
+
+def test_shares_of_a_step_are_those_of_independent_draws(repository: Path) -> None:
+    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=m") as server:
+        write(repository, 4)
+        call(server, "/v2/models/m/rollout", {**START, "every_s": 3600})
+        wait_for(lambda: rollout(server)["phase"] == "step")
+        counts = asyncio.run(load(server, 16, each=100))
+        assert counts.total() == 1600, "each request has one response"
+        assert abs(counts["4"] - 0.2 * 1600) < 4 * math.sqrt(1600 * 0.2 * 0.8)
+        assert rollout(server)["step"] == 1
+
+
+def test_a_user_changes_the_version_by_a_step_only_and_never_back(repository: Path) -> None:
+    """3,040 users, each at one of 16 clients, so that the responses of a user come in the order of the requests."""
+    seen: dict[str, list[str]] = {}
+
+    def got(user: str, version: str) -> None:
+        versions = seen.setdefault(user, [])
+        if version not in versions[-1:]:
+            versions.append(version)
+
+    def user_of(number: int, turn: int) -> str:
+        return f"user-{number}-{turn % 190}"
+
+    with ServerProcess(repository, "--model-control-mode=explicit", "--load-model=m") as server:
+        write(repository, 4)
+        start = {**START, "steps": [30, 100], "key": "header:x-user"}
+        call(server, "/v2/models/m/rollout", {**start, "every_s": 3600})
+        wait_for(lambda: rollout(server)["phase"] == "step")
+        asyncio.run(load(server, 16, each=60, user_of=user_of, got=got))
+        for user, versions in seen.items():
+            expected = "4" if bucket_of(user, seed_of("m", "")) < 3000 else "3"
+            assert versions == [expected], "one version while the step is the same"
+        call(server, "/v2/models/m/rollout/abort", {})
+        seen.clear()
+        call(server, "/v2/models/m/rollout", start)
+        wait_for(lambda: rollout(server)["phase"] == "step")
+        counts = asyncio.run(
+            load(server, 16, until=lambda: rollout(server)["phase"] != "step", user_of=user_of, got=got)
+        )
+        assert rollout(server)["phase"] == "done", rollout(server)
+        assert counts.keys() == {"3", "4"}
+        assert asyncio.run(load(server, 16, each=190, user_of=user_of, got=got)).keys() == {"4"}
+        assert {tuple(versions) for versions in seen.values()} == {("4",), ("3", "4")}
 
 
 def test_a_version_that_a_poll_finds_gets_nothing_before_its_rollout(repository: Path, tmp_path: Path) -> None:
@@ -198,10 +188,10 @@ def test_a_version_that_a_poll_finds_gets_nothing_before_its_rollout(repository:
         write(tmp_path / "new", 4)
         os.rename(tmp_path / "new" / "m" / "4", repository / "m" / "4")
         server.wait_for_log("successfully loaded 'm' version 4")
-        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"3"}
+        assert asyncio.run(load(server, 4, until=lambda: True)).keys() == {"3"}
         call(server, "/v2/models/m/rollout", START)
-        asyncio.run(load_until(server, 8, lambda: rollout(server)["phase"] == "done"))
-        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"4"}
+        asyncio.run(load(server, 8, until=lambda: rollout(server)["phase"] == "done"))
+        assert asyncio.run(load(server, 4, until=lambda: True)).keys() == {"4"}
 
 
 def test_a_version_that_a_poll_finds_is_rolled_out_by_the_rule_and_a_broken_one_costs_nothing(
@@ -215,11 +205,11 @@ def test_a_version_that_a_poll_finds_is_rolled_out_by_the_rule_and_a_broken_one_
         write(tmp_path / "new", 4, "broken")
         os.rename(tmp_path / "new" / "m" / "4", repository / "m" / "4")
         server.wait_for_log("it has no weights")
-        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"3"}
+        assert asyncio.run(load(server, 4, until=lambda: True)).keys() == {"3"}
         assert rollout(server) is None
         write(tmp_path / "new", 5)
         os.rename(tmp_path / "new" / "m" / "5", repository / "m" / "5")
-        counts = asyncio.run(load_until(server, 8, lambda: (rollout(server) or {}).get("phase") == "done"))
+        counts = asyncio.run(load(server, 8, until=lambda: (rollout(server) or {}).get("phase") == "done"))
         assert counts.keys() == {"3", "5"}, "no request has failed"
         assert rollout(server)["candidate"] == 5
 
@@ -231,14 +221,14 @@ def test_a_restart_with_a_candidate_that_cannot_be_loaded_stays_with_the_stable_
     with ServerProcess(repository, *flags) as server:
         write(repository, 4)
         call(server, "/v2/models/m/rollout", {**START, "every_s": 3600})
-        asyncio.run(load_until(server, 4, lambda: rollout(server)["phase"] == "step"))
+        asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] == "step"))
         wait_for_state(tmp_path / "state", 20)
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
             server.wait(10)
     (repository / "m" / "4" / "model.py").write_text("raise ValueError('it has no weights')")
     with ServerProcess(repository, *flags) as server:
-        counts = asyncio.run(load_until(server, 4, lambda: rollout(server)["phase"] == "aborted"))
+        counts = asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] == "aborted"))
         assert counts.keys() == {"3"}
         assert "it has no weights" in rollout(server)["reason"]
 
@@ -254,7 +244,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(repository: Path, tmp_path
         return bool(status["step"] >= step or status["phase"] == "done")
 
     # The policy serves version 4 from the start; the rollout names the stable version.
-    (repository / "m" / "config.pbtxt").write_text(CONFIG + "version_policy { all { } }")
+    (repository / "m" / "config.pbtxt").write_text(CONFIG + ALL_VERSIONS)
     with ServerProcess(repository, *flags) as server:
         start = {**START, "every_s": 0.2 if step < 4 else 0, "stable": 3, "steps": [20, 40, 60]}
         if step < 4:
@@ -263,7 +253,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(repository: Path, tmp_path
         if step == 4:
             call(server, "/v2/models/m/rollout/promote", {})
         else:
-            asyncio.run(load_until(server, 8, reached))
+            asyncio.run(load(server, 8, until=reached))
         before = rollout(server)
         expected = str(before["candidate"])
         wanted = before["described"]
@@ -272,20 +262,46 @@ def test_a_server_that_is_killed_goes_on_where_it_was(repository: Path, tmp_path
         with contextlib.suppress(Exception):
             server.wait(10)
     with ServerProcess(repository, *flags) as server:
-        asyncio.run(load_until(server, 4, lambda: rollout(server)["phase"] != "loading"))
+        asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] != "loading"))
         after = rollout(server)
         assert (after["candidate"], after["stable"]) == (4, 3)
         assert after["phase"] in ("step", "done"), after
         if step == 4:
             assert (wanted, expected) == ("done", "4")
-            assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"4"}
+            assert asyncio.run(load(server, 4, until=lambda: True)).keys() == {"4"}
         else:
             assert after["share"] >= before["share"] or after["phase"] == "done"
 
 
+@pytest.mark.parametrize("action", ["pause", "abort"])
+def test_a_server_that_is_killed_while_its_rollout_is_paused_or_aborted_stays_so(
+    repository: Path, tmp_path: Path, action: str
+) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=m", f"--state-directory={tmp_path / 'state'}")
+    write(repository, 4)
+    (repository / "m" / "config.pbtxt").write_text(CONFIG + ALL_VERSIONS)
+    phase = {"pause": "paused", "abort": "aborted"}[action]
+    with ServerProcess(repository, *flags) as server:
+        call(server, "/v2/models/m/rollout", {**START, "every_s": 3600, "stable": 3})
+        wait_for(lambda: rollout(server)["phase"] == "step")
+        call(server, f"/v2/models/m/rollout/{action}", {})
+        wait_for(lambda: f'"phase":"{phase}"' in (tmp_path / "state" / "traffic.json").read_text())
+        os.kill(server.pid, signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            server.wait(10)
+    with ServerProcess(repository, *flags) as server:
+        wait_for(lambda: rollout(server)["phase"] != "loading")
+        found = rollout(server)
+        assert (found["phase"], found["share"]) == (phase, {"pause": 20, "abort": 0}[action]), found
+        counts = asyncio.run(load(server, 8, each=40))
+        assert counts.keys() == ({"3", "4"} if action == "pause" else {"3"})
+        if action == "pause":
+            call(server, "/v2/models/m/rollout/resume", {})
+            assert rollout(server)["phase"] == "step"
+
+
 def wait_for_state(folder: Path, share: int) -> None:
     """Wait until the state file has a share: it is written by another thread."""
-    from bench.server import wait_for
 
     def written() -> bool:
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -298,12 +314,12 @@ def wait_for_state(folder: Path, share: int) -> None:
 
 def test_a_rule_of_a_client_outlives_the_server(repository: Path, tmp_path: Path) -> None:
     write(repository, 4)
-    (repository / "m" / "config.pbtxt").write_text(CONFIG + "version_policy { all { } }")
+    (repository / "m" / "config.pbtxt").write_text(CONFIG + ALL_VERSIONS)
     flag = f"--state-directory={tmp_path / 'state'}"
     with ServerProcess(repository, flag) as server:
         call(server, "/v2/models/m/traffic", {"weights": {"3": 1}})
     with ServerProcess(repository, flag) as server:
-        assert asyncio.run(load_until(server, 4, lambda: True)).keys() == {"3"}
+        assert asyncio.run(load(server, 4, until=lambda: True)).keys() == {"3"}
         assert call(server, "/v2/models/m/traffic")["source"] == "client"
     (tmp_path / "state" / "traffic.json").write_text("[]")
     with pytest.raises(Exception, match="is not what the server has written"), ServerProcess(repository, flag):

@@ -11,23 +11,13 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import tritonclient.grpc.aio
-import tritonclient.http.aio
 
 from bench.server import ServerProcess, wait_for
+from tests.end_to_end.traffic_models import call, load, write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CONFIG = """
-backend: "python"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-instance_group [{ kind: KIND_CPU }]
-version_policy { all { } }
-"""
 
 #: Both versions write into their inputs. Version 4 has other numbers for inputs that begin with a multiple of 10.
 CODE = """
@@ -60,38 +50,17 @@ shadow = { to = "next", waiting = 256 }
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     made = tmp_path / "models"
-    for version in (3, 4):
-        folder = made / "m" / str(version)
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(CODE)
-    (made / "m" / "config.pbtxt").write_text(CONFIG)
-    (made / "m" / "traffic.toml").write_text(RULE)
+    write_model(made, CODE, RULE)
     return made
 
 
 def shadow(server: ServerProcess) -> Any:
-    with urllib.request.urlopen(f"http://{server.url}/v2/models/m/traffic") as response:
-        return json.load(response)["shadow"]
+    return call(server, "/v2/models/m/traffic")["shadow"]
 
 
-async def load(server: ServerProcess, clients: int, each: int) -> None:
-    """Send requests of many clients over both protocols, small and large; each response is that of version 3."""
-
-    async def one(number: int) -> None:
-        kind: Any = tritonclient.http.aio if number % 2 else tritonclient.grpc.aio
-        client = kind.InferenceServerClient(server.url if number % 2 else server.grpc_url)
-        for turn in range(each):
-            value = number * 1000 + turn + 1
-            tensor = kind.InferInput("IN", [2 if turn % 3 else 5000], "FP32")
-            tensor.set_data_from_numpy(np.full(tensor.shape(), value, np.float32))
-            found = await client.infer("m", [tensor], request_id=str(value))
-            response = found.get_response()
-            version = response["model_version"] if isinstance(response, dict) else response.model_version
-            output = found.as_numpy("OUT")
-            assert (version, set(output.tolist())) == ("3", {2.0 * value})
-        await client.close()
-
-    await asyncio.gather(*(one(number) for number in range(clients)))
+def load_of_clients(server: ServerProcess, clients: int, each: int) -> None:
+    """Send requests of many clients; each response is that of version 3."""
+    assert asyncio.run(load(server, clients, lambda _, value: 2 * value, each=each)).keys() == {"3"}
 
 
 def settled(server: ServerProcess) -> Any:
@@ -107,7 +76,7 @@ def settled(server: ServerProcess) -> Any:
 
 def test_outputs_are_compared_under_load_and_the_worst_requests_are_replayed(repository: Path, tmp_path: Path) -> None:
     with ServerProcess(repository) as server:
-        asyncio.run(load(server, 16, 60))
+        load_of_clients(server, 16, 60)
         found = settled(server)
         assert found["sampled"] == 16 * 60, "every request was chosen"
         assert found["pairs"] >= 100, found
@@ -142,7 +111,7 @@ def test_a_shadow_that_dies_costs_no_client_a_response(repository: Path) -> None
             assert json.load(response)["outputs"][0]["data"] == [24690]
         wait_for(lambda: shadow(server)["pairs"] == 1)
         assert shadow(server)["outputs"][""]["different"] == {"error": 1}
-        asyncio.run(load(server, 8, 20))
+        load_of_clients(server, 8, 20)
         assert settled(server)["sampled"] == 161
 
 
@@ -160,3 +129,14 @@ def test_the_worst_requests_are_only_for_those_who_administer_the_server(reposit
             with urllib.request.urlopen(urllib.request.Request(report, headers=headers)) as response:
                 [change] = json.load(response)["history"]
             assert change["by"].partition(" ")[0] == by
+        rollout = f"http://{server.url}/v2/models/m/rollout"
+        for path, body in ((rollout, b'{"to": 4, "stable": 3}'), (f"{rollout}/pause", b"{}")):
+            urllib.request.urlopen(urllib.request.Request(path, body, {"admin-key": "secret"})).close()
+        for headers, by in (({}, ""), ({"admin-key": "secret"}, "HTTP")):
+            for path in (rollout, report):
+                with urllib.request.urlopen(urllib.request.Request(path, headers=headers)) as response:
+                    text = response.read().decode()
+                state = json.loads(text)
+                state = state.get("rollout", state)
+                assert (state["phase"], state["reason"], state["by"].partition(" ")[0]) == ("paused", "paused", by)
+                assert ("127.0.0.1" in text) == bool(by), "nobody else learns who it was"

@@ -15,23 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc.aio
-import tritonclient.http.aio
+import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from bench.server import ServerProcess
 from kernel.traffic.route import bucket_of, seed_of
+from tests.end_to_end.traffic_models import call, load, write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-CONFIG = """
-backend: "python"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-instance_group [{ kind: KIND_CPU }]
-version_policy { all { } }
-"""
 
 #: Adds the number of its version, so that the outputs say which version has executed a request.
 CODE = """
@@ -71,21 +63,10 @@ to = "canary"
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     made = tmp_path / "models"
-    for version in (3, 4):
-        folder = made / "m" / str(version)
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(CODE)
-    (made / "m" / "config.pbtxt").write_text(CONFIG)
+    write_model(made, CODE, RULE)
     (made / "chain" / "1").mkdir(parents=True)
     (made / "chain" / "config.pbtxt").write_text(CHAIN)
-    (made / "m" / "traffic.toml").write_text(RULE)
     return made
-
-
-def call(server: ServerProcess, path: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"http://{server.url}{path}", data)) as response:
-        return json.load(response)
 
 
 def ask(server: ServerProcess, headers: dict[str, str] | None = None, version: str = "", model: str = "m") -> Any:
@@ -99,38 +80,9 @@ def ask(server: ServerProcess, headers: dict[str, str] | None = None, version: s
     return found["model_version"], found["outputs"][0]["data"][0]
 
 
-async def load(server: ServerProcess, clients: int, each: int) -> Counter[str]:
-    """Send requests of many clients over both protocols, each with another input; returns responses by version.
-
-    Each response must have the outputs of the version that it names, for the input of its request.
-    """
-    counts: Counter[str] = Counter()
-
-    async def one(number: int) -> None:
-        kind: Any = tritonclient.http.aio if number % 2 else tritonclient.grpc.aio
-        client = kind.InferenceServerClient(server.url if number % 2 else server.grpc_url)
-        for turn in range(each):
-            value = number * 1000 + turn
-            tensor = kind.InferInput("IN", [2 if turn % 3 else 5000], "FP32")
-            tensor.set_data_from_numpy(np.full(tensor.shape(), value, np.float32))
-            found = await client.infer("m", [tensor], request_id=str(value))
-            response = found.get_response()
-            names = response if isinstance(response, dict) else {
-                "id": response.id, "model_version": response.model_version,
-            }  # fmt: skip
-            assert names["id"] == str(value)
-            output = found.as_numpy("OUT")
-            assert output.tolist() == [value + float(names["model_version"])] * len(output)
-            counts[names["model_version"]] += 1
-        await client.close()
-
-    await asyncio.gather(*(one(number) for number in range(clients)))
-    return counts
-
-
 def test_a_rule_of_a_file_an_api_and_a_command(repository: Path) -> None:
     with ServerProcess(repository) as server:
-        counts = asyncio.run(load(server, 16, 60))
+        counts = asyncio.run(load(server, 16, each=60))
         total = 16 * 60
         assert counts.total() == total, "each request has one response"
         assert abs(counts["4"] - 0.2 * total) < 4 * math.sqrt(total * 0.2 * 0.8)

@@ -42,9 +42,9 @@ class EchoInstance(FakeInstance):
 
     def execute(self, batch: Batch) -> None:
         self.executed.append([bytes(request.inputs[0].data or b"") for request in batch.requests])
-        asyncio.get_running_loop().call_soon(self._respond, batch)
+        asyncio.get_running_loop().call_soon(self.respond, batch)
 
-    def _respond(self, batch: Batch) -> None:
+    def respond(self, batch: Batch) -> None:
         for request in batch.requests:
             if self._error:
                 request.fail(InternalError(self._error))

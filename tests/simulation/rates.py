@@ -141,7 +141,7 @@ class _Run:
         self.take_dispatched()
 
     def _next_alarm_ns(self, default_ns: int) -> int:
-        return min((alarm.at_ns for alarm in self.clock._alarms if alarm.at_ns), default=default_ns)
+        return min((alarm.at_ns for alarm in self.clock.alarms if alarm.at_ns), default=default_ns)
 
     # ---- clients -----------------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ class SimulatedVersion:
         """Whether the scheduler may use an instance: it is in service, or finishes its sequences."""
         instances = self.model.instances
         leaving = instances._leaving if isinstance(instances, SequenceInstances) else ()
-        return handle in instances._serving or handle in leaving
+        return handle in instances.serving or handle in leaving
 
     async def leave(self) -> None:
         """As `LoadedVersion.leave`: no repository agent is told."""

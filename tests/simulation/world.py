@@ -326,9 +326,9 @@ class World:
             self.check(counted == version.accepted, "%s counts %s requests of %s", title, counted, version.accepted)
             arena = version.model.input_arena
             if arena is not None:
-                self.check(not arena._charged, "%s keeps blocks: %s", title, arena._charged)
+                self.check(not arena.charged, "%s keeps blocks: %s", title, arena.charged)
         self.limiter.check()
-        self.check(not len(self.kernel.calls._waits), "calls are recorded that have ended")
+        self.check(not len(self.kernel.calls.waits), "calls are recorded that have ended")
         self.check(not self.budget.used_byte_size, "%s bytes are still charged", self.budget.used_byte_size)
 
     def close(self) -> None:

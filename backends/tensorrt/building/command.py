@@ -196,7 +196,7 @@ class _Cancellation:
 
 
 def run_command(arguments: list[str] | None = None) -> int:
-    """Run the command, by default that of `sys.argv`; returns the exit code. An error is one text on standard error."""
+    """Run the command, by default as in `sys.argv`; returns the exit code. An error is one text on standard error."""
     try:
         return command(arguments, standalone_mode=False, prog_name="naiad build-engine") or 0
     except RequestCancelled:

@@ -112,7 +112,7 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
 def profiles(settings: BuildSettings, inputs: Sequence[EngineTensor]) -> list[Profile]:
     """Return the profiles of the options, one if no input has variable dimensions.
 
-    `inputs` are those of the network. What an option leaves out is taken from another one: the minimum from the
+    `inputs` are the network's. What an option leaves out is taken from another one: the minimum from the
     optimum, the optimum from the maximum, the maximum from the optimum. Raises `InvalidArgument`.
     """
     given = [

@@ -2,7 +2,7 @@
 
 A CUDA graph repeats one execution with fixed shapes and addresses, in one call of the driver. Rules and texts are those
 of Triton's TensorRT backend (`optimization.cuda`), except that a lower bound applies to the batch dimension only: where
-another dimension is smaller than that of the graph, the rows of the inputs would lie at other places.
+another dimension is smaller than in the graph, the rows of the inputs would lie at other places.
 """
 
 from __future__ import annotations

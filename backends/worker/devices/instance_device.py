@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The alignment of all that models read and write on a device, in bytes, as that of cudaMalloc.
+#: The alignment of all that models read and write on a device, in bytes: cudaMalloc's.
 ALIGNMENT = 256
 
 #: The longest waits that use the processor, in nanoseconds.
@@ -145,7 +145,7 @@ class InstanceDevice:
         self._overlaps = False
         #: Whether outputs of this batch are copied on the stream that computes (`keeps_outputs_in_order`).
         self._copies_in_order = False
-        #: Whether the stages of batches that do not overlap are measured, and those of the last one.
+        #: Whether the stages of batches that do not overlap are measured, and the stages of the last one.
         self.timed = False
         self.stages: Stages | None = None
         #: How long a wait may use the processor, in nanoseconds: to sleep and be woken takes 10 to 60 us. 0 where other

@@ -73,7 +73,7 @@ class HostPinning:
         self._starts: list[int] = []
         #: Memory, and whether to pin or to unpin it; None ends the thread.
         self._jobs: queue.SimpleQueue[tuple[_Mapping, bool] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._warned = False
         #: How often memory was pinned and unpinned.
         self.pins = self.unpins = 0
@@ -129,9 +129,9 @@ class HostPinning:
             for mapping in self._ordered:
                 if self._policy.gone(mapping.number):
                     self._begin(mapping, pin=False)
-        if self._thread is not None:
+        if self.thread is not None:
             self._jobs.put(None)
-            self._thread.join(_CLOSE_TIMEOUT_S)
+            self.thread.join(_CLOSE_TIMEOUT_S)
 
     def _find(self, address: int, byte_size: int) -> _Mapping | None:
         position = bisect.bisect_right(self._starts, address) - 1
@@ -188,9 +188,9 @@ class HostPinning:
     # ---- the thread ----------------------------------------------------------------------------------
 
     def _begin(self, mapping: _Mapping, *, pin: bool) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pinning", daemon=True)
-            self._thread.start()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="pinning", daemon=True)
+            self.thread.start()
         self._jobs.put((mapping, pin))
 
     def _run(self) -> None:

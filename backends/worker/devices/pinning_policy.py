@@ -55,7 +55,7 @@ class _Uses(msgspec.Struct):
     byte_size: int
     #: Since it was last decided about.
     count: int = 0
-    #: The number of the last use, among those of all regions.
+    #: The number of the last use, among the uses of all regions.
     last: int = 0
     pinned: bool = False
     #: Whether it is the worker's or the kernel's: it is never unpinned for another one.

@@ -78,7 +78,7 @@ def _our_spec(name: str, folders: list[str]) -> ModuleSpec:
 
 
 def share_names() -> None:
-    """Let our packages be found, beside those of the program. Raises `ImportError` if a module has the name of one."""
+    """Let our packages be found, beside the program's own. Raises `ImportError` if a module has the name of one."""
     if any(isinstance(each, SharedNames) for each in sys.meta_path):
         return
     finder = SharedNames()

@@ -12,6 +12,8 @@ import re
 
 import msgspec
 
+from kernel.errors import BadOption
+
 #: What an address begins with, and the cloud's name.
 CLOUDS = {"s3": "Amazon S3", "gs": "Google Cloud Storage", "as": "Azure Blob Storage"}
 
@@ -20,7 +22,7 @@ _HOST_AND_PORT = re.compile(r"(https?://)?((?:[\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]+)
 _BUCKET = re.compile(r"[\w.-]+", re.ASCII)
 
 
-class BadAddress(Exception):
+class BadAddress(BadOption):
     """A text begins like an address of a cloud and is none. The message says what was expected."""
 
 

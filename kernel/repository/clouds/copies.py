@@ -55,13 +55,13 @@ class Copy(HeldFolder):
         super().__init__()
         self._folder = folder
         self.path = str(folder / name)
-        self._fd = fd
+        self.fd = fd
         self._keep = keep
 
     def _remove(self) -> None:
         if not self._keep:
-            _remove_unused(self._folder, self._fd)
-        os.close(self._fd)
+            remove_unused(self._folder, self.fd)
+        os.close(self.fd)
 
 
 class PartialCopy:
@@ -70,7 +70,7 @@ class PartialCopy:
     def __init__(self, folder: Path, fd: int, name: str, objects: dict[str, _Object]) -> None:
         """`fd` is the open folder with an exclusive lock."""
         self._folder = folder
-        self._fd = fd
+        self.fd = fd
         self._name = name
         self._objects = objects
         #: The folder for files that are being received: they are moved when they are whole.
@@ -83,7 +83,7 @@ class PartialCopy:
     @property
     def ended(self) -> bool:
         """Whether it has become a copy, or was abandoned."""
-        return self._fd < 0
+        return self.fd < 0
 
     @property
     def file_count(self) -> int:
@@ -148,9 +148,9 @@ class PartialCopy:
         whole = self._folder.parent / digest
         with contextlib.suppress(OSError):  # another server has made the same copy
             self._folder.rename(whole)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
-        if is_at(self._fd, whole):
-            fd, self._fd = self._fd, -1
+        fcntl.flock(self.fd, fcntl.LOCK_SH)
+        if is_at(self.fd, whole):
+            fd, self.fd = self.fd, -1
             return Copy(whole, self._name, fd, keep=keep)
         self.abandon()
         found = _opened(whole, self._name, keep=keep)
@@ -160,10 +160,10 @@ class PartialCopy:
 
     def abandon(self) -> None:
         """Remove it."""
-        if self._fd >= 0:
+        if self.fd >= 0:
             shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._fd)
-            self._fd = -1
+            os.close(self.fd)
+            self.fd = -1
 
 
 class Copies:
@@ -188,7 +188,7 @@ class Copies:
             folder = self._of_model(address, name)
             found = _opened(folder / digest, name, keep=self.keeps)
             if found is not None and self.keeps:
-                self._remove_old(folder)  # such as what a killed server has received
+                self.remove_old(folder)  # such as what a killed server has received
             return found
         except OSError as error:
             raise file_error(f"failed to find copies of model '{name}': {error.strerror}", error) from error
@@ -203,7 +203,7 @@ class Copies:
             partial = PartialCopy(Path(path), fd, name, objects)
             try:
                 partial.fill(model)
-                self._remove_old(folder)
+                self.remove_old(folder)
                 with self._lock:
                     self._partial = [each for each in self._partial if each.coming_byte_size]
                     partial.check_room(sum(each.coming_byte_size for each in self._partial))
@@ -223,13 +223,13 @@ class Copies:
             shutil.rmtree(path, ignore_errors=True)
             os.close(fd)
 
-    def _remove_old(self, folder: Path) -> None:
+    def remove_old(self, folder: Path) -> None:
         """Remove the copies of a model that no server uses or makes; their files that are needed have links."""
         for other in folder.iterdir():
             with contextlib.suppress(OSError):
                 fd = os.open(other, OPEN_FOLDER)
                 try:
-                    _remove_unused(other, fd)
+                    remove_unused(other, fd)
                 finally:
                     os.close(fd)
 
@@ -265,13 +265,13 @@ def _opened(folder: Path, name: str, *, keep: bool) -> Copy | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         whole = False
     if not whole:
-        _remove_unused(folder, fd)
+        remove_unused(folder, fd)
         os.close(fd)
         return None
     return Copy(folder, name, fd, keep=keep)
 
 
-def _remove_unused(folder: Path, fd: int) -> None:
+def remove_unused(folder: Path, fd: int) -> None:
     """Remove an open folder, unless another use of it has a lock, or another folder has its name now."""
     with contextlib.suppress(OSError):  # it is used
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,7 +51,7 @@ class _Azure(msgspec.Struct, frozen=True):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The content of a file: address → credentials, by cloud. The address "" is that of all others."""
+    """The content of a file: address → credentials, by cloud. The address "" stands for all others."""
 
     s3: dict[str, _S3] = {}
     gs: dict[str, str] = {}

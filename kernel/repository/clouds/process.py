@@ -222,9 +222,9 @@ class Stores:
 
     def answer(self, request: Request, progress: Callable[[int], None]) -> Any:
         """Return the result of a request; `progress` gets how many bytes have arrived. Raises `StoreError`."""
-        client = self._client(request.place)
         root = request.place.root
         try:
+            client = self._client(request.place)
             client.invalidate_cache()
             match request:
                 case ListObjects(folder=folder):
@@ -238,7 +238,7 @@ class Stores:
         except StoreError:
             raise
         except Exception as error:
-            raise StoreError(_text(error, request.place)) from error
+            raise StoreError(error_text(error, request.place)) from error
 
     def _client(self, place: Place) -> Any:
         key = msgspec.json.encode([place.protocol, place.arguments])
@@ -252,10 +252,7 @@ class Stores:
                 raise StoreError(f"the package {module} is missing ({error}): {install_command(extra)}") from None
             while len(self._clients) >= _CLIENT_COUNT:  # their credentials may have been replaced
                 del self._clients[next(iter(self._clients))]
-            try:
-                self._clients[key] = kind(**place.arguments, **_settings(place))
-            except Exception as error:
-                raise StoreError(_text(error, place)) from error
+            self._clients[key] = kind(**place.arguments, **_settings(place))
         return self._clients[key]
 
 
@@ -368,7 +365,7 @@ def _modified_ns(info: Mapping[str, Any]) -> int:
     return 0
 
 
-def _text(error: BaseException, place: Place) -> str:
+def error_text(error: BaseException, place: Place) -> str:
     """Return what has gone wrong, without the secrets of the place."""
     kind = type(error).__name__
     text = " ".join(str(error).split())

@@ -61,7 +61,7 @@ class CloudReader(Protocol):
         """End what runs."""
 
 
-class _Process:
+class StoreProcess:
     """One process. It has one request at a time."""
 
     def __init__(self) -> None:
@@ -69,21 +69,21 @@ class _Process:
         with other:
             try:
                 # A session of its own: only the kernel gets signals of the terminal.
-                self._process = subprocess.Popen(
+                self.process = subprocess.Popen(
                     own_command(_MODULE), stdin=other.fileno(), stdout=other.fileno(), start_new_session=True
                 )
             except BaseException:
                 own.close()
                 raise
         own.setblocking(False)
-        self._socket = own
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.socket = own
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, content: bytes, progress: Callable[[int], None]) -> tuple[list[Part | Result], Failed | None]:
         """Send a request, and return the parts of its result, or what has failed. Raises `CloudFailed`, `Ended`."""
-        if self._streams is None:
-            self._streams = await asyncio.open_unix_connection(sock=self._socket)
-        reader, writer = self._streams
+        if self.streams is None:
+            self.streams = await asyncio.open_unix_connection(sock=self.socket)
+        reader, writer = self.streams
         parts: list[Part | Result] = []
         try:
             writer.write(_LENGTH.pack(len(content)) + content)
@@ -111,21 +111,21 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def end(self) -> None:
         """Kill the process. It ends within milliseconds, unless the system cannot end it; `alive` tells."""
-        if self._streams is not None:
-            self._streams[1].close()
+        if self.streams is not None:
+            self.streams[1].close()
         else:
-            self._socket.close()
+            self.socket.close()
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            self.process.kill()
 
     def wait(self) -> None:
         """Wait a few seconds for the end of the process. Blocks."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self.process.wait(_END_S)
 
 
 class ReaderProcesses:
@@ -133,11 +133,11 @@ class ReaderProcesses:
 
     def __init__(self) -> None:
         #: The last one is used first, so that the others can end.
-        self._idle: list[_Process] = []
+        self._idle: list[StoreProcess] = []
         self._timer: asyncio.TimerHandle | None = None
         #: Killed, and not waited for yet.
-        self._ended: list[_Process] = []
-        self._busy: set[_Process] = set()
+        self._ended: list[StoreProcess] = []
+        self._busy: set[StoreProcess] = set()
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._closed = False
 
@@ -150,13 +150,15 @@ class ReaderProcesses:
             if self._closed:  # which has ended the process of this request
                 raise CloudFailed("the server stops")
             try:
-                return await self._ask(_Process(), content, kind, progress)
+                return await self._ask(StoreProcess(), content, kind, progress)
             except OSError as error:
                 raise CloudFailed(f"the process that reads clouds cannot start: {error}") from error
             except Ended:
                 raise CloudFailed("the process that reads clouds has ended unexpectedly") from None
 
-    async def _ask(self, process: _Process, content: bytes, kind: Any, progress: Callable[[int], None] | None) -> Any:
+    async def _ask(
+        self, process: StoreProcess, content: bytes, kind: Any, progress: Callable[[int], None] | None
+    ) -> Any:
         self._busy.add(process)
         try:
             parts, failed = await process.ask(content, progress or _ignore)
@@ -175,7 +177,7 @@ class ReaderProcesses:
             raise StoreFailed(failed.message)
         return value
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, process: StoreProcess) -> None:
         process.end()
         self._ended.append(process)
         self._look_later()

@@ -2,7 +2,7 @@
 
 The configurations of a cloud repository's models, as of its last listing. Nothing here blocks or waits.
 
-A listing of the whole repository needs them to know the ensembles; loads read those of the copies.
+A listing of the whole repository needs them to know the ensembles; loads read the configurations in the copies.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from kernel.tools.bench.plot import check_plotting, draw
 from kernel.tools.bench.report import compared_text, csv_text, level_name, run_text
 from kernel.tools.bench.results import FORMAT, BenchRun, StoredRuns
 from kernel.tools.client import ClientError
+from kernel.tools.printing import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from kernel.tools.bench.options import BenchSettings
     from kernel.tools.bench.results import PointRow
+    from kernel.tools.printing import WorkProgress
 
 #: The exit codes: all requests succeeded, some failed, nothing could be measured, the keyboard has ended it.
 _OK, _FAILED_REQUESTS, _NOT_MEASURED, _INTERRUPTED = 0, 1, 2, 130
@@ -87,7 +89,8 @@ def _measured(settings: BenchSettings) -> tuple[list[BenchRun], int]:
 def _measure_all(settings: BenchSettings, contenders: Sequence[BenchContender]) -> None:
     """Measure each load with each server, one server after the other, so that a slower hour is one for both."""
     seconds = (settings.warmup_s + settings.duration_s) * len(settings.levels) * len(contenders)
-    with _shown_progress(seconds) as shown:
+    with progress_bar(seconds, time_left=True) as bar:
+        shown = _LoadProgress(bar)
         for level in settings.levels:
             for contender in contenders:
                 label = f"{contender.target.label}  " if len(contenders) > 1 else ""
@@ -97,54 +100,27 @@ def _measure_all(settings: BenchSettings, contenders: Sequence[BenchContender]) 
                 shown.end()
 
 
-class _Progress:
-    """Shows nothing: standard error is no terminal."""
+class _LoadProgress:
+    """Shows how far the loads are, in seconds, and how many requests the present one has had."""
+
+    def __init__(self, bar: WorkProgress) -> None:
+        self._bar = bar
+        self._done_s = 0.0
 
     def begin(self, name: str, seconds: float) -> None:
-        """A load begins."""
+        """A load of so many seconds begins."""
+        self._name, self._seconds, self._begin = name, seconds, time.monotonic()
+        self._bar.works_on(name)
 
     def counted(self, completed: int, failed: int) -> None:
         """`completed` requests have succeeded so far, and `failed` requests have failed."""
+        passed = min(time.monotonic() - self._begin, self._seconds)
+        errors = f", {failed:,} errors" if failed else ""
+        self._bar.reached(self._done_s + passed, f"{self._name}: {completed:,} requests{errors}")
 
     def end(self) -> None:
         """The load has ended."""
-
-
-@contextlib.contextmanager
-def _shown_progress(seconds: float) -> Iterator[_Progress]:
-    """Show on a terminal how far the loads are."""
-    if not sys.stderr.isatty():
-        yield _Progress()
-        return
-    import time
-
-    from rich.console import Console  # takes long, and only a terminal needs it
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    columns = (BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=seconds)
-
-        class BenchBar(_Progress):
-            """Draws on the terminal."""
-
-            done = 0.0
-
-            def begin(self, name: str, seconds: float) -> None:
-                self._name, self._seconds, self._begin = name, seconds, time.monotonic()
-                shown.update(task, description=name)
-
-            def counted(self, completed: int, failed: int) -> None:
-                passed = min(time.monotonic() - self._begin, self._seconds)
-                errors = f", {failed:,} errors" if failed else ""
-                text = f"{self._name}: {completed:,} requests{errors}"
-                shown.update(task, completed=self.done + passed, description=text)
-
-            def end(self) -> None:
-                self.done += self._seconds
-
-        yield BenchBar()
+        self._done_s += self._seconds
 
 
 def _stored(path: str) -> BenchRun:

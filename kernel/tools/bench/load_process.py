@@ -447,10 +447,6 @@ def _write(message: Any) -> None:
             os._exit(0)
 
 
-def _report(message: Any) -> None:
-    _write(message)
-
-
 def main() -> None:
     """Run loads until the input ends."""
     with contextlib.suppress(OSError, AttributeError):
@@ -471,7 +467,7 @@ def main() -> None:
         if not isinstance(message, LoadPoint):  # a load that had ended already should be stopped
             continue
         try:
-            _write(loop.run(message, commands.stopped, _report))
+            _write(loop.run(message, commands.stopped, _write))
         except OSError as error:
             _write(LoadProblem(f"no connection to {setup.host}:{setup.port}: {reason(error)}"))
 

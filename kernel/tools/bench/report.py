@@ -47,7 +47,7 @@ def row_notes(row: PointRow) -> list[str]:
     if row.unsent:
         found.append(
             f"{row.unsent} requests were due and never sent, since all {row.connections} connections were busy: the "
-            "server does not keep up, and the latencies are those of a queue that grows"
+            "server does not keep up, and the latencies come from a queue that grows"
         )
     elif row.target_rate and row.completed and row.rate < _REACHED * row.target_rate and not row.stopped:
         found.append(f"only {row.rate:,.0f} of {row.target_rate:,.0f} requests/s were completed in time")

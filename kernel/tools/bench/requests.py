@@ -7,11 +7,11 @@ can be put into the bytes.
 from __future__ import annotations
 
 import json
-import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kernel.tools.client import model_path
 from kernel.tools.elements import decode_elements
 from shm.datatypes import element_count
 
@@ -109,9 +109,7 @@ class HttpEncoding(msgspec.Struct, frozen=True):
 
     def encode(self, request: BenchRequest) -> list[bytes]:
         """Return the parts of a request: one, or two with the id of its sequence between them."""
-        path = f"/v2/models/{urllib.parse.quote(request.model, safe='')}"
-        if request.version:
-            path += f"/versions/{urllib.parse.quote(request.version, safe='')}"
+        path = model_path(request.model, request.version)
         headers = {"Host": self.authority, **self.headers}
         if self.streaming:
             body = json.dumps({**_generate_fields(request.inputs), **parameters_of(request)}).encode()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kernel.tools.bench.requests import PLACEHOLDER_ID, HttpEncoding
-from kernel.tools.client import ClientError, base_url, call, speaks_http2
+from kernel.tools.client import ClientError, base_url, call, model_path, speaks_http2
 from shm.datatypes import DATATYPES, element_count
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ class HttpBenchTarget:
         self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._url = f"http://{self._authority}"
         self._settings = settings
-        self._model = f"{self._url}/v2/models/{urllib.parse.quote(settings.model, safe='')}"
-        if settings.version:
-            self._model += f"/versions/{urllib.parse.quote(settings.version, safe='')}"
+        self._model = self._url + model_path(settings.model, settings.version)
         self._encoding: HttpEncoding | None = None
 
     def server(self) -> dict[str, Any]:
@@ -252,7 +250,7 @@ def _outputs(response: http.client.HTTPResponse, body: bytes) -> list[FoundOutpu
             for each in document["outputs"]
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ClientError(f"the response is not that of an inference server: {error!r} is missing") from None
+        raise ClientError(f"the response does not come from an inference server: {error!r} is missing") from None
 
 
 def _event_outputs(response: http.client.HTTPResponse) -> list[FoundOutput]:

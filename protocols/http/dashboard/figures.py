@@ -82,7 +82,7 @@ def traffic_of(kernel: KernelInterface, name: str) -> dict[str, Any] | None:
     found = {part: report[part] for part in _TRAFFIC}
     if found["rollout"] is not None:
         reason = shown_text(SERVER_PATHS.hidden_in(found["rollout"]["reason"]), MAX_REASON)
-        found["rollout"] = {**found["rollout"], "reason": reason}
+        found["rollout"] = {**found["rollout"], "reason": reason, "by": ""}
     if found["shadow"] is not None:
         found["shadow"] = {key: value for key, value in found["shadow"].items() if key != "worst"}
     return found

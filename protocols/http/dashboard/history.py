@@ -17,9 +17,8 @@ from protocols.http.dashboard.windows import quantile
 if TYPE_CHECKING:
     from kernel.serving.model_figures import ModelCounters
 
-#: How many samples are kept, and how long after one the next is due.
+#: How many samples are kept.
 SAMPLES = 60
-STEP_S = 2.0
 
 #: Of how many models.
 MOST_MODELS = 1000

@@ -43,10 +43,16 @@ async def report(call: HttpCall) -> web.Response:
 
     Only those who may change rules are told who has changed them: the addresses of clients.
     """
+    return json_response(_report(call))
+
+
+def _report(call: HttpCall) -> dict[str, Any]:
     found = _control(call).report(call.names["model"])
     if call.door.rules.restrictions.admin.refusal(call.http.headers.get, peer_of(call.http)) is not None:
         found["history"] = [{**each, "by": ""} for each in found["history"]]
-    return json_response(found)
+        if found["rollout"] is not None:
+            found["rollout"] = {**found["rollout"], "by": ""}
+    return found
 
 
 async def change(call: HttpCall) -> web.Response:
@@ -100,7 +106,7 @@ def _recorded(tensor: Tensor) -> RecordedTensor:
 
 async def rollout_status(call: HttpCall) -> web.Response:
     """Return where the last rollout of a model is; null if it had none."""
-    return json_response(_control(call).report(call.names["model"])["rollout"])
+    return json_response(_report(call)["rollout"])
 
 
 async def start_rollout(call: HttpCall) -> web.Response:

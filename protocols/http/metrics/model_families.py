@@ -10,7 +10,7 @@ define themselves; their help texts and label values may come from clients, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
@@ -45,13 +45,16 @@ class LabelledModel(msgspec.Struct, frozen=True):
     labels: str
 
 
-class Value(msgspec.Struct, frozen=True):
-    """A family with one value for each model version."""
+_Figures = TypeVar("_Figures")
+
+
+class Value(msgspec.Struct, Generic[_Figures], frozen=True):
+    """A family with one value for each model version, each GPU, or the response cache."""
 
     name: str
     help: str
-    #: Returns None for a model to which the family does not apply.
-    value: Callable[[ModelFigures], float | None]
+    #: Returns None for figures to which the family does not apply.
+    value: Callable[[_Figures], float | None]
     kind: str = "counter"
 
 
@@ -63,7 +66,7 @@ class Summary(msgspec.Struct, frozen=True):
     part: Callable[[Summaries], SlidingQuantiles]
 
 
-COUNTS = (
+COUNTS: tuple[Value[ModelFigures], ...] = (
     Value(
         "nv_inference_request_success",
         "Number of successful inference requests, all batch sizes",
@@ -94,7 +97,7 @@ COUNTS = (
 )
 
 #: Left out with --metrics-config=counter_latencies=false.
-DURATIONS = (
+DURATIONS: tuple[Value[ModelFigures], ...] = (
     Value(
         "nv_inference_request_duration_us",
         "Cumulative inference request duration in microseconds (includes cached requests)",
@@ -123,7 +126,7 @@ DURATIONS = (
 )
 
 #: Metrics that Triton lacks: its instances share its process, and it has no arenas.
-OURS = (
+OURS: tuple[Value[ModelFigures], ...] = (
     Value(
         "naiad_inference_in_flight_requests",
         "Number of requests that were accepted and have no final response yet",
@@ -215,7 +218,7 @@ OURS = (
 )
 
 #: Only for models whose number of instances changes with the load.
-AUTOSCALE = (
+AUTOSCALE: tuple[Value[ModelFigures], ...] = (
     Value(
         "naiad_autoscale_instances",
         "Number of instances that naiad.autoscale has chosen for the model",
@@ -320,7 +323,7 @@ def labels_of(model: ModelFigures) -> dict[str, str]:
     return {**tags, **namespace, "model": model.name, "version": model.version_text}
 
 
-def render_values(lines: list[str], family: Value, all_series: list[LabelledModel]) -> None:
+def render_values(lines: list[str], family: Value[ModelFigures], all_series: list[LabelledModel]) -> None:
     """Add the lines of a family with one value for each model version."""
     lines += head(family.name, family.help, family.kind)
     name, value = family.name, family.value

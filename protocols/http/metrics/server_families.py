@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
@@ -109,55 +108,67 @@ class ServerMetrics:
             "When the TLS certificate of a protocol expires, in seconds since the epoch",
         )
         self._whole = [(kind(name, help, registry=self.registry), value) for kind, name, help, value in _OF_SERVER]
+        self._traffic_families: list[Any] = []
         self._add_traffic()
         self._doors = DoorProcessMetrics(self.registry) if kernel.part_figures(DoorProcessList) else None
 
     def _add_traffic(self) -> None:
         """Add the families of traffic rules and rollouts."""
-        self._routed = Counter(
-            "naiad_traffic_requests_total",
+        self._routed = self._of_traffic(
+            Counter,
+            "requests_total",
             "Number of requests that a traffic rule has sent to a model version, by reason",
-            registry=self.registry,
         )
-        self._shares = self._gauge(
-            "naiad_traffic_share",
+        self._shares = self._of_traffic(
+            Gauge,
+            "share",
             "Share of the requests without a version that a model version gets by a traffic rule [0.0 - 1.0]",
         )
-
-        self._rewards = Counter(
-            "naiad_traffic_rewards_total",
+        self._rewards = self._of_traffic(
+            Counter,
+            "rewards_total",
             "Number of rewards that clients have reported for requests of a model version",
-            registry=self.registry,
         )
-        self._reward_sum = self._gauge(
-            "naiad_traffic_reward_sum", "Sum of the rewards that clients have reported for requests of a model version"
+        self._reward_sum = self._of_traffic(
+            Gauge,
+            "reward_sum",
+            "Sum of the rewards that clients have reported for requests of a model version",
         )
-        self._shadow_pairs = Counter(
-            "naiad_traffic_shadow_pairs_total",
+        self._shadow_pairs = self._of_traffic(
+            Counter,
+            "shadow_pairs_total",
             "Number of pairs of responses of a model's shadow that were compared, by result",
-            registry=self.registry,
         )
-        self._shadow_dropped = Counter(
-            "naiad_traffic_shadow_dropped_total",
+        self._shadow_dropped = self._of_traffic(
+            Counter,
+            "shadow_dropped_total",
             "Number of requests that were chosen for a model's shadow and not compared, by reason",
-            registry=self.registry,
         )
-        self._shadow_differences = Counter(
-            "naiad_traffic_shadow_differences_total",
+        self._shadow_differences = self._of_traffic(
+            Counter,
+            "shadow_differences_total",
             "Number of outputs that differed between a model's versions, by kind",
-            registry=self.registry,
         )
-        self._shadow_distance = self._gauge(
-            "naiad_traffic_shadow_distance",
+        self._shadow_distance = self._of_traffic(
+            Gauge,
+            "shadow_distance",
             "Quantile of the distance of an output between a model's versions; up to 1 is within the tolerance",
         )
-        self._rollout_phase = self._gauge(
-            "naiad_traffic_rollout_phase", "1 for the phase in which the last rollout of a model is"
+        self._rollout_phase = self._of_traffic(
+            Gauge,
+            "rollout_phase",
+            "1 for the phase in which the last rollout of a model is",
         )
-        self._rollout_events = self._gauge(
-            "naiad_traffic_rollout_events",
+        self._rollout_events = self._of_traffic(
+            Gauge,
+            "rollout_events",
             "Number of events that a guard of the last rollout of a model has counted for a model version, by kind",
         )
+
+    def _of_traffic(self, kind: type[Counter | Gauge], name: str, help_text: str) -> Any:
+        family = kind(f"naiad_traffic_{name}", help_text, registry=self.registry)
+        self._traffic_families.append(family)
+        return family
 
     def render(self, now_ns: int) -> str:
         """Return the lines in Prometheus' text format, each with its end."""
@@ -183,14 +194,9 @@ class ServerMetrics:
         return text.decode()
 
     def _set_traffic(self, traffic: TrafficControl) -> None:
-        # Versions that have ended, or have no share any more, have no series.
-        self._routed.values.clear()
-        self._shares.values.clear()
-        self._rollout_phase.values.clear()
-        self._rollout_events.values.clear()
+        for family in self._traffic_families:  # versions that have ended, or have no share any more, have no series
+            family.values.clear()
         self._set_shadows(traffic)
-        self._rewards.values.clear()
-        self._reward_sum.values.clear()
         for rewards in traffic.rewards():
             labels = {"model": rewards.model, "version": str(rewards.version)}
             self._rewards.set(labels, rewards.count)
@@ -211,8 +217,6 @@ class ServerMetrics:
                 self._shares.set(labels, target.share)
 
     def _set_shadows(self, traffic: TrafficControl) -> None:
-        for family in (self._shadow_pairs, self._shadow_dropped, self._shadow_differences, self._shadow_distance):
-            family.values.clear()
         for shadow in traffic.shadow_figures():
             labels = {"model": shadow.model, "target": shadow.target}
             self._shadow_pairs.set({**labels, "result": "equal"}, shadow.pairs - shadow.differing)
@@ -263,26 +267,18 @@ class DoorProcessMetrics:
 # ---- GPUs ------------------------------------------------------------------------------------
 
 
-class GpuFamily(msgspec.Struct, frozen=True):
-    """A family with one value for each GPU that has it."""
-
-    name: str
-    help: str
-    value: Callable[[GpuFigures], float | None]
-    kind: str = "gauge"
-
-
-GPU_FAMILIES = (
-    GpuFamily("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
-    GpuFamily("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda gpu: gpu.total_byte_size),
-    GpuFamily("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda gpu: gpu.used_byte_size),
-    GpuFamily("nv_gpu_power_usage", "GPU power usage in watts", lambda gpu: gpu.power_w),
-    GpuFamily("nv_gpu_power_limit", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w),
-    GpuFamily(
-        "nv_energy_consumption", "GPU energy consumption in joules since the Triton Server started",
-        lambda gpu: gpu.energy_j, kind="counter",
+GPU_FAMILIES: tuple[Value[GpuFigures], ...] = (
+    Value("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization, "gauge"),
+    Value("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", lambda gpu: gpu.total_byte_size, "gauge"),
+    Value("nv_gpu_memory_used_bytes", "GPU used memory, in bytes", lambda gpu: gpu.used_byte_size, "gauge"),
+    Value("nv_gpu_power_usage", "GPU power usage in watts", lambda gpu: gpu.power_w, "gauge"),
+    Value("nv_gpu_power_limit", "GPU power management limit in watts", lambda gpu: gpu.power_limit_w, "gauge"),
+    Value(
+        "nv_energy_consumption",
+        "GPU energy consumption in joules since the Triton Server started",
+        lambda gpu: gpu.energy_j,
     ),
-)  # fmt: skip
+)
 
 
 def render_gpus(reader: GpuFigureReader | None) -> list[str]:
@@ -307,7 +303,7 @@ def render_gpus(reader: GpuFigureReader | None) -> list[str]:
 # ---- the response cache ----------------------------------------------------------------------
 
 
-CACHE_COUNTERS = (
+CACHE_COUNTERS: tuple[Value[ModelFigures], ...] = (
     Value(
         "nv_cache_num_hits_per_model",
         "Number of cache hits per model",
@@ -344,60 +340,52 @@ CACHE_SUMMARIES = (
 )
 
 
-class CacheFamily(msgspec.Struct, frozen=True):
-    """A family with one value for the whole cache."""
-
-    name: str
-    help: str
-    value: Callable[[CacheFigures], float]
-    kind: str = "gauge"
-    #: Only a cache in the memory of the server has it.
-    local: bool = False
-
-
-CACHE_FIGURES = (
-    CacheFamily(
+#: Some are only for a cache in the memory of the server, which has a `byte_size`.
+CACHE_FIGURES: tuple[Value[CacheFigures], ...] = (
+    Value(
         "nv_cache_util",
         "Cache utilization [0.0 - 1.0]",
-        lambda figures: figures.used_byte_size / figures.byte_size,
-        local=True,
+        lambda figures: figures.used_byte_size / figures.byte_size if figures.byte_size else None,
+        "gauge",
     ),
-    CacheFamily(
+    Value(
         "nv_cache_num_entries",
         "Number of responses stored in response cache",
-        lambda figures: figures.entries,
-        local=True,
+        lambda figures: figures.entries if figures.byte_size else None,
+        "gauge",
     ),
-    CacheFamily("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits),
-    CacheFamily("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses),
-    CacheFamily("nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups),
-    CacheFamily(
+    Value("nv_cache_num_hits", "Number of cache hits in response cache", lambda figures: figures.hits, "gauge"),
+    Value("nv_cache_num_misses", "Number of cache misses in response cache", lambda figures: figures.misses, "gauge"),
+    Value(
+        "nv_cache_num_lookups", "Number of cache lookups in response cache", lambda figures: figures.lookups, "gauge"
+    ),
+    Value(
         "nv_cache_num_evictions",
         "Number of cache evictions in response cache",
-        lambda figures: figures.evictions,
-        local=True,
+        lambda figures: figures.evictions if figures.byte_size else None,
+        "gauge",
     ),
-    CacheFamily(
+    Value(
         "nv_cache_lookup_duration",
         "Total cache lookup duration (hit and miss), in microseconds",
         lambda figures: figures.lookup_ns // 1000,
+        "gauge",
     ),
-    CacheFamily(
+    Value(
         "nv_cache_insertion_duration",
         "Total cache insertion duration, in microseconds",
         lambda figures: figures.insertion_ns // 1000,
+        "gauge",
     ),
-    CacheFamily(
+    Value(
         "naiad_cache_failures_total",
         "Number of calls of the response cache that failed or took too long",
         lambda figures: figures.failures,
-        kind="counter",
     ),
-    CacheFamily(
+    Value(
         "naiad_cache_not_stored_total",
         "Number of responses that were not stored in the response cache, because they are too large or it has no room",
         lambda figures: figures.not_stored,
-        kind="counter",
     ),
 )
 
@@ -411,9 +399,8 @@ def render_cache(
     for family in CACHE_COUNTERS if config.counter_latencies else ():
         render_values(lines, family, series)
     for figure in CACHE_FIGURES:
-        if figures.byte_size or not figure.local:
-            value = number(figure.value(figures))
-            lines += (*head(figure.name, figure.help, figure.kind), f"{figure.name} {value}")
+        if (value := figure.value(figures)) is not None:
+            lines += (*head(figure.name, figure.help, figure.kind), f"{figure.name} {number(value)}")
     for summary in CACHE_SUMMARIES if config.summary_latencies else ():
         render_summary(lines, summary, series, config.quantiles, now_ns)
     return lines

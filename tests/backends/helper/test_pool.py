@@ -162,11 +162,11 @@ def test_tasks_fail_if_the_pool_is_closed() -> None:
 
 def test_regions_are_read_by_a_helper_that_runs_no_task() -> None:
     async def scenario(pool: HelperPool) -> None:
-        busy = pool._free.pop()
-        assert pool._for_regions() is pool._free[0]
-        other = pool._free.pop()
-        assert pool._for_regions() is busy, "all are busy: it waits for the first"
-        pool._free += [other, busy]
+        busy = pool.free.pop()
+        assert pool.for_regions() is pool.free[0]
+        other = pool.free.pop()
+        assert pool.for_regions() is busy, "all are busy: it waits for the first"
+        pool.free += [other, busy]
 
     run(scenario)
 

@@ -131,10 +131,10 @@ def test_a_watcher_that_is_killed_is_replaced_by_one_that_knows_all_sessions(
         watcher.add(worker.session)
         first = watcher.pid
         os.kill(first, signal.SIGKILL)
-        watcher._ended.clear()
-        await watcher._ended.wait()
+        watcher.ended.clear()
+        await watcher.ended.wait()
         assert not watcher.pid
-        assert watcher._restart is not None
+        assert watcher.restart is not None
         while not watcher.pid:  # noqa: ASYNC110 - the loop starts it
             await asyncio.sleep(0.001)
         assert watcher.pid != first
@@ -192,7 +192,7 @@ def test_a_start_without_enough_descriptors_leaves_nothing_behind(worker: FakeWo
         started = bool(watcher.pid)
         if not started:
             assert open_descriptors() <= before
-            assert watcher._restart is not None, "another one is started later"
+            assert watcher.restart is not None, "another one is started later"
         await watcher.close()
         return started
 

@@ -18,8 +18,8 @@ CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
         (
             {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"},
             [CPU],
-            "the packages onnxruntime 1.31.1 and onnxruntime-gpu 1.31.0 have the same files, and those of the former "
-            "were installed last. Repair: pip install --force-reinstall --no-deps onnxruntime-gpu",
+            "the packages onnxruntime 1.31.1 and onnxruntime-gpu 1.31.0 have the same files, and the files of the "
+            "former were installed last. Repair: pip install --force-reinstall --no-deps onnxruntime-gpu",
         ),
         (
             {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"},

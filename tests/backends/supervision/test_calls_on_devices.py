@@ -63,7 +63,7 @@ def place_of(call: Request, name: str = "IN") -> Span:
 
 def leased(bench: CallBench) -> int:
     """Return how many blocks of the worker's arena on the device are leased."""
-    arenas: Any = bench.handle._memory.device_arenas  # type: ignore[union-attr]
+    arenas: Any = bench.handle.memory.device_arenas  # type: ignore[union-attr]
     return int(arenas[-1].leased_block_count)
 
 

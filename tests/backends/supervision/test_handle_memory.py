@@ -143,8 +143,8 @@ def test_a_response_that_is_refused_keeps_no_block_of_the_worker() -> None:
         with Arena("outputs", 1 << 16) as arena:
             bench.worker.channel.send_with_fd(wire.ArenaCreated(1 << 16), arena.region.fd)
         await settle()
-        assert isinstance(bench.handle._memory, WorkerMemory)
-        outputs = bench.handle._memory.output_arena
+        assert isinstance(bench.handle.memory, WorkerMemory)
+        outputs = bench.handle.memory.output_arena
         assert outputs is not None
         wrong = wire.ResponseMessage([output_block("A", 0, 4096), output_block("B", 1 << 16, 4096)])
         await bench.say(wire.Executed(1, [wrong]))

@@ -193,6 +193,6 @@ def test_the_thread_ends_when_the_kernel_is_gone() -> None:
     late = LateRelease(release, delay_s=0)
     late.start()
     late.signal()
-    assert late._thread is not None
-    late._thread.join(20)
-    assert not late._thread.is_alive()
+    assert late.thread is not None
+    late.thread.join(20)
+    assert not late.thread.is_alive()

@@ -48,6 +48,7 @@ def test_an_equal_request_is_answered_at_once_and_not_executed() -> None:
         case.execute()
         second = case.submit()
         assert (data_of(first), data_of(second)) == (b"out!", b"out!")
+        assert [responses(each)[0].cached for each in (first, second)] == [False, True], "shadows compare no hits"
         assert case.executing == 0
         assert case.submit(b"5678").response_count == 0
         assert case.executing == 1

@@ -132,7 +132,7 @@ _MODEL_EFFECTS = {
         "--model-control-mode=explicit", lambda r: r.call("/v2/repository/models/m/load", {}).status, 200
     ),
     "repository-poll-secs": Effect(
-        "--repository-poll-secs=7", lambda r: r.lifecycle._settings.poll_s, 7, MODELS + "--model-control-mode=poll"
+        "--repository-poll-secs=7", lambda r: r.lifecycle.settings.poll_s, 7, MODELS + "--model-control-mode=poll"
     ),
     "load-model": Effect("--load-model=m", index, [("m", "READY")], MODELS + "--model-control-mode=explicit"),
     "exit-on-error": Effect("--exit-on-error=false", started, True, BROKEN),
@@ -150,7 +150,7 @@ _MODEL_EFFECTS = {
         "--model-namespacing=true", index, [("m", "READY")] * 2, MODELS + "--model-repository={same}"
     ),
     "model-load-thread-count": Effect(
-        "--model-load-thread-count=9", lambda r: r.lifecycle._settings.load_thread_count, 9
+        "--model-load-thread-count=9", lambda r: r.lifecycle.settings.load_thread_count, 9
     ),
     "model-load-retry-count": Effect(
         "--model-load-retry-count=2", lambda r: len(r.supervisors), 3, BROKEN + "--exit-on-error=false"
@@ -159,11 +159,11 @@ _MODEL_EFFECTS = {
         "--model-load-timeout-secs=9", lambda r: r.supervisors[0].options["load_timeout_s"], 9
     ),
     "model-unload-timeout-secs": Effect(
-        "--model-unload-timeout-secs=9", lambda r: r.lifecycle._settings.unload_timeout_s, 9
+        "--model-unload-timeout-secs=9", lambda r: r.lifecycle.settings.unload_timeout_s, 9
     ),
-    "repository-copies": Effect("--repository-copies=/x", lambda r: r.lifecycle._settings.copies, "/x"),
+    "repository-copies": Effect("--repository-copies=/x", lambda r: r.lifecycle.settings.copies, "/x"),
     "install-requirements": Effect(
-        "--install-requirements=false", lambda r: r.lifecycle._settings.installs_requirements, False
+        "--install-requirements=false", lambda r: r.lifecycle.settings.installs_requirements, False
     ),
     "environment-cache-directory": Effect(
         "--environment-cache-directory=/x", lambda r: environments(r).cache_folder, "/x"
@@ -317,7 +317,7 @@ _GRPC_EFFECTS = {
 
 
 def gpu_settings(running: Running) -> Any:
-    return running.kernel.repository._settings.gpus.settings  # type: ignore[attr-defined]  # a `Lifecycle`
+    return running.kernel.repository.settings.gpus.settings  # type: ignore[attr-defined]  # a `Lifecycle`
 
 
 _METRICS_EFFECTS = {

@@ -31,14 +31,13 @@ def test_every_error_has_a_number_of_its_own() -> None:
     assert len(texts) == 10
 
 
+@pytest.mark.usefixtures("recorded_timers")
 def test_an_error_that_is_not_logged_because_it_repeats_has_the_number_of_an_equal_one(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kernel.observe.limited_log.FIRST_LINES", 2)
-    monkeypatch.setattr("kernel.observe.internal_errors._log", log := LimitedLog(logging.getLogger("some")))
+    monkeypatch.setattr("kernel.observe.internal_errors._log", LimitedLog(logging.getLogger("some")))
     numbers = [unexpected_error("a test", UnicodeError()).text.split()[3] for _ in range(5)]
-    assert log._timer is not None
-    log._timer.cancel()
     assert numbers[1:] == [numbers[1]] * 4
     assert [record.getMessage() for record in caplog.records] == [
         f"internal error {number} in a test" for number in numbers[:2]

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kernel.observe.limited_log import FIRST_LINES, MOST_SUBJECTS, WINDOW_NS, LimitedLog, RepeatLimit
+
+if TYPE_CHECKING:
+    from tests.conftest import RecordedTimer
 
 
 def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -20,7 +24,7 @@ def texts(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_errors_that_repeat_are_logged_a_few_times_and_then_counted(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, recorded_timers: list[RecordedTimer]
 ) -> None:
     log = LimitedLog(logging.getLogger("some"))
     found = [log.log("model 'x'", "request %d failed", number) for number in range(1000)]
@@ -30,22 +34,20 @@ def test_errors_that_repeat_are_logged_a_few_times_and_then_counted(
     caplog.clear()
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + WINDOW_NS)
-    assert log._timer is not None
-    assert log._timer.daemon
-    log._timer.cancel()
-    log._timer.function()
+    [timer] = recorded_timers
+    assert timer.daemon
+    timer.function()
     assert texts(caplog) == ["990 more such errors of model 'x' in the last 10 s"]
     assert caplog.records[0].levelno == logging.ERROR
 
 
+@pytest.mark.usefixtures("recorded_timers")
 def test_what_was_left_out_is_also_said_before_the_next_error(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LimitedLog(logging.getLogger("some"))
     for _ in range(FIRST_LINES + 1):
         log.log("model 'x'", "failed")
-    assert log._timer is not None
-    log._timer.cancel()
     caplog.clear()
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + WINDOW_NS)
@@ -54,11 +56,11 @@ def test_what_was_left_out_is_also_said_before_the_next_error(
     assert caplog.records[1].exc_info is not None
 
 
-def test_a_server_without_many_errors_starts_no_thread() -> None:
+def test_a_server_without_many_errors_starts_no_thread(recorded_timers: list[RecordedTimer]) -> None:
     log = LimitedLog(logging.getLogger("some"))
     for _ in range(FIRST_LINES):
         log.log("model 'x'", "failed")
-    assert log._timer is None
+    assert recorded_timers == []
 
 
 def logged(limit: RepeatLimit, subject: str, now_ns: int, count: int) -> int:

@@ -95,8 +95,8 @@ def test_closing_does_not_wait_longer_than_it_may_and_later_lines_are_lost(targe
     writer.put(b"b\n")
     assert writer.lost_line_count == 1
     target.read.set()
-    writer._thread.join(FLUSH_TIMEOUT_S)
-    assert not writer._thread.is_alive()
+    writer.thread.join(FLUSH_TIMEOUT_S)
+    assert not writer.thread.is_alive()
     assert target.written == b"a\nlost 1\n"
 
 

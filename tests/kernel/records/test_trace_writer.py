@@ -94,19 +94,19 @@ async def test_the_traces_that_wait_are_counted_as_they_come_go_and_are_dropped(
     writer = bench.writer
 
     def counted_groups() -> int:
-        assert writer._waiting_count() == sum(group.count for group in writer._waiting)
-        return len(writer._waiting)
+        assert writer.waiting_count == sum(group.count for group in writer.waiting)
+        return len(writer.waiting)
 
     most = 0
     for id in range(1, 40):
         bench.put(id)
         most = max(most, counted_groups())
         if id % 7 == 0:
-            writer._turns.now()
+            writer.turns.now()
             helpers.run_all()
             counted_groups()
     assert most > 2
-    writer._drop_all()
+    writer.drop_all()
     assert counted_groups() == 0
     bench.put(41)
     assert counted_groups() == 1
@@ -139,15 +139,15 @@ async def test_usual_traces_that_wait_are_counted_as_they_come_go_and_are_droppe
         if id % 9 == 0:
             other.put_usual((0, id, ("n", 1), "", 1, 2, 3, 4, ExecutionTimes(5, 6, 7, 8), 9), lambda: 10)
         if id % 50 == 0:
-            writer._turns.now()
+            writer.turns.now()
             helpers.run_all()
-        waiting = writer._waiting_count()
-        assert waiting == sum(group.count for group in writer._waiting)
+        waiting = writer.waiting_count
+        assert waiting == sum(group.count for group in writer.waiting)
         assert waiting + writer.written_count + _running(helpers) == id + id // 9
-    assert writer._drop_all() == waiting
-    assert writer._waiting_count() == 0
+    assert writer.drop_all() == waiting
+    assert writer.waiting_count == 0
     bench.put_usual(200)
-    assert writer._waiting_count() == 1
+    assert writer.waiting_count == 1
     await writer.close(0)
 
 
@@ -174,7 +174,7 @@ async def test_the_bytes_of_usual_traces_that_wait_are_limited(tmp_path: Path, m
     bench = Bench(tmp_path / "t", helpers)
     bench.put_usual(*range(1, 2001))
     assert bench.writer.lost_count > 1000
-    assert bench.writer._waiting_byte_size() < 20_000
+    assert bench.writer.waiting_byte_size < 20_000
     helpers.run_all()
     await bench.writer.close(5)
 
@@ -209,12 +209,12 @@ async def test_the_bytes_of_traces_that_wait_are_limited(
             bench.output.put(TraceRecord(id, 0, "m", 1, "", ["QUEUE_START", id], tensors))
     # One MiB, of four traces, is with the helper; three MiB wait.
     assert bench.writer.lost_count == 40 - 4 - 3 * 4
-    assert bench.writer._waiting_byte_size() == sum(len(group.records) for group in bench.writer._waiting)
+    assert bench.writer.waiting_byte_size == sum(len(group.records) for group in bench.writer.waiting)
     assert [record.getMessage() for record in caplog.records] == [
         "1 trace was lost: more than 3 MiB of traces wait to be written"
     ]
-    bench.writer._drop_all()
-    assert bench.writer._waiting_byte_size() == 0
+    bench.writer.drop_all()
+    assert bench.writer.waiting_byte_size == 0
     bench.put(41)
     await bench.writer.close(0)
 

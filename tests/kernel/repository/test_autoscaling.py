@@ -30,7 +30,7 @@ def scaled(text: str, count: int = 1) -> str:
 
 @pytest.fixture
 def clock(lab: RepositoryLab) -> FakeClock:
-    found = lab.lifecycle._clock
+    found = lab.lifecycle.clock
     assert isinstance(found, FakeClock)
     return found
 
@@ -52,7 +52,7 @@ def finish_all(lab: RepositoryLab) -> None:
     """Let all instances respond to what they have, until nothing is left."""
     while busy := [k.instance for k in lab.keepers if k.instance is not None and k.instance.batches]:
         for instance in busy:
-            instance._respond(instance.batches.popleft())
+            instance.respond(instance.batches.popleft())
 
 
 async def pass_time(lab: RepositoryLab, clock: FakeClock, ns: int) -> None:
@@ -125,10 +125,10 @@ def test_an_instance_that_is_removed_finishes_its_batch(lab: RepositoryLab, cloc
         [sink] = submit(model, 1)
         assert second.batches
         model.instances.add(lab.keepers[0].instance)  # type: ignore[arg-type]  # it is there
-        lab.keepers[0].instance._respond(lab.keepers[0].instance.batches.popleft())  # type: ignore[union-attr]
+        lab.keepers[0].instance.respond(lab.keepers[0].instance.batches.popleft())  # type: ignore[union-attr]
         await pass_time(lab, clock, 100 * MS)
         assert model.instances.count == 1
-        second._respond(second.batches.popleft())
+        second.respond(second.batches.popleft())
         assert len(sink.responses) == 1
 
     run(lab, scenario)
@@ -217,7 +217,7 @@ def test_a_version_that_was_unloaded_is_not_scaled_any_more(lab: RepositoryLab, 
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.load("m")
         await lab.lifecycle.unload("m")
-        await until(lambda: not lab.lifecycle._background.count)
+        await until(lambda: not lab.lifecycle.background.count)
         assert lab.alive == []
 
     run(lab, scenario)
@@ -233,7 +233,7 @@ def test_an_unload_ends_the_start_of_an_instance_that_hangs(
     async def scenario(lab: RepositoryLab) -> None:
         await lab.lifecycle.load("m")
         submit(lab.catalog.resolve("m"), 9)
-        await until(lambda: lab.lifecycle._background.count == 1)
+        await until(lambda: lab.lifecycle.background.count == 1)
         await settled()
         lab.gate = asyncio.Event()
         while len(lab.keepers) < 2:

@@ -173,7 +173,7 @@ def test_a_poll_that_fails_unexpectedly_is_logged_counted_shown_and_begun_again(
         lifecycle = lab.lifecycle
         before = lifecycle.figures().background_failures
         with monkeypatch.context() as patch:
-            patch.setattr(lifecycle._repositories._repositories[0], "list_entries", failing_listing)
+            patch.setattr(lifecycle.repositories.repositories[0], "list_entries", failing_listing)
             await until(lambda: lifecycle.figures().background_failures >= before + 2)
             assert lifecycle.polling.trouble() == (
                 "The last poll of the model repositories has failed: unexpected Unexpected"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,34 @@ def test_the_history_says_who_changed_what_and_is_bounded(lab: TrafficLab, caplo
     assert len(lab.traffic.report("m")["history"]) == MOST_CHANGES
 
 
+def test_a_rule_and_a_history_have_a_most_size(lab: TrafficLab) -> None:
+    def rule(count: int) -> dict[str, Any]:
+        values = [f"{number:0200}" for number in range(50)]
+        return {"rules": [{"header": "x", "is": values, "to": "3"}] * count}
+
+    with pytest.raises(InvalidArgument, match="a traffic rule may have 262144 bytes in JSON, and this one has"):
+        lab.rule(**rule(30))
+    for number in range(2 * MOST_CHANGES):
+        lab.rule(**rule(20), salt=str(number))
+    found = lab.traffic.report("m")["history"]
+    assert [each["rule"]["salt"] for each in found] == [str(2 * MOST_CHANGES - 1)], "each takes most of the limit"
+    lab.rule(weights={"3": 1}, rules=[])
+    assert len(lab.traffic.report("m")["history"]) == 2
+
+
+def test_what_a_restart_needs_is_made_again_for_the_model_that_has_changed_only(lab: TrafficLab) -> None:
+    lab.add(1, "n")
+    lab.traffic.change("n", {"weights": {"1": 1}}, "a test")
+    first = lab.traffic.document()
+    lab.rule(weights={"3": 1})
+    second = lab.traffic.document()
+    assert second["n"] is first["n"]
+    assert second["m"]["rule"] == {"weights": {"3": 1}}
+    lab.rule(weights={"3": 2})
+    assert lab.traffic.document()["m"]["rule"] == {"weights": {"3": 2}}
+    assert second["m"]["rule"] == {"weights": {"3": 1}}, "the thread that writes it may have it still"
+
+
 def test_an_unknown_model_has_no_rule(lab: TrafficLab) -> None:
     for call in (
         lambda: lab.traffic.report("n"),
@@ -97,7 +126,7 @@ def test_a_wrong_change_changes_nothing(lab: TrafficLab) -> None:
 
 
 def test_rules_are_refused_where_repositories_are_namespaces(lab: TrafficLab) -> None:
-    traffic = Traffic(lab.kernel.rules, lab.front.clock, namespacing=True)
+    traffic = Traffic(lab.kernel.rules, lab.front.clock, lab.kernel.budget, namespacing=True)
     with pytest.raises(InvalidArgument, match="--model-namespacing"):
         traffic.change("m", {"weights": {"3": 1}}, "")
     traffic.set_file("m", b"weights = { '3' = 1 }")

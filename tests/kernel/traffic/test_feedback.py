@@ -10,6 +10,7 @@ import pytest
 from kernel.errors import InvalidArgument
 from kernel.traffic.feedback import LEAST_REWARDS, MOST_ID_LENGTH, MOST_REWARDS, Feedback, Reward, Rewards, read_rewards
 from kernel.traffic.settings import FeedbackSettings
+from shm.blocks import ByteBudget
 from tests.kernel.traffic.traffic_lab import TrafficLab
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ MINUTE_NS = 60_000_000_000
 
 
 def test_a_reward_counts_once_for_the_version_that_had_the_request() -> None:
-    feedback = Feedback(FeedbackSettings())
+    feedback = Feedback(FeedbackSettings(), ByteBudget(1 << 20))
     feedback.remember("a", VERSION, 0)
     feedback.remember("b", ("m", 4), 0)
     assert feedback.reward([Reward("a", 1.0), Reward("a", 1.0), Reward("c", 1.0), Reward("b", 0.5)], 1) == 2
@@ -30,7 +31,8 @@ def test_a_reward_counts_once_for_the_version_that_had_the_request() -> None:
 
 
 def test_ids_are_bounded_in_number_length_and_age() -> None:
-    feedback = Feedback(FeedbackSettings(ids=3, minutes=1))
+    budget = ByteBudget(1 << 20)
+    feedback = Feedback(FeedbackSettings(ids=3, minutes=1), budget)
     for id in ("a", "b", "c", "a", "d", "x" * (MOST_ID_LENGTH + 1)):
         feedback.remember(id, VERSION, 0)
     assert feedback.as_dict()["remembered"] == 3
@@ -40,7 +42,53 @@ def test_ids_are_bounded_in_number_length_and_age() -> None:
     assert feedback.reward([Reward("old", 1)], MINUTE_NS + 1) == 0
     feedback.remember("old", VERSION, 0)
     feedback.forget_old(2 * MINUTE_NS + 1)
-    assert feedback.as_dict()["remembered"] <= 1
+    assert feedback.as_dict()["remembered"] == 0
+    assert budget.used_byte_size == 0
+
+
+def test_old_ids_are_forgotten_where_nobody_asks_for_the_table() -> None:
+    budget = ByteBudget(1 << 20)
+    feedback = Feedback(FeedbackSettings(minutes=1), budget)
+    for number in range(10):
+        feedback.remember(str(number), VERSION, 0)
+    for number in range(10, 20):
+        feedback.remember(str(number), VERSION, MINUTE_NS + 1)
+    assert feedback.as_dict()["remembered"] == 10
+
+
+def test_ids_count_in_the_memory_budget_and_none_is_remembered_without_room() -> None:
+    budget = ByteBudget(1000)
+    feedback = Feedback(FeedbackSettings(), budget)
+    for id in ("a", "\U0001f600" * 100, "c", "d", "e"):
+        feedback.remember(id, VERSION, 0)
+    found = feedback.as_dict()
+    assert (found["remembered"], found["without_room"]) == (2, 3)
+    assert 640 + 240 <= budget.used_byte_size <= 1000, "characters that are not ASCII take four bytes"
+    assert feedback.reward([Reward(id, 1) for id in ("a", "c")], 0) == 1
+    assert not feedback.forget_some()
+    assert budget.used_byte_size == 0
+
+
+def test_ids_that_no_rule_needs_give_their_memory_back_in_slices() -> None:
+    lab = TrafficLab()
+    lab.kernel.budget.limit_byte_size = 1 << 30
+    budget = lab.kernel.budget
+    rule: dict[str, Any] = {"ids": 100_000}
+    lab.rule(weights={"3": 1}, feedback=rule)
+    route = lab.kernel.rules.by_name["m"]
+    for number in range(12_000):
+        assert route.choose(lab.request(id=str(number))) is lab.models[3]
+    full = budget.used_byte_size
+    lab.rule(feedback=None)
+    assert 0 < budget.used_byte_size < full, "a slice at once"
+    lab.rule(feedback=rule)
+    lab.front.clock.advance(1_000_000_000)
+    kept = lab.traffic.report("m")["feedback"]["remembered"]
+    assert 0 < kept < 12_000, "a rule needs it again"
+    lab.rule(feedback={"ids": 10})
+    lab.front.clock.advance(1_000_000_000)
+    assert budget.used_byte_size == 0
+    assert lab.traffic.report("m")["feedback"]["remembered"] == 0
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,10 @@ def test_a_step_without_a_verdict_pauses_and_is_no_success(look: Look, reason: s
 
 def test_what_people_do() -> None:
     paused = commanded(at_step(1), "pause", 5, "ann")
-    assert (paused.phase, paused.share, paused.reason) == ("paused", 50, "paused by ann")
+    assert (paused.phase, paused.share, paused.reason, paused.by) == ("paused", 50, "paused", "ann")
     resumed = commanded(paused, "resume", 9, "bob")
     assert (resumed.phase, resumed.step, resumed.since_ns) == ("step", 1, 9)
+    assert looked(resumed, Look(10, verdict=STOP)).by == "", "the server has done that"
     done = commanded(resumed, "promote", 10, "ann")
     assert (done.phase, done.share) == ("done", 100)
     assert commanded(done, "abort", 11, "ann").share == 0, "the former version comes back"
@@ -114,7 +115,11 @@ def test_a_restart_goes_on_with_the_same_step_and_never_promotes() -> None:
     state = restarted(at_step(1), 7)
     assert (state.phase, state.share, state.step) == ("loading", 0, 1)
     assert looked(state, Look(8)).share == 50
-    assert restarted(at_step(2, "paused"), 7).share == 100
+    state = restarted(at_step(1, "paused"), 7)
+    assert (state.phase, state.share) == ("loading", 0), "no server has the candidate when it starts"
+    assert looked(state, Look(8, ready=False)) is state
+    state = looked(state, Look(9))
+    assert (state.phase, state.share, state.step) == ("paused", 50, 1), "a person decides, as before the restart"
     assert restarted(at_step(0, "aborted"), 7).phase == "aborted"
 
 
@@ -163,6 +168,7 @@ def test_any_events_keep_the_rules(events: list[tuple[int, Look | Action]]) -> N
         ({"to": 4, "steps": [5, 5]}, "the steps must ascend"),
         ({"to": 4, "steps": []}, "length >= 1"),
         ({"to": 4, "steps": [101]}, "<= 100"),
+        ({"to": 4, "steps": [100]}, "a rollout that begins with 100 % has nothing to compare with"),
         (
             {"to": 4, "guards": ["memory"]},
             "'memory' is no guard: expected one of errors, latency, outputs, metric:NAME",
@@ -173,6 +179,7 @@ def test_any_events_keep_the_rules(events: list[tuple[int, Look | Action]]) -> N
         ({"to": 4, "stable": 4}, "cannot be both"),
         ({"to": 4, "evry": 1}, "unknown field `evry`"),
         ({"to": "4"}, "Expected `int`"),
+        ({"to": 4, "slow_ms": float("inf")}, "slow_ms"),
     ],
 )
 def test_a_wrong_rollout_is_refused(document: dict[str, object], error: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
+import tracemalloc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +18,15 @@ from kernel.serving.batch import Batch
 from kernel.serving.catalog import ModelState
 from kernel.serving.response import Response
 from kernel.traffic.control import WATCH_NS, Traffic
-from kernel.traffic.rollout_trial import BASELINE
+from kernel.traffic.rollout_states import RolloutSettings
+from kernel.traffic.rollout_trial import BASELINE, RolloutTrial
 from kernel.traffic.rollouts import LOOK_NS
 from shm.tensor import Tensor
 from tests.kernel.traffic.traffic_lab import TrafficLab
 
 if TYPE_CHECKING:
     from kernel.errors import ServingError
+    from kernel.traffic.rollout_trial import Side
 
 MS = 1_000_000
 
@@ -336,6 +341,62 @@ def test_a_version_that_is_named_as_stable_must_be_ready(lab: RolloutLab) -> Non
     assert lab.traffic.rollouts.status("m") is None
 
 
+def trial_at_100(stable_errors: float, candidate_errors: float) -> str:
+    """Return the decision at 100 % after 4,000 requests, and 8,000 at 50 % where both had the rate of the stable one."""
+    random_, trial = random.Random(5), RolloutTrial(RolloutSettings(4, guards=("errors",)), sticky=False)
+    sides: tuple[tuple[Side, float], ...] = (("stable", stable_errors), ("candidate", stable_errors))
+    trial.begin_step(50)
+    for side, rate in sides * 4000:
+        (trial.failed if random_.random() < rate else partial(trial.executed, duration_ns=1))(side, 0)
+    trial.begin_step(100)
+    for _ in range(4000):
+        (trial.failed if random_.random() < candidate_errors else partial(trial.executed, duration_ns=1))(
+            "candidate", 0
+        )
+    verdict = trial.verdict()
+    assert verdict is not None
+    return verdict.decision
+
+
+@pytest.mark.parametrize(
+    ("stable", "candidate", "decision"),
+    [(0.05, 0.05, "pass"), (0.05, 0.2, "stop"), (0.0, 0.0, "pass"), (0.0, 0.05, "stop"), (0.5, 0.5, "pass")],
+)
+def test_at_100_percent_errors_are_compared_with_those_that_the_stable_version_had(
+    stable: float, candidate: float, decision: str
+) -> None:
+    assert trial_at_100(stable, candidate) == decision
+
+
+@pytest.mark.parametrize(
+    ("bad", "count", "decision"),
+    [(0, 50, "inconclusive"), (0, 500, "pass"), (25, 500, "inconclusive"), (250, 500, "stop")],
+)
+def test_a_rollout_that_begins_at_100_percent_is_no_success_before_that_is_sure(
+    bad: int, count: int, decision: str
+) -> None:
+    trial = RolloutTrial(RolloutSettings(4, guards=("errors",)), sticky=False)
+    trial.begin_step(100)
+    for number in range(count):
+        (trial.failed if number < bad else partial(trial.executed, duration_ns=1))("candidate", 0)
+    verdict = trial.verdict()
+    assert verdict is not None
+    assert verdict.decision == decision, verdict
+    assert f"{bad} errors in {count} requests" in verdict.sentence
+
+
+def test_a_step_that_is_paused_and_resumed_again_and_again_takes_no_more_memory() -> None:
+    trial = RolloutTrial(RolloutSettings(4), sticky=False)
+    trial.begin_step(50)
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):
+            trial.begin_step(50)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
 class Keeper:
     def __init__(self) -> None:
         self.text = ""
@@ -368,4 +429,4 @@ def test_a_state_that_no_server_has_written_is_refused(lab: RolloutLab) -> None:
     )
     for document in wrong:
         with pytest.raises(InvalidArgument, match="it is not what the server has written"):
-            Traffic(lab.kernel.rules, lab.front.clock).restore(document)
+            Traffic(lab.kernel.rules, lab.front.clock, lab.kernel.budget).restore(document)

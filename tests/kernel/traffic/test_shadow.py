@@ -99,6 +99,17 @@ def test_whatever_is_wrong_with_the_shadow_the_client_has_its_response(
     assert lab.kernel.budget.used_byte_size == 0
 
 
+def test_a_response_of_the_cache_is_no_pair(lab: ShadowLab) -> None:
+    """The version has not executed the request: one wrong response would count as often as it is asked for."""
+    request = lab.ask()
+    request.respond(Response("m", "3", "", outputs=[Tensor("OUT", "FP32", [1], bytes(4))], cached=True))
+    assert len(request.sink.responses) == 1  # type: ignore[attr-defined]  # a RecordingSink
+    assert not lab.copies()
+    report = lab.report()
+    assert (report["pairs"], report["dropped"]) == (0, {"a response of the cache": 1})
+    assert lab.kernel.budget.used_byte_size == 0
+
+
 def test_a_copy_that_ends_after_its_shadow_leaves_nothing(lab: ShadowLab) -> None:
     lab.answer(lab.ask(), 1.0)
     former, [copy] = lab.shadow, lab.copies()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.server import wait_for
 from kernel.errors import InvalidArgument
 from kernel.traffic.state_file import FILENAME, StateFile
 
@@ -46,3 +47,31 @@ def test_a_file_that_cannot_be_written_is_in_the_log(tmp_path: Path, caplog: pyt
     asyncio.run(keeper.close())
     assert "cannot be written" in caplog.text
     assert json.loads(json.dumps(keeper.read())) == {}
+
+
+def test_what_could_not_be_written_is_written_as_soon_as_that_is_possible(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = StateFile(tmp_path, retry_s=0.01)
+    (tmp_path / "traffic.new").mkdir()
+    keeper.save({"m": 1})
+    wait_for(lambda: "cannot be written" in caplog.text)
+    keeper.save({"m": 2})
+    (tmp_path / "traffic.new").rmdir()
+    wait_for(lambda: keeper.read() == {"m": 2})
+    asyncio.run(keeper.close())
+    assert caplog.text.count("cannot be written") == 1, "once, not at each try"
+    assert os.listdir(tmp_path) == [FILENAME]
+
+
+def test_a_disk_that_is_full_keeps_the_old_file_and_no_part_of_the_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = StateFile(tmp_path)
+    keeper.save({"m": 1})
+    wait_for(lambda: keeper.read() == {"m": 1})
+    (tmp_path / "traffic.new").symlink_to("/dev/full")
+    keeper.save({"m": 2})
+    asyncio.run(keeper.close())
+    assert "No space left on device" in caplog.text
+    assert (keeper.read(), os.listdir(tmp_path)) == ({"m": 1}, [FILENAME])

@@ -35,6 +35,7 @@ class TrafficLab:
         self.traffic = Traffic(
             self.kernel.rules,
             self.front.clock,
+            self.kernel.budget,
             draw=random.Random(7).random,
             utc=lambda: datetime(2026, 11, 28, tzinfo=UTC),
         )

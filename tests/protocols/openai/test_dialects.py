@@ -13,8 +13,9 @@ from kernel.errors import InternalError
 from kernel.serving.request import NO_SINK, Request
 from kernel.serving.response import Response
 from kernel.serving.validation import validate
-from protocols.openai.dialects import InputEach, VllmDialect, WholeRequest, dialect_of, read_piece, required_dialect
+from protocols.openai.dialects import InputEach, VllmDialect, WholeRequest, dialect_of, required_dialect
 from protocols.openai.errors import ApiError
+from protocols.openai.pieces import read_piece
 from protocols.openai.plans import Api, make_plan, read_document
 from shm.datatypes import decode_strings
 from shm.tensor import Tensor

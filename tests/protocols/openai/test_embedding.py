@@ -139,7 +139,12 @@ def test_a_failure_and_a_response_without_a_vector_are_errors() -> None:
     run(test, (model(), Script(respond)))
 
 
-def test_a_model_of_vllms_backend_makes_vectors() -> None:
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_model_of_vllms_backend_makes_vectors(optional: bool) -> None:
+    """The backend itself declares `text_input` as required."""
+    declared = VLLM if optional else VLLM.replace(" optional: true", "", 1)
+    expected = {"embedding_request", "return_num_input_tokens", *(() if optional else ("text_input",))}
+
     def respond(self: Script, request: Request) -> None:
         self.inputs = {tensor.name: bytes(tensor.raw()) for tensor in request.inputs}
         outputs = [
@@ -155,7 +160,7 @@ def test_a_model_of_vllms_backend_makes_vectors() -> None:
         assert json.loads(script.inputs["embedding_request"][4:]) == {
             "input": [1, 2], "pooling_params": {"dimensions": [2]}
         }  # fmt: skip
-        assert script.inputs.keys() == {"embedding_request", "return_num_input_tokens"}
+        assert script.inputs.keys() == expected
 
     script = Script(respond, reads=False)
-    run(test, (model(VLLM), script))
+    run(test, (model(declared), script))

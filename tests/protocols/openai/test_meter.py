@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernel.observe.generation_statistics import GenerationStatistics
-from protocols.openai.dialects import Piece
 from protocols.openai.meter import GenerationCounts, GenerationMeter
+from protocols.openai.pieces import Piece
 from tests.protocols.openai.door import ASKED, CHAT, Door, config, run, talk, text_tensor
 
 if TYPE_CHECKING:

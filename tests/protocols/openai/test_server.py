@@ -236,7 +236,7 @@ def test_a_model_that_is_not_there_or_makes_no_text_is_400() -> None:
 
 def test_models_are_listed_and_described() -> None:
     async def test(door: Door) -> None:
-        talk_model = {"id": "talk", "object": "model", "created": NOW_S, "owned_by": "naiad"}
+        talk_model = {"id": "talk", "object": "model", "created": NOW_S, "owned_by": "Triton Inference Server"}
         assert await door.get("/v1/models") == (200, {"object": "list", "data": [talk_model]})
         assert await door.get("/v1/models/talk") == (200, talk_model)
         status, body = await door.get("/v1/models/org%2Fnone")
@@ -294,8 +294,8 @@ def test_a_body_that_is_too_large_is_413_with_the_error_alone() -> None:
 
     async def test(door: Door) -> None:
         text = "Request size of {} bytes exceeds the maximum allowed input size of 100 bytes. Use --http-max-input-size"
-        for data in (b"x" * 101, chunks(101)):
-            async with door.session.post(CHAT, data=data) as response:
+        for path, data in ((CHAT, b"x" * 101), (CHAT, chunks(101)), ("/v1/models/talk/load", b"x" * 101)):
+            async with door.session.post(path, data=data) as response:
                 assert response.status == 413
                 body = await response.json()
                 assert list(body) == ["error"]
@@ -517,6 +517,40 @@ def test_a_model_of_vllms_backend_completes_a_text() -> None:
     name = ModelConfig(name="talk", backend="vllm", model_transaction_policy={"decoupled": True})
     script = Script(respond, reads=False)
     run(test, (text_format.Parse(VLLM, name), script))
+
+
+def test_log_probabilities_of_vllms_backend_come_with_their_text() -> None:
+    with_probabilities = """
+    input { name: "return_logprobs" data_type: TYPE_BOOL dims: [1] optional: true }
+    output { name: "logprobs" data_type: TYPE_STRING dims: [-1] }
+    """
+
+    def respond(self: Script, request: Request) -> None:
+        self.inputs = {tensor.name: bytes(tensor.raw()) for tensor in request.inputs}
+        for text in ("a", "b"):
+            said = json.dumps([{"1": {"logprob": -0.5, "rank": 1, "decoded_token": text}}])
+            self.send(request, text, finish_reason="None", logprobs=said)
+        self.end(request)
+
+    async def test(door: Door) -> None:
+        asked = {**PROMPTED, "logprobs": 3}
+        status, body = await door.post(COMPLETIONS, asked)
+        expected = {"tokens": ["a", "b"], "token_logprobs": [-0.5, -0.5], "top_logprobs": [{"a": -0.5}, {"b": -0.5}],
+                    "text_offset": [0, 1]}  # fmt: skip
+        assert (status, body["choices"][0]["text"], body["choices"][0]["logprobs"]) == (200, "ab", expected)
+        # One response for each token, so that none is long.
+        assert (script.inputs["stream"], script.inputs["return_logprobs"]) == (b"\1", b"\1")
+        assert json.loads(script.inputs["sampling_parameters"][4:])["logprobs"] == 3
+        choices = [event["choices"][0] for event in (await door.stream(COMPLETIONS, asked))[:-1]]
+        assert [(each["text"], each["logprobs"] and each["logprobs"]["text_offset"]) for each in choices] == [
+            ("a", [0]), ("b", [1]), ("", None)
+        ]  # fmt: skip
+        assert (await door.post(COMPLETIONS, PROMPTED))[1]["choices"][0]["logprobs"] is None
+        assert "return_logprobs" not in script.inputs
+
+    name = ModelConfig(name="talk", backend="vllm", model_transaction_policy={"decoupled": True})
+    script = Script(respond, reads=False)
+    run(test, (text_format.Parse(VLLM + with_probabilities, name), script))
 
 
 def test_a_text_model_cannot_declare_what_is_no_text() -> None:

@@ -102,14 +102,20 @@ class DynamicChecks(Checks):
         self.batching = self.spec.dynamic_batching
         self._most_rows = max(1, self.spec.max_batch_size)
         self._preferred = self.batching.preferred_batch_sizes
+        #: Whether the queue had as many requests as a full batch has rows, before the last batch was taken from it.
+        self._enough_for_full = False
         #: Requests that were dispatched and have no response yet, in the order of their responses.
         self._places: list[Client] = []
 
     def most_ahead(self) -> int:
-        """One batch is dispatched ahead of time to a fast model, so that others can grow; none beyond limits."""
-        return 1 if self.batching.limits_waiting else min(2, super().most_ahead())
+        """A fast model gets one batch ahead of time, so that others can grow, and any number of those that cannot; none
+        beyond limits."""
+        if self.batching.limits_waiting:
+            return 1
+        return super().most_ahead() if self._enough_for_full else min(2, super().most_ahead())
 
     def dispatched(self, handle: SimulatedHandle, batch: Batch) -> None:
+        self._enough_for_full = len(batch.requests) + len(self.queued()) >= self._most_rows
         super().dispatched(handle, batch)
         if self.batching.preserve_ordering:
             for request in batch.requests:

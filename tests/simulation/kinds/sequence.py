@@ -215,7 +215,7 @@ class SequenceChecks(Checks):
         if self.version.closed:
             return
         instances = [each for each in self.version.idle_handles() if not each.record.batches]
-        serving = self.version.model.instances._serving
+        serving = self.version.model.instances.serving
         for client in self.queued():
             sequence = client.request.sequence
             assert sequence is not None

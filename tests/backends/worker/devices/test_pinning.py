@@ -151,7 +151,7 @@ def test_small_regions_and_small_copies_stay_as_they_are(bench: Bench) -> None:
         bench.gather(large, 0, MIN_BYTE_SIZE - 1)
         bench.device.synchronize()
     assert not bench.pinning.used(address_of(memoryview(bytearray(MIN_BYTE_SIZE))), MIN_BYTE_SIZE)
-    assert bench.pinning._thread is None
+    assert bench.pinning.thread is None
 
 
 def test_a_region_is_unpinned_after_its_copies_when_it_is_unregistered(bench: Bench) -> None:
@@ -198,7 +198,7 @@ def test_a_region_whose_owner_has_shortened_another_one_is_unpinned_before_it_is
 def test_only_the_steady_pages_of_an_arena_are_pinned_with_their_first_use(bench: Bench) -> None:
     arena = bench.arena(1, 8 << 20, WINDOW)
     bench.gather(arena, WINDOW, WINDOW)
-    assert bench.pinning._thread is None, "its pages may be given back"
+    assert bench.pinning.thread is None, "its pages may be given back"
     bench.gather(arena, 4096, MIN_BYTE_SIZE)
     bench.wait(lambda: bench.pinning.pins == 1)
     assert list(runtime.registered.values()) == [WINDOW]

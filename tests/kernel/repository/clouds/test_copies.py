@@ -109,7 +109,7 @@ def test_what_a_killed_server_has_received_is_used_and_removed(tmp_path: Path) -
     killed = copies.begin(ADDRESS, "m", model(a="one", b="two"))
     Path(killed.missing["1/a"]).write_text("one")
     Path(killed.incoming, "0").write_text("half")
-    os.close(killed._fd)  # as the end of its process does
+    os.close(killed.fd)  # as the end of its process does
     copy, received = make(copies, model(a="one", b="two"))
     assert received == ["1/b"]
     assert content(copy) == {"1/a": "one", "1/b": "two"}
@@ -122,7 +122,7 @@ def test_what_a_killed_server_has_received_goes_when_the_whole_copy_is_used(tmp_
     killed = copies.begin(ADDRESS, "m", model(a="one"))
     copy, _ = make(copies, model(a="one"))
     other = copies.begin(ADDRESS, "m", model(a="two"))  # which another server makes now
-    os.close(killed._fd)  # as the end of its process does
+    os.close(killed.fd)  # as the end of its process does
     found = copies.find(ADDRESS, "m", digest_of(model(a="one")))
     assert found is not None
     assert len(folders(tmp_path)) == 2
@@ -188,7 +188,7 @@ def test_a_copy_that_another_server_removes_as_it_is_begun_is_begun_again(
     def removed_at_once(prefix: str, dir: str) -> str:
         made.append(mkdtemp(prefix=prefix, dir=dir))
         if len(made) == 1:
-            Copies(str(tmp_path))._remove_old(Path(dir))
+            Copies(str(tmp_path)).remove_old(Path(dir))
             assert not Path(made[0]).exists()
         return made[-1]
 
@@ -209,7 +209,7 @@ def test_a_folder_that_takes_the_place_of_a_removed_one_stays(tmp_path: Path) ->
     shutil.rmtree(folder)
     new, _ = make(copies, model(a="one"))
     assert Path(new.path).parent == folder
-    module._remove_unused(folder, fd)
+    module.remove_unused(folder, fd)
     os.close(fd)
     assert content(new) == {"1/a": "one"}
     new.release()

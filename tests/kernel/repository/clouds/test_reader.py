@@ -231,16 +231,16 @@ def test_a_long_listing_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.Stores, "answer", lambda *_: objects)
 
     async def main(source: BinaryIO, target: BinaryIO, own: socket.socket) -> None:
-        process = object.__new__(module._Process)
-        process._socket, process._streams = own, None
+        process = object.__new__(module.StoreProcess)
+        process.socket, process.streams = own, None
         serving = asyncio.ensure_future(asyncio.to_thread(process_module.serve, source, target))
         request = msgspec.msgpack.encode(ListObjects(Place("s3", "bucket", {})))
         parts, failed = await process.ask(request, lambda _: None)
         assert failed is None
         assert [len(msgspec.msgpack.decode(part.value)) for part in parts] == [MAX_ITEM_COUNT, MAX_ITEM_COUNT, 1]
         assert await module.decoded_value(parts, list[StoredObject]) == objects
-        assert process._streams is not None
-        process._streams[1].close()
+        assert process.streams is not None
+        process.streams[1].close()
         await serving
 
     own, other = socket.socketpair()
@@ -255,16 +255,16 @@ def test_a_process_ends_with_the_kernel_in_the_middle_of_a_request(store: FakeS3
     store.troubles[""] = "stall"
 
     async def main() -> None:
-        process = module._Process()
+        process = module.StoreProcess()
         content = msgspec.msgpack.encode(ListObjects(place(store)))
         asking = asyncio.ensure_future(process.ask(content, lambda _: None))
         try:
             await asyncio.to_thread(store.met.wait, 30)
-            assert process._streams is not None
-            process._streams[1].transport.abort()  # as the end of the kernel does
+            assert process.streams is not None
+            process.streams[1].transport.abort()  # as the end of the kernel does
             with pytest.raises(module.Ended):
                 await asking
-            assert await asyncio.to_thread(process._process.wait, 30) == 0
+            assert await asyncio.to_thread(process.process.wait, 30) == 0
         finally:
             process.end()
             process.wait()
@@ -296,7 +296,7 @@ def test_secrets_of_the_environment_and_signatures_are_in_no_text(monkeypatch: p
         "session-of-user, secret-of-user at https://a?sv=1&sig=sas-of-user and "
         "https://b?X-Amz-Signature=abc&X-Amz-Credential=key&X-Amz-Date=today in eu-1"
     )
-    text = process._text(error, Place("s3", "bucket", {"secret": "secret-of-user"}))
+    text = process.error_text(error, Place("s3", "bucket", {"secret": "secret-of-user"}))
     assert text == (
         "ValueError: ***, *** at https://a?*** and "
         "https://b?X-Amz-Signature=***&X-Amz-Credential=***&X-Amz-Date=today in eu-1"

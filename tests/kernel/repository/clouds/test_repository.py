@@ -411,7 +411,7 @@ def test_a_repository_within_the_folder_of_another_one_is_told_from_it(monkeypat
 def new_lab(tmp_path: Path, reader: MemoryReader, copies: Copies) -> RepositoryLab:
     lab = RepositoryLab(tmp_path, direct, LifecycleSettings(()))
     repository = CloudRepository(parse_address("s3://bucket/repo"), PLACE, reader, copies)
-    lab.lifecycle._repositories.add(repository)
+    lab.lifecycle.repositories.add(repository)
     return lab
 
 

@@ -22,7 +22,7 @@ PATH = "/v2/models/echo/traffic"
 
 def test_a_rule_is_set_and_shown_and_reset(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock(), kernel.budget)
         async with session.get(PATH) as response:
             assert (await response.json())["source"] == "none"
         async with session.post(PATH, json={"labels": {"stable": 1}, "weights": {"stable": 1}}) as response:
@@ -43,7 +43,7 @@ def test_a_rule_is_set_and_shown_and_reset(exchange: Exchange) -> None:
 
 def test_rewards_are_counted_for_the_version_that_had_the_request(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock(), kernel.budget)
         path = "/v2/models/echo/feedback"
         async with session.post(path, json={"id": "a", "reward": 1}) as response:
             assert response.status == 400
@@ -79,7 +79,7 @@ def test_rewards_are_counted_for_the_version_that_had_the_request(exchange: Exch
 
 def test_the_worst_pairs_of_a_model_without_a_shadow_are_an_empty_recording(exchange: Exchange) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock(), kernel.budget)
         async with session.get(f"{PATH}/shadow/worst") as response:
             content = await response.read()
         assert (response.status, response.content_type) == (200, "application/octet-stream")
@@ -102,7 +102,7 @@ def test_the_worst_pairs_of_a_model_without_a_shadow_are_an_empty_recording(exch
 )
 def test_a_wrong_rule_is_refused(exchange: Exchange, body: str, status: int, text: str) -> None:
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
-        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock(), kernel.budget)
         async with session.post(PATH, data=body) as response:
             assert response.status == status
             assert text in (await response.json(content_type=None))["error"]
@@ -114,7 +114,7 @@ def test_an_unknown_model_and_a_server_without_rules(exchange: Exchange) -> None
     async def test(session: aiohttp.ClientSession, kernel: Kernel) -> None:
         async with session.get(PATH) as response:
             assert response.status == 501
-        kernel.traffic = Traffic(kernel.rules, FakeClock())
+        kernel.traffic = Traffic(kernel.rules, FakeClock(), kernel.budget)
         async with session.get("/v2/models/nothing/traffic") as response:
             assert response.status == 404
         async with session.get("/v2/models/echo/versions/1/traffic") as response:

@@ -1,34 +1,25 @@
-"""A loaded ONNX model on a GPU: its batches are gathered there, and its outputs stay there until they are sent.
-
-Runs a session on memory of its GPU: inputs and outputs are bound where they are, and nothing is copied.
+"""Runs a session on memory of its GPU: inputs and outputs are bound where they are, and nothing is copied.
 
 All of a run is enqueued on the stream of the instance, which the session was opened with.
-
-How ONNX Runtime's bindings describe memory of a GPU.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.batch_tensors import batch_input_arrays, gather
 from backends.onnxruntime.binding import decoded
-from backends.onnxruntime.model import LoadedModel
 from backends.onnxruntime.session import ORT_ERRORS, onnx_error
 from backends.worker.devices.tensors import DeviceArray
 from shm.arrays import NUMPY_TYPES
-from shm.datatypes import element_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     import onnxruntime as ort
 
-    from backends.base import Config
     from backends.onnxruntime.graphs import OnnxGraphs
     from backends.onnxruntime.signature import OnnxSignature
     from backends.worker.devices.instance_device import InstanceDevice
-    from backends.worker.request import WorkerRequest
     from shm.arrays import Array
 
 #: onnx.TensorProto.BFLOAT16, which NumPy lacks.
@@ -143,31 +134,3 @@ class DeviceSession:
             return array
         # The value owns its memory, and lives as long as the array and its copies.
         return DeviceArray(value.data_ptr(), self._datatypes[name], value.shape(), self._device.device_id, value)
-
-
-class DeviceModel(LoadedModel):
-    """A session on the device of its instance, with the tensors of the model's configuration."""
-
-    def __init__(
-        self, config: Config, signature: OnnxSignature, session: DeviceSession, device: InstanceDevice
-    ) -> None:
-        super().__init__(config, signature, session)
-        self._device = device
-        self._string_inputs = {name: spec for name, spec in self._inputs.items() if spec.datatype == "BYTES"}
-        self._datatypes = {name: each.datatype for each in self._batch_inputs for name in each.target_names}
-
-    def _gathered(self, requests: Sequence[WorkerRequest]) -> dict[str, Any]:
-        computed = None
-        if self._batch_inputs:
-            arrays = batch_input_arrays(self._batch_inputs, requests)
-            computed = {name: (self._datatypes[name], array) for name, array in arrays.items()}
-        inputs: dict[str, Any] = dict(self._device.gather(requests, self._inputs, computed=computed))
-        if self._string_inputs:
-            arrays = gather(requests, self._inputs)
-            inputs.update((name, array) for name, array in arrays.items() if name in self._string_inputs)
-        return inputs
-
-    def _destination(self, request: WorkerRequest, name: str, shape: Sequence[int]) -> Any:
-        if not element_count(shape):
-            return None
-        return self._device.reserve(request, name, self._outputs[name].datatype, shape)

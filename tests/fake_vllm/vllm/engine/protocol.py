@@ -1,0 +1,5 @@
+"""What an engine is for its callers."""
+
+
+class EngineClient:
+    pass

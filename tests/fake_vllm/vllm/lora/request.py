@@ -1,0 +1,10 @@
+"""Which adapter a request is for."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str

@@ -1,0 +1,9 @@
+"""Parameters of embeddings."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class PoolingParams:
+    dimensions: int | None = None
+    task: str | None = None
