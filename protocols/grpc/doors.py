@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from grpclib.const import Cardinality, Handler, Status
 
+from kernel.background import BackgroundTasks
 from kernel.errors import ServedElsewhere, ServingError
 from protocols.access import Category, Restrictions
 from protocols.grpc.compression import make_compression
@@ -337,7 +338,7 @@ class DoorListener(GrpcListener):
         self._open_streams: dict[object, _DoorStream] = {}
         #: By the transport of the client's connection.
         self._relays: dict[asyncio.Transport, Relay] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting = BackgroundTasks()
 
     async def _model_stream_infer(self, stream: GrpcStream[pb.ModelInferRequest, pb.ModelStreamInferResponse]) -> None:
         with translated_errors("ModelStreamInfer"):
@@ -409,9 +410,7 @@ class DoorListener(GrpcListener):
         """Return a new connection to the kernel for calls of a client. Raises `OSError`, and `ServingError`."""
         sock = self._kernel.open_calls(connection.transport.get_extra_info("peername"), connection.peer.identity)
         relay = Relay(self._kernel.budget)
-        task = asyncio.get_running_loop().create_task(_connect(relay, sock))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._connecting.start(_connect(relay, sock))
         return relay
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from kernel.background import BackgroundTasks
 from kernel.errors import NoDescriptorLeft
 from kernel.options import AdminOptions, GrpcOptions
 from kernel.server_parts import DoorFigures
@@ -113,7 +114,7 @@ class GrpcServer(FrontDoor):
         self._door_settings = door_settings(options, self._listener_options, self.restrictions)
         #: For connections of doors, as for those of clients.
         self._gate = Gate(lambda: ServerConnection(_RefusingAcceptor()))
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._adopting = BackgroundTasks()
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)
         self._max_response_pool_size = options.max_response_pool_size
@@ -161,10 +162,7 @@ class GrpcServer(FrontDoor):
             sock.close()
             return
         connect = functools.partial(listener.make_connection, functools.partial(CallsConnection, address, identity))
-        work = adopt(sock, lambda: NewConnection(self._gate, connect))
-        task = asyncio.get_running_loop().create_task(work)
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
+        self._adopting.start(adopt(sock, lambda: NewConnection(self._gate, connect)))
 
     def figures(self) -> DoorFigures:
         connections = 0 if self._listener is None else self._listener.connection_count

@@ -15,9 +15,6 @@ FREE_TASKS = {
     "backends/doors/__main__.py _Process._adopt": "in the group of `wait`",
     "backends/doors/__main__.py _Process._drain": "in the group of `wait`",
     "backends/doors/pool.py DoorPool._start_soon": "starts a door again until it runs; `close` cancels it",
-    "protocols/grpc/server.py GrpcServer._take_calls": "takes over a connection, which a failure closes",
-    "protocols/grpc/doors.py DoorListener._connect": "takes over a connection; a failure ends its calls",
-    "protocols/http/server.py HttpServer._take_back": "takes over a connection, which a failure closes",
     "kernel/observe/gpu_figures.py GpuFigureReader.refresh": "a driver may take longer than a page waits; "
     "`close` cancels it",
     "backends/supervision/remote_memory.py RemoteMemory._send_soon": "runs while batches wait; `close` cancels it",
