@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.light import LightLoad, run_load
-from bench.scale import CONFIG, MODEL, cpu_s, request_of
+from bench.scale import BINARY, CONFIG, MODEL, cpu_s, request_of
 from bench.server import ServerProcess, free_ports, wait_for
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
         for name, (byte_size, connections) in SIZES.items():
             if only not in name:
                 continue
-            request = request_of(byte_size // 4, binary=True)
+            request = request_of(byte_size // 4, BINARY)
             costs: dict[str, list[RemoteCost]] = {place: [] for place in servers}
             for each in servers.values():
                 each.cost(request, connections, 1)  # what is prepared at the first requests

@@ -1,7 +1,8 @@
-"""`python -m bench scale`: processor time for each request over HTTP, with and without processes for front doors.
+"""`python -m bench scale`: processor time for each request, with and without processes for front doors.
 
-One server for each number of front doors. They are loaded in turns, in another order in each round, by wrk with 32
-connections. Figures are medians of the rounds. Servers do not poll: that would count as work.
+One server for each number of front doors. They are loaded in turns, in another order in each round, by wrk over HTTP
+and by h2load over gRPC, with 32 connections or four of many streams. Figures are medians of the rounds. Servers do not
+poll: that would count as work.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.light import LightLoad, LightRequest, run_load
+from bench.light import MODEL_INFER, LightLoad, LightRequest, missing, run_load
 from bench.server import ServerProcess
+from protocols.grpc.framing import PREFIX
+from protocols.grpc.generated import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_CONNECTIONS = 32
 
 MODEL = "echo"
 
@@ -37,12 +38,31 @@ output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 dynamic_batching { }
 """
 
-#: Name → elements of FP32, and whether they are binary.
+BINARY, _JSON, _GRPC = "binary", "JSON", "gRPC"
+
+
+class _Load(msgspec.Struct, frozen=True):
+    """How many elements of FP32 a request has, in which form, and how many there are at a time."""
+
+    elements: int
+    form: str
+    connections: int = 32
+    #: Of each connection.
+    streams: int = 1
+
+    @property
+    def protocol(self) -> str:
+        return "grpc" if self.form == _GRPC else "http"
+
+
 _LOADS = {
-    "16 floats, binary": (16, True),
-    "16 floats, JSON": (16, False),
-    "16,384 floats, JSON": (16_384, False),
-    "1 MiB, binary": (262_144, True),
+    "16 floats, binary": _Load(16, BINARY),
+    "16 floats, JSON": _Load(16, _JSON),
+    "16,384 floats, JSON": _Load(16_384, _JSON),
+    "1 MiB, binary": _Load(262_144, BINARY),
+    "16 floats, gRPC": _Load(16, _GRPC),
+    "16 floats, gRPC, 4 channels of 16 calls": _Load(16, _GRPC, 4, 16),
+    "1 MiB, gRPC": _Load(262_144, _GRPC),
 }
 
 
@@ -56,12 +76,18 @@ class Cost(msgspec.Struct, frozen=True):
     rate: float
 
 
-def request_of(count: int, *, binary: bool) -> LightRequest:
+def request_of(count: int, form: str) -> LightRequest:
     """Return a request with `count` floats."""
     values = [number % 100 + 0.5 for number in range(count)]
+    if form == _GRPC:
+        octets = struct.pack(f"<{count}f", *values)
+        given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[count])
+        message = pb.ModelInferRequest(model_name=MODEL, inputs=[given], raw_input_contents=[octets])
+        body = message.SerializeToString()
+        return LightRequest(MODEL_INFER, PREFIX.pack(0, len(body)) + body)
     tensor: dict[str, object] = {"name": "IN", "shape": [count], "datatype": "FP32"}
     path = f"/v2/models/{MODEL}/infer"
-    if not binary:
+    if form == _JSON:
         return LightRequest(path, json.dumps({"inputs": [{**tensor, "data": values}]}).encode())
     data = struct.pack(f"<{count}f", *values)
     tensor["parameters"] = {"binary_data_size": len(data)}
@@ -86,11 +112,15 @@ class _Measured:
         self.doors = [each for each, title in titles.items() if re.search(r"--model=front door \d", title)]
         self.workers = [each for each, title in titles.items() if f"--model={MODEL}" in title]
 
-    def cost(self, request: LightRequest, seconds: int) -> Cost:
+    def cost(self, request: LightRequest, wanted: _Load, seconds: int) -> Cost:
         """Load the server. Raises `RuntimeError` for a load that has failed."""
         groups = ([self.kernel], self.doors, self.workers)
         before = [cpu_s(group) for group in groups]
-        load = LightLoad("http", self.server.http_port, request, _CONNECTIONS, seconds=seconds)
+        port = self.server.grpc_port if wanted.form == _GRPC else self.server.http_port
+        load = LightLoad(
+            wanted.protocol, port, request, wanted.connections, wanted.streams, seconds,
+            response_byte_size=4 * wanted.elements if wanted.form == _GRPC else 0,
+        )  # fmt: skip
         figures = run_load(load)
         if isinstance(figures, str):
             raise RuntimeError(figures)
@@ -105,7 +135,13 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def measure(doors: Sequence[int], rounds: int, seconds: int, only: str = "") -> dict[str, dict[int, Cost]]:
-    """Return the medians, by the name of the load and the number of front doors. Raises `RuntimeError`."""
+    """Return the medians, by the name of the load and the number of front doors. Raises `RuntimeError`.
+
+    Loads whose name does not contain `only` are left out.
+    """
+    loads = {name: load for name, load in _LOADS.items() if only in name}
+    for problem in {missing(load.protocol) for load in loads.values()} - {""}:
+        raise RuntimeError(problem)
     found: dict[str, dict[int, Cost]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
         folder = Path(temporary) / MODEL
@@ -120,16 +156,14 @@ def measure(doors: Sequence[int], rounds: int, seconds: int, only: str = "") -> 
             )
             for count in doors
         }
-        for name, (elements, binary) in _LOADS.items():
-            if only not in name:
-                continue
-            request = request_of(elements, binary=binary)
+        for name, load in loads.items():
+            request = request_of(load.elements, load.form)
             costs: dict[int, list[Cost]] = {count: [] for count in doors}
             for server in servers.values():
-                server.cost(request, 1)  # what is prepared at the first requests
+                server.cost(request, load, 1)  # what is prepared at the first requests
             for _ in range(rounds):
                 for count in random.sample(list(doors), len(doors)):
-                    costs[count].append(servers[count].cost(request, seconds))
+                    costs[count].append(servers[count].cost(request, load, seconds))
             found[name] = {count: median(each) for count, each in costs.items()}
     return found
 

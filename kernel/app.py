@@ -114,6 +114,9 @@ FRONT_DOORS = (
     DoorKind("openai", "OpenAI", attrgetter("openai_listener"), "protocols.openai.server"),
 )
 
+#: Those that can be in processes of their own, too.
+_IN_PROCESSES = ("grpc", "http")
+
 
 class StartFailed(Exception):
     """The server cannot start; the message is one line."""
@@ -522,15 +525,16 @@ class Server:
         from protocols.access import KeyReader
         from protocols.frontend import DoorParts
 
-        keys = KeyReader()
+        keys, pool = KeyReader(), self._door_processes
         return [
             importlib.import_module(door.module).make_door(
                 DoorParts(
-                    self._kernel, sock, self._options, keys, self._door_processes if door.name == "http" else None
+                    self._kernel, sock, self._options, keys,
+                    pool.port(door.name) if pool is not None and door.name in _IN_PROCESSES else None,
                 )
             )
             for door, sock in sockets.items()
-        ]
+        ]  # fmt: skip
 
     async def _open(self, doors: list[FrontDoor], ports: dict[str, int]) -> None:
         if not self._options.listen_while_loading:

@@ -291,7 +291,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     worker_shared_memory: bool = True
     #: How worker processes start: auto, fork or spawn.
     worker_start: str = "auto"
-    #: How many processes serve inference over HTTP beside the kernel's process.
+    #: How many processes serve inference over HTTP and gRPC beside the kernel's process.
     front_door_processes: int = 0
     #: The Python environments that models have of their own.
     environments: EnvironmentSettings = EnvironmentSettings()
@@ -376,10 +376,13 @@ def check_options(options: ServerOptions) -> None:
 
 def _check_front_door_processes(options: ServerOptions) -> None:
     flag = "--front-door-processes"
-    if not options.http_listener.allow:
-        raise BadOption(f"{flag} serve inference over HTTP, and --allow-http=false closes that port")
-    if options.http.tls is not None:
+    if not (options.http_listener.allow or options.grpc_listener.allow):
+        raise BadOption(f"{flag} serve inference over HTTP and gRPC, and --allow-http=false --allow-grpc=false "
+                        "closes these ports")  # fmt: skip
+    if options.http_listener.allow and options.http.tls is not None:
         raise BadOption(f"{flag} cannot serve a port with TLS: leave it out, or --http-use-ssl")
+    if options.grpc_listener.allow and options.grpc.tls is not None:
+        raise BadOption(f"{flag} cannot serve a port with TLS: leave it out, or --grpc-use-ssl")
     if not options.worker_shared_memory:
         raise BadOption(f"{flag} share memory with workers, and --worker-shared-memory=false leaves them none")
 

@@ -83,9 +83,10 @@ class Peer:
 
     __slots__ = ("_identity", "_transport")
 
-    def __init__(self, transport: asyncio.BaseTransport | None) -> None:
+    def __init__(self, transport: asyncio.BaseTransport | None, identity: str | None = None) -> None:
+        """`identity` is what is known already, None for nothing."""
         self._transport = transport
-        self._identity: str | None = None
+        self._identity = identity
 
     @property
     def identity(self) -> str:

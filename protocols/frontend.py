@@ -47,6 +47,15 @@ class DoorKernelInterface(KernelInterface, Protocol):
     def has_room_for(self, route: ModelRoute, byte_size: int) -> bool:
         """Whether there is room for a message of `byte_size` bytes. Asks for more memory when it gets short."""
 
+    def knows(self, name: str, version: str) -> bool:
+        """Whether the door can serve requests for this model, as far as the kernel has said."""
+
+    def when_told(self, name: str, version: str, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when the kernel has said what a route is, for which a call of `route` has asked."""
+
+    def open_calls(self, address: object, identity: str) -> socket.socket:
+        """Return a connection over which the kernel's process takes calls of one client. Raises `OSError`."""
+
     def give_back(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
         """Let the kernel's process serve a connection from now on, as `DoorProcesses.give` does the other way."""
 
@@ -54,10 +63,18 @@ class DoorKernelInterface(KernelInterface, Protocol):
 class DoorProcesses(Protocol):
     """The front doors in processes of their own, for the front door of their protocol in the kernel's process."""
 
-    def open(self, module: str, settings: bytes, take_back: Callable[[socket.socket, bytes, int], None]) -> None:
+    def open(
+        self,
+        module: str,
+        settings: bytes,
+        take_back: Callable[[socket.socket, bytes, int], None] | None,
+        take_calls: Callable[[socket.socket, str | tuple[str | int, ...], str], None] | None = None,
+    ) -> None:
         """Start them. They run `open_connections` of `module` with `settings`.
 
         `take_back` gets connections that come back: the socket, what was received, and how often a door has got it.
+        `take_calls` gets connections over which doors pass on calls of one client each: the socket, and the client's
+        address and identity.
         """
 
     @property
@@ -65,7 +82,7 @@ class DoorProcesses(Protocol):
         """Whether a door takes connections."""
 
     def serves(self, name: str, version: str) -> bool:
-        """Whether doors serve requests for this model, with the version as clients give it."""
+        """Whether doors serve calls with one response for this model, with the version as clients give it."""
 
     def give(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
         """Give the connection of `transport` to a door; then the transport is aborted, and the connection lives on.

@@ -107,6 +107,30 @@ class NewConnection(asyncio.Protocol):
         self._gate.open(cast("asyncio.Transport", transport), self._make_protocol)
 
 
+class Arrival(asyncio.Protocol):
+    """A new connection: a front door in a process of its own gets it if there is one, else this process serves it."""
+
+    def __init__(
+        self, give: Callable[[asyncio.Transport, bytes, int], bool], make_local: Callable[[], asyncio.BaseProtocol]
+    ) -> None:
+        """`give` is that of `protocols.frontend.DoorProcesses`."""
+        self._give = give
+        self._make_local = make_local
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        given = cast("asyncio.Transport", transport)
+        if not self._give(given, b"", 1):
+            _connect(self._make_local(), given)
+
+
+async def adopt(sock: socket.socket, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    """Serve a connection that comes from another process. Its client may have left meanwhile."""
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(make_protocol, sock)
+    except OSError:
+        sock.close()
+
+
 def _connect(protocol: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
     transport.set_protocol(protocol)
     protocol.connection_made(transport)

@@ -1,6 +1,6 @@
 """A front door's process: `python -m backends.doors --model TITLE ...`, started by the kernel and ended with it.
 
-It has one event loop, the kernel's code of one protocol, and no model. It reads and writes only the connections that
+It has one event loop, the kernel's code of its protocols, and no model. It reads and writes only the connections that
 the kernel gives it, its own arenas, and memory of workers that it has got read-only.
 """
 
@@ -34,7 +34,7 @@ from kernel.machine import share_malloc_arena
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:
-    from backends.doors.messages import Configure
+    from backends.doors.messages import Configure, ProtocolOpened
     from kernel.serving.helper_tasks import HelperTask, TaskResult, TaskSteps
 
 #: The fields of a line of the access log.
@@ -137,11 +137,13 @@ class _Process:
         self._helpers = OwnHelpers("protocols.helper_tasks")
         self.kernel = DoorKernel(sock, self._helpers, _end)
         self.kernel.on_configured = self._configured
+        self.kernel.on_protocol = self._open
         self.kernel.on_drain = self._drain
-        self._connections: Any = None
+        #: What serves the connections of a protocol, by its name.
+        self._connections: dict[str, Any] = {}
         self._tasks: asyncio.TaskGroup
-        self._state = DoorState(0, 0, 0)
-        self._taken = 0
+        self._state = DoorState({}, {}, 0)
+        self._taken: dict[str, int] = {}
         self._ended = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> None:
@@ -151,26 +153,31 @@ class _Process:
 
     def _configured(self, message: Configure) -> None:
         logging.getLogger().setLevel(logging.DEBUG if message.log_verbose_level else logging.INFO)
-        module = importlib.import_module(message.module)
-        self._connections = module.open_connections(self.kernel, message.settings)
         self.kernel.on_connection = self._adopt
         self._helpers.load()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self.kernel.send, DoorReady(PROTOCOL))  # after the protocols that come with this message
+        loop.call_later(_TICK_S, self._tick)
+
+    def _open(self, message: ProtocolOpened) -> None:
+        module = importlib.import_module(message.module)
+        self._connections[message.name] = module.open_connections(self.kernel, message.settings)
+        self._taken[message.name] = 0
         gc.collect()
         gc.freeze()
         gc.enable()
-        self.kernel.send(DoorReady(PROTOCOL))
-        asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
-    def _adopt(self, sock: socket.socket, received: bytes, passes: int) -> None:
-        self._taken += 1
-        self._tasks.create_task(self._connections.adopt(sock, received, passes))
+    def _adopt(self, protocol: str, sock: socket.socket, received: bytes, passes: int) -> None:
+        self._taken[protocol] += 1
+        self._tasks.create_task(self._connections[protocol].adopt(sock, received, passes))
 
     def _drain(self, grace_s: float) -> None:
         self._tasks.create_task(self._drained(grace_s))
 
     async def _drained(self, grace_s: float) -> None:
-        if self._connections is not None:
-            await self._connections.close(grace_s)
+        async with asyncio.TaskGroup() as tasks:
+            for connections in self._connections.values():
+                tasks.create_task(connections.close(grace_s))
         self._send_state()
         await self.kernel.written()
         if not self._ended.done():
@@ -185,7 +192,8 @@ class _Process:
         self._send_state()
 
     def _send_state(self) -> None:
-        state = DoorState(self._connections.connection_count, self._taken, self.kernel.memory_refusals.count)
+        connections = {name: each.connection_count for name, each in self._connections.items()}
+        state = DoorState(connections, dict(self._taken), self.kernel.memory_refusals.count)
         if state != self._state:
             self._state = state
             self.kernel.send(state)

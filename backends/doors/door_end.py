@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from backends.doors import messages
-from backends.transport import wire
 from backends.transport.channel import LoopChannel
 from backends.transport.framing import MAX_KERNEL_FRAME
 from kernel import errors
@@ -36,7 +35,7 @@ from kernel.settings import LogSettings, LogValues, TraceSettings
 from shm.blocks import ByteBudget
 from shm.lease import Lease
 from shm.region import FileHandle, Region, RegionKind, check_sealed, read_only_fd
-from shm.tensor import RequestedOutput, Span, Tensor
+from shm.tensor import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +131,20 @@ class _ResponseUses(msgspec.Struct, eq=False):
     count: int = 0
 
 
+class _DoorBudget(ByteBudget):
+    """The bytes that the kernel has granted. Asks for more when they get short."""
+
+    __slots__ = ("_door",)
+
+    def __init__(self, door: DoorKernel) -> None:
+        super().__init__(1)
+        self._door = door
+
+    def has_room(self, byte_size: int) -> bool:
+        self._door.note_use(byte_size)
+        return super().has_room(byte_size)
+
+
 class DoorKernel:
     """The server, for the protocol of a door."""
 
@@ -145,14 +158,15 @@ class DoorKernel:
         self.catalog = DoorCatalog()
         self.helpers = helpers
         self.regions = RegionRegistry()
-        self.budget = ByteBudget(1)
+        self.budget: ByteBudget = _DoorBudget(self)
         self.settings = KernelSettings(TraceSettings(), LogSettings())
         self.log = self.settings.log
         self.cancel: Callable[..., None] = Cancellations(LoopClock()).add
         #: Set by `configure`.
         self.configuration: messages.Configure | None = None
         self.on_configured: Callable[[messages.Configure], None] = _ignore
-        self.on_connection: Callable[[socket.socket, bytes, int], None] | None = None
+        self.on_protocol: Callable[[messages.ProtocolOpened], None] = _ignore
+        self.on_connection: Callable[[str, socket.socket, bytes, int], None] | None = None
         self.on_drain: Callable[[float], None] = _ignore
         self._inputs: InputPlacer
         self._channel = LoopChannel(sock, self._received, ended, MAX_KERNEL_FRAME)
@@ -174,7 +188,9 @@ class DoorKernel:
         self._sent: list[int] = []
         self._later: asyncio.TimerHandle | None = None
         self._cancelled: list[int] = []
-        self._asks_for_memory = False
+        #: What goes on when the kernel has said what a route is.
+        self._waiting_for: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self._asks_for_memory = self._was_refused_memory = False
         self._granted = 0
         #: The most bytes in use since memory was given back last.
         self._most_used = 0
@@ -187,6 +203,7 @@ class DoorKernel:
             messages.RegionRemoved: self._region_removed,
             messages.Granted: self._memory_granted,
             messages.Configure: self._configure,
+            messages.ProtocolOpened: lambda message: self.on_protocol(message),
             messages.LogVerbose: lambda message: self._set_verbose(message.level),
             messages.Drain: lambda message: self.on_drain(message.grace_s),
             messages.Ping: lambda message: self._channel.send(messages.Pong()),
@@ -209,11 +226,26 @@ class DoorKernel:
 
     def unary_route(self, name: str, version: str, entry_point: str) -> ModelRoute:
         """Return the route of a model that the kernel has pushed. Raises `ServedElsewhere`, and asks for it."""
+        route = self.route(name, version)
+        if route.spec.decoupled:
+            raise ServedElsewhere(name)  # the kernel says what is wrong with the call
+        return route
+
+    def route(self, name: str, version: str = "") -> ModelRoute:
+        """As `unary_route`, for a call that takes any number of responses."""
         route = self.catalog.routes.get((name, version))
         if route is None:
             self.send(messages.WantRoute(name, version))
             raise ServedElsewhere(name)
         return route
+
+    def knows(self, name: str, version: str) -> bool:
+        """Whether the kernel has pushed a route."""
+        return (name, version) in self.catalog.routes
+
+    def when_told(self, name: str, version: str, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when the kernel has said what a route is, for which it was asked."""
+        self._waiting_for.setdefault((name, version), []).append(go_on)
 
     def submit(
         self, request: Request, prepared: PreparedRequest | None = None, received_in: ReceiveBuffer | None = None,
@@ -222,11 +254,9 @@ class DoorKernel:
         """Send `request` to the kernel, which checks and queues it. See `Kernel.submit`."""
         number = next(self._numbers)
         try:
-            way = prepared.route if prepared is not None else route or self.unary_route(
-                request.model_name, request.model_version, request.entry_point
-            )  # fmt: skip
+            way = prepared.route if prepared is not None else route or self._route_of(request)
             if prepared is None or not prepared.small:
-                self._note_use(0 if received_in is not None else sum(len(each.data or b"") for each in request.inputs))
+                self.note_use(0 if received_in is not None else sum(len(each.data or b"") for each in request.inputs))
                 self._inputs.place_large(request, way.model, received_in)
             self._open[number] = request
             self._number_of[request] = number
@@ -242,6 +272,11 @@ class DoorKernel:
             return
         request.owner = self  # gets `cancelled`
 
+    def _route_of(self, request: Request) -> ModelRoute:
+        if request.streaming:
+            return self.route(request.model_name, request.model_version)
+        return self.unary_route(request.model_name, request.model_version, request.entry_point)
+
     def _send_request(self, number: int, request: Request, prepared: PreparedRequest | None, way: ModelRoute) -> None:
         data: list[bytes | messages.Place | None] = []
         for tensor in request.inputs:
@@ -256,27 +291,30 @@ class DoorKernel:
         if self.configuration.owned_regions and _uses_regions(request):
             peer = request.sink.peer
         if prepared is None or peer or request.parameters != prepared.request.parameters:
-            self.send(messages.InferOnce(number, _form_of(request), data, request.id, peer))
+            self.send(
+                messages.InferOnce(number, messages.form_of(request), data, request.id, peer, request.deadline_ns)
+            )
         else:
-            self.send(messages.Infer(number, self._form_number(request, prepared), data, request.id))
+            form = self._form_number(request, prepared)
+            self.send(messages.Infer(number, form, data, request.id, request.deadline_ns))
         if self._sent:
             self._send_sent()  # it wakes the kernel no second time
 
     def _form_number(self, request: Request, prepared: PreparedRequest) -> int:
         """Return the number by which the kernel knows what requests made from `prepared` have in common."""
-        head = getattr(request.sink, "head", None)
+        head = messages.head_of(request.sink)
         heads = self._heads.get(id(head))
         if heads is None:
             if len(self._heads) >= messages.MOST_FORMS:  # also where they have no new forms
                 self._forget_forms()
             # Heads that differ in the length of the body have forms in common. The head is kept, so that no other one
             # gets its address.
-            headers = _headers_of(head)
+            headers = messages.headers_of(head)
             heads = self._heads[id(head)] = self._header_numbers.setdefault(headers, len(self._header_numbers)), head
         known = self._forms.get((id(prepared), heads[0]))
         if known is not None:
             return known[0]
-        form = _form_of(request)
+        form = messages.form_of(request)
         byte_size = messages.form_byte_size(form)
         full = self._forms_byte_size + byte_size > messages.MOST_FORMS_BYTE_SIZE
         if self._forms and (full or len(self._forms) >= messages.MOST_FORMS):
@@ -332,7 +370,9 @@ class DoorKernel:
         """Nothing is counted here."""
 
     def consumed(self, request: Request, count: int) -> None:
-        """Calls with one response have no credit."""
+        number = self._number_of.get(request)
+        if number is not None:
+            self.send(messages.ResponsesTaken(number, count))
 
     def cancelled(self, request: Request) -> None:
         number = self._number_of.get(request)
@@ -352,7 +392,7 @@ class DoorKernel:
         return self._inputs.refusals
 
     def receive_buffer(self, route: ModelRoute, byte_size: int, first_tensor: int) -> ReceiveBuffer | None:
-        self._note_use(byte_size)
+        self.note_use(byte_size)
         return self._inputs.receive_buffer(route.model, byte_size, first_tensor)
 
     def message_buffer(self, byte_size: int) -> ReceiveBuffer:
@@ -368,12 +408,12 @@ class DoorKernel:
         """Whether there is room for a message of `byte_size` bytes. Asks for more memory when it gets short."""
         assert self.configuration is not None, "a request before the configuration"
         arena = route.model.input_arena
-        wanted = self._note_use(byte_size)
+        wanted = self.note_use(byte_size)
         in_arena = (0 if arena is None else arena.allocator.used_bytes) + byte_size + ALIGNMENT
         # As `InputPlacer.receive_buffer`: half is for tensors that are copied.
         return 2 * wanted <= self.budget.limit_byte_size and 2 * in_arena <= self.configuration.arena_byte_size
 
-    def _note_use(self, byte_size: int) -> int:
+    def note_use(self, byte_size: int) -> int:
         """Note that `byte_size` more bytes are about to be used, and ask for more memory when it gets short.
 
         Returns how many are in use then.
@@ -388,12 +428,15 @@ class DoorKernel:
         return wanted
 
     def _memory_granted(self, message: messages.Granted) -> None:
-        self._asks_for_memory = False
+        # Where the server has none, the door asks again a moment later, and not for each message.
+        self._asks_for_memory = self._was_refused_memory = not message.byte_size
         self._granted += message.byte_size
         self.budget.limit_byte_size = max(1, self._granted)
 
     def return_memory(self) -> None:
         """Give memory back to the kernel that was not used for some time. Called now and then."""
+        if self._was_refused_memory:
+            self._asks_for_memory = self._was_refused_memory = False
         most_used, self._most_used = self._most_used, self.budget.used_byte_size
         unused = self._granted - max(_LEAST_BYTE_SIZE, 4 * most_used)
         if unused > self._granted // 2 and not self._asks_for_memory:
@@ -429,7 +472,7 @@ class DoorKernel:
         if self.on_connection is None:
             sock.close()
         else:
-            self.on_connection(sock, message.received, message.passes)
+            self.on_connection(message.protocol, sock, message.received, message.passes)
 
     def give_back(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
         """Let the kernel serve a connection from now on, as `backends.doors.pool.DoorPool.give`."""
@@ -443,18 +486,40 @@ class DoorKernel:
         transport.abort()
         return True
 
+    def open_calls(self, address: object, identity: str) -> socket.socket:
+        """Return a connection over which the kernel takes calls of one client, as HTTP/2. Raises `OSError`.
+
+        `address` is the client's as its transport gives it, `identity` is who it is.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            parts = list(address) if isinstance(address, tuple) else []
+            self._channel.send_with_fd(messages.CallsOpened(parts, identity), theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
     def _routes_changed(self, message: messages.RoutesChanged) -> None:
         catalog = self.catalog
+        changed = False
         for each in message.routes:
             if each.spec:
                 spec = msgspec.msgpack.decode(each.spec, type=ModelSpec)
                 model = catalog.models.setdefault(each.name, DoorModel(each.name))
                 route = ModelRoute(spec, model)  # type: ignore[arg-type]  # what front doors use of it is there
                 catalog.routes[each.name, each.version] = route
-            else:
-                catalog.routes.pop((each.name, each.version), None)
-        catalog.generation += 1
-        self._forget_forms()
+                changed = True
+            elif catalog.routes.pop((each.name, each.version), None) is not None:
+                changed = True
+        if changed:
+            catalog.generation += 1
+            self._forget_forms()
+        for each in message.routes:
+            for go_on in self._waiting_for.pop((each.name, each.version), ()):
+                go_on()
 
     def close_unused_arenas(self) -> None:
         """Give up the arenas of models that the kernel has unloaded. Called now and then."""
@@ -490,6 +555,8 @@ class DoorKernel:
         if message.final:
             del self._open[message.request]
             del self._number_of[request]
+        if message.at_once and request.streaming:
+            request.sink.refused_at_once()  # type: ignore[attr-defined]  # of a stream
         response = Response(
             message.model_name or request.model_name, message.model_version, request.id, message.outputs,
             message.parameters, final=message.final, refused=message.refused,
@@ -528,21 +595,3 @@ def _uses_regions(request: Request) -> bool:
     return any(each.client_span is not None for each in request.inputs) or any(
         each.client_span is not None for each in request.outputs
     )
-
-
-def _form_of(request: Request) -> messages.Form:
-    flags = wire.SEQUENCE_START * request.sequence_start | wire.SEQUENCE_END * request.sequence_end
-    inputs = [Tensor(each.name, each.datatype, each.shape, None, None, each.client_span) for each in request.inputs]
-    outputs = [RequestedOutput(each.name, each.classification, None, each.client_span) for each in request.outputs]
-    wanted = wire.RequestMessage(
-        0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
-    )
-    headers = _headers_of(getattr(request.sink, "head", None))
-    return messages.Form(
-        request.model_name, request.model_version, wanted, request.entry_point, headers, request.explain
-    )
-
-
-def _headers_of(head: Any) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the headers of a request without the length of its body."""
-    return () if head is None else tuple(each for each in head.headers if each[0].lower() != b"content-length")

@@ -15,7 +15,7 @@ import msgspec
 from backends.doors import messages
 from backends.transport import wire
 from kernel.errors import NoMemory, ServingError
-from kernel.records.front_doors import HTTP, Reception
+from kernel.records.front_doors import GRPC, HTTP, Reception
 from kernel.serving.prepared import PreparedRequest, prepare
 from kernel.serving.request import REQUEST_BYTE_SIZE, Request
 from kernel.serving.validation import validate
@@ -50,11 +50,11 @@ class _Sink(msgspec.Struct, eq=False):
         for each, value in self.form.headers:
             if each.lower() == wanted:
                 found = value  # of a header that comes twice the last counts
-        return found.decode(errors="surrogateescape")
+        return found.strip(b" \t").decode(errors="surrogateescape")
 
     def reception(self) -> Reception:
         """The door notes no times."""
-        return HTTP, 0, 0, None
+        return GRPC if self.form.grpc else HTTP, 0, 0, None
 
     def send(self, response: Response) -> None:
         self.requests.responded(self.number, response)
@@ -96,7 +96,7 @@ class KnownForm:
         return Request(
             form.model_name, inputs, sink, form.model_version, id, outputs, dict(wanted.parameters),
             wanted.correlation_id, bool(wanted.flags & wire.SEQUENCE_START), bool(wanted.flags & wire.SEQUENCE_END),
-            wanted.priority, wanted.timeout_us, entry_point=form.entry_point, explain=form.explain,
+            wanted.priority, wanted.timeout_us, form.streaming, form.entry_point, form.explain,
         )  # fmt: skip
 
 
@@ -131,6 +131,10 @@ class DoorRequests:
         self._last_form = self._last_request = self._last_lease = self._forms_byte_size = 0
         #: By the number in messages.
         self._open: dict[int, Request] = {}
+        #: The request that is being submitted; 0 for none.
+        self._submitting = 0
+        #: How many responses that are not final were sent and not taken, of requests that had such.
+        self._not_taken: dict[int, int] = {}
         #: Responses whose outputs the door uses, by the number of their lease.
         self._leased: dict[int, Response] = {}
         self._arenas: dict[int, _DoorArena] = {}
@@ -174,14 +178,16 @@ class DoorRequests:
         known = self._forms.get(message.form)
         if known is None:
             raise ValueError(f"a request of form {message.form}, which is not known")
-        self._submit(known, message.number, message.data, message.id, "")
+        self._submit(known, message.number, message.data, message.id, "", message.deadline_ns)
 
     def infer_once(self, message: messages.InferOnce) -> None:
-        self._submit(KnownForm(message.form), message.number, message.data, message.id, message.peer)
+        known = KnownForm(message.form)
+        self._submit(known, message.number, message.data, message.id, message.peer, message.deadline_ns)
 
     def _submit(
-        self, known: KnownForm, number: int, data: list[bytes | messages.Place | None], id: str, peer: str
-    ) -> None:
+        self, known: KnownForm, number: int, data: list[bytes | messages.Place | None], id: str, peer: str,
+        deadline_ns: int,
+    ) -> None:  # fmt: skip
         if number <= self._last_request or len(data) != len(known.sizes):
             raise ValueError(f"request {number} after request {self._last_request}, with {len(data)} inputs")
         self._last_request = number
@@ -196,16 +202,31 @@ class DoorRequests:
             if prepared.small and _ANY in known.sizes:
                 request.byte_size = REQUEST_BYTE_SIZE + sum(each.byte_size for each in inputs)
             self._open[number] = request
+            request.deadline_ns = deadline_ns
+            self._submitting = number
             kernel.submit(request, prepared)
+            self._submitting = 0
             return
         request = self._open[number] = known.new_request(inputs, id, sink)
+        request.deadline_ns = deadline_ns
+        self._submitting = number
+        self._submit_new(known, number, request)
+        self._submitting = 0
+
+    def _submit_new(self, known: KnownForm, number: int, request: Request) -> None:
+        """Check a request, submit it, and keep it as prepared for those of its form."""
+        kernel, form = self._kernel, known.form
+        generation = kernel.catalog.generation
         try:
-            route = kernel.unary_route(form.model_name, form.model_version, form.entry_point)
+            if form.streaming:
+                route = kernel.route(form.model_name, form.model_version)
+            else:
+                route = kernel.unary_route(form.model_name, form.model_version, form.entry_point)
         except ServingError as error:
             # Front doors find this out before they have read the request, and respond in plain text.
             request.release_leases()
             del self._open[number]
-            self._channel.send(messages.Inferred(number, True, error=_error_text(error)))
+            self._channel.send(messages.Inferred(number, True, error=_error_text(error), at_once=True))
             return
         try:
             validate(request, route.spec)
@@ -273,6 +294,16 @@ class DoorRequests:
             raise ValueError(f"arena {message.number}, which is not known")
         arena.region.drop()
 
+    def responses_taken(self, message: messages.ResponsesTaken) -> None:
+        request = self._open.get(message.request)
+        if request is None:
+            return  # it has its final response
+        left = self._not_taken.get(message.request, 0) - message.count
+        if message.count < 1 or left < 0:
+            raise ValueError(f"{message.count} responses were taken of request {message.request}, which has fewer")
+        self._not_taken[message.request] = left
+        request.consumed(message.count)
+
     def responses_sent(self, message: messages.ResponsesSent) -> None:
         for lease in message.leases:
             response = self._leased.pop(lease, None)
@@ -287,6 +318,10 @@ class DoorRequests:
         request = self._open[number]
         if response.final:
             del self._open[number]
+            if self._not_taken:
+                self._not_taken.pop(number, None)
+        else:
+            self._not_taken[number] = self._not_taken.get(number, 0) + 1
         if self._closed:
             response.release()
             return
@@ -295,6 +330,7 @@ class DoorRequests:
             message.model_name = response.model_name
         if response.error is not None:
             message.error, message.refused = _error_text(response.error), response.refused
+            message.at_once = number == self._submitting and not request.dispatched
         elif response.outputs is not None:
             message.parameters = response.parameters or None
             try:

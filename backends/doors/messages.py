@@ -8,6 +8,7 @@ Who owns what:
 
 - A connection of a client belongs to one process at a time. `Connection` and `Moved` carry its descriptor, and what was
   received and not yet used. The sender has no request of it any more, and closes its own descriptor.
+- The socket of `CallsOpened` is the kernel's: over it come calls of one client that the door does not serve.
 - The block of a large input belongs to the door, in an arena of the door's own. It stays unchanged from `Infer` until
   `InputsFree` names the request. The kernel has a read-only descriptor of the arena.
 - The memory of a large output belongs to its worker, or is an input of the request. It stays unchanged from `Inferred`
@@ -20,11 +21,23 @@ from __future__ import annotations
 
 import functools
 import operator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.transport.wire import Message, ParameterValue, RequestMessage, encoder, kinds_of
-from shm.tensor import Tensor, decode_lease
+from backends.transport.wire import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    Message,
+    ParameterValue,
+    RequestMessage,
+    encoder,
+    kinds_of,
+)
+from shm.tensor import RequestedOutput, Tensor, decode_lease
+
+if TYPE_CHECKING:
+    from kernel.serving.request import Request
 
 #: The most models of which a door knows the signature. A door that needs more begins anew.
 MOST_ROUTES = 1024
@@ -69,11 +82,51 @@ class Form(msgspec.Struct, array_like=True, omit_defaults=True):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     #: Whether the client wants to know how the request travels.
     explain: bool = False
+    #: Whether the call can carry more than one response.
+    streaming: bool = False
+    #: Whether the request came over gRPC, and not over HTTP.
+    grpc: bool = False
 
 
 def form_byte_size(form: Form) -> int:
     """Return how many bytes a form has, encoded."""
     return len(encoder.encode(form))
+
+
+def form_of(request: Request) -> Form:
+    """Return what `request` has in common with others."""
+    flags = SEQUENCE_START * request.sequence_start | SEQUENCE_END * request.sequence_end
+    inputs = [Tensor(each.name, each.datatype, each.shape, None, None, each.client_span) for each in request.inputs]
+    outputs = [RequestedOutput(each.name, each.classification, None, each.client_span) for each in request.outputs]
+    wanted = RequestMessage(
+        0, inputs, outputs, "", flags, request.correlation_id, request.priority, request.timeout_us, request.parameters
+    )
+    head = head_of(request.sink)
+    return Form(
+        request.model_name, request.model_version, wanted, request.entry_point, headers_of(head), request.explain,
+        request.streaming, hasattr(head, "fields"),
+    )  # fmt: skip
+
+
+def head_of(sink: Any) -> Any:
+    """Return the head of a request: of HTTP or of gRPC."""
+    head = getattr(sink, "head", None)
+    return getattr(sink, "request_head", None) if head is None else head
+
+
+#: Headers that differ from request to request, and that nothing asks for.
+_NOT_SENT = frozenset({b"content-length", b"grpc-timeout"})
+
+
+def headers_of(head: Any) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers of a request without those of `_NOT_SENT`."""
+    if head is None:
+        return ()
+    fields = getattr(head, "fields", None)  # of gRPC, as text
+    if fields is None:
+        return tuple(each for each in head.headers if each[0].lower() not in _NOT_SENT)
+    sent = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in fields)
+    return tuple(each for each in sent if each[0] not in _NOT_SENT and not each[0].startswith(b":"))
 
 
 class RouteText(msgspec.Struct, array_like=True):
@@ -103,9 +156,6 @@ class ErrorText(msgspec.Struct, array_like=True, omit_defaults=True):
 class Configure(ToDoor):
     """The first message: what the door is to be."""
 
-    #: The module of the protocol, and its settings in a form of its own.
-    module: str
-    settings: bytes
     #: The limit of each arena.
     arena_byte_size: int
     #: Whether regions belong to the peers that have registered them.
@@ -116,8 +166,17 @@ class Configure(ToDoor):
     granted_byte_size: int
 
 
+class ProtocolOpened(ToDoor):
+    """The door serves connections of one protocol more."""
+
+    name: str
+    #: The module of the protocol, and its settings in a form of its own.
+    module: str
+    settings: bytes
+
+
 class RoutesChanged(ToDoor):
-    """What these routes are now."""
+    """What these routes are now. One that a door wants to know, and that only the kernel serves, has no spec."""
 
     routes: list[RouteText]
 
@@ -125,6 +184,8 @@ class RoutesChanged(ToDoor):
 class Connection(ToDoor):
     """A connection of a client, with its descriptor."""
 
+    #: The name of its protocol.
+    protocol: str
     #: What has come and belongs to no message that was begun.
     received: bytes
     #: How often the kernel has given it to a door, this time included.
@@ -146,6 +207,8 @@ class Inferred(ToDoor):
     lease: int = 0
     error: ErrorText | None = None
     refused: bool = False
+    #: Whether it is an error that was found while the request was submitted.
+    at_once: bool = False
 
 
 class InputsFree(ToDoor):
@@ -224,6 +287,8 @@ class Infer(FromDoor):
     #: The bytes of each input, or where they are; None for one in a client's region.
     data: list[bytes | Place | None]
     id: str = ""
+    #: When the client gives up, in monotonic nanoseconds; 0 if that is not known.
+    deadline_ns: int = 0
 
 
 class InferOnce(FromDoor):
@@ -235,12 +300,21 @@ class InferOnce(FromDoor):
     id: str = ""
     #: Who the client is, if regions have owners and the request names one; else empty.
     peer: str = ""
+    #: As in `Infer`.
+    deadline_ns: int = 0
 
 
 class CancelInfer(FromDoor):
     """The clients of these requests have left."""
 
     requests: list[int]
+
+
+class ResponsesTaken(FromDoor):
+    """The client of a request has taken as many more responses that are not final."""
+
+    request: int
+    count: int
 
 
 class ResponsesSent(FromDoor):
@@ -282,12 +356,21 @@ class Moved(FromDoor):
     passes: int
 
 
-class DoorState(FromDoor):
-    """What the door counts."""
+class CallsOpened(FromDoor):
+    """A socket, with its descriptor, over which come calls of one client that only the kernel serves, as HTTP/2."""
 
-    connections: int
+    #: The address of the client as its socket has it; empty for a Unix socket.
+    address: list[str | int]
+    #: Who the client is (`protocols.access.peer_identity`).
+    identity: str
+
+
+class DoorState(FromDoor):
+    """What the door counts, by the name of the protocol."""
+
+    connections: dict[str, int]
     #: How many it has got from the kernel.
-    taken: int
+    taken: dict[str, int]
     memory_refusals: int
 
 

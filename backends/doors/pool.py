@@ -61,9 +61,6 @@ _RESERVED_DESCRIPTORS = 1024
 #: How long a door may take to end after its connections have.
 _END_S = 5.0
 
-#: The name of a call with one response, for routes: an error with it is never sent.
-_ENTRY_POINT = "inference"
-
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -89,9 +86,9 @@ class _Door:
         self.requests = DoorRequests(pool.kernel, self.channel, self.title)
         #: Whether it takes connections.
         self.ready = False
-        self.state = messages.DoorState(0, 0, 0)
-        #: How many connections it has got.
-        self.given = 0
+        self.state = messages.DoorState({}, {}, 0)
+        #: How many connections it has got, by the name of their protocol.
+        self.given: dict[str, int] = {}
         self.granted_byte_size = 0
         self.pings = 0
         #: How often it was asked whether it lives.
@@ -99,6 +96,7 @@ class _Door:
         self._handlers: dict[type, Callable[..., None]] = {
             messages.Infer: self.requests.infer,
             messages.ResponsesSent: self.requests.responses_sent,
+            messages.ResponsesTaken: self.requests.responses_taken,
             messages.InferOnce: self.requests.infer_once,
             messages.FormAdded: self.requests.add_form,
             messages.FormsForgotten: self.requests.forget_forms,
@@ -106,10 +104,11 @@ class _Door:
             messages.ArenaAdded: self.requests.add_arena,
             messages.ArenaRemoved: self.requests.remove_arena,
             messages.DoorReady: self._begin,
-            messages.WantRoute: lambda message: pool.want_route(message.name, message.version),
+            messages.WantRoute: lambda message: pool.want_route(self, message.name, message.version),
             messages.WantMemory: self._want_memory,
             messages.MemoryReturned: self._take_memory_back,
             messages.Moved: self._take_connection_back,
+            messages.CallsOpened: self._take_calls,
             messages.DoorState: self._note_state,
             messages.DoorLogged: self._log,
             messages.Pong: self._pong,
@@ -118,7 +117,13 @@ class _Door:
 
     @property
     def connection_count(self) -> int:
-        return self.state.connections + self.given - self.state.taken
+        """How many connections it has, over all protocols."""
+        return sum(map(self.connections_of, self.given))
+
+    def connections_of(self, protocol: str) -> int:
+        """How many connections of a protocol it has."""
+        state = self.state
+        return state.connections.get(protocol, 0) + self.given.get(protocol, 0) - state.taken.get(protocol, 0)
 
     def grant(self, byte_size: int) -> int:
         """Give the door `byte_size` more bytes of the server's memory if there are as many. Returns how many it got."""
@@ -173,9 +178,22 @@ class _Door:
             return
         self.pool.take_back(fd, message.received, message.passes)
 
+    def _take_calls(self, message: messages.CallsOpened) -> None:
+        try:
+            fd = self.channel.take_fd()
+        except DescriptorLost:
+            logger.warning("calls are lost that %s passes on: no file descriptor is left for them", self.title)
+            return
+        self.pool.take_calls(fd, tuple(message.address) or "", message.identity)
+
     def _note_state(self, message: messages.DoorState) -> None:
-        if message.connections < 0 or not 0 <= message.taken <= self.given or message.memory_refusals < 0:
-            raise ValueError(f"a state that cannot be, after {self.given} connections: {message}")
+        given = self.given
+        if (
+            any(not 0 <= count <= given.get(name, 0) for name, count in message.taken.items())
+            or any(count < 0 for count in message.connections.values())
+            or message.memory_refusals < 0
+        ):
+            raise ValueError(f"a state that cannot be, after connections {given}: {message}")
         self.state = message
 
     def _log(self, message: messages.DoorLogged) -> None:
@@ -209,8 +227,53 @@ def stream_socket(fd: int) -> socket.socket:
     return sock
 
 
+class _Port:
+    """What the front door of one protocol has of the doors. Implements `protocols.frontend.DoorProcesses`."""
+
+    def __init__(self, pool: DoorPool, protocol: str) -> None:
+        self._pool = pool
+        self._protocol = protocol
+
+    def open(
+        self, module: str, settings: bytes, take_back: Callable[[socket.socket, bytes, int], None] | None,
+        take_calls: Callable[[socket.socket, str | tuple[str | int, ...], str], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._pool.open(_Opened(self._protocol, module, settings, take_back, take_calls))
+
+    @property
+    def available(self) -> bool:
+        return self._pool.available
+
+    def serves(self, name: str, version: str) -> bool:
+        return self._pool.serves(name, version)
+
+    def give(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
+        return self._pool.give(self._protocol, transport, received, passes)
+
+    @property
+    def connection_count(self) -> int:
+        return self._pool.connection_count(self._protocol)
+
+    async def drain(self, grace_s: float) -> None:
+        await self._pool.drain(grace_s)
+
+
+class _Opened(msgspec.Struct):
+    """A protocol that doors serve."""
+
+    name: str
+    module: str
+    settings: bytes
+    take_back: Callable[[socket.socket, bytes, int], None] | None
+    take_calls: Callable[[socket.socket, str | tuple[str | int, ...], str], None] | None
+
+    @property
+    def message(self) -> messages.ProtocolOpened:
+        return messages.ProtocolOpened(self.name, self.module, self.settings)
+
+
 class DoorPool(ServerPart):
-    """All doors of a server. Implements `protocols.frontend.DoorProcesses`."""
+    """All doors of a server."""
 
     def __init__(
         self, kernel: KernelInterface, catalog: Catalog, launcher: SpawningLauncher, count: int, settings: DoorSettings
@@ -220,8 +283,8 @@ class DoorPool(ServerPart):
         self._launcher = launcher
         self._count = count
         self._settings = settings
-        self._module, self._protocol_settings = "", b""
-        self._take_back: Callable[[socket.socket, bytes, int], None] | None = None
+        #: In the order in which they were opened.
+        self._protocols: list[_Opened] = []
         #: By their numbers, from 1 on; those that do not live are missing.
         self._doors: dict[int, _Door] = {}
         self._starts: dict[int, Backoff] = {}
@@ -241,11 +304,19 @@ class DoorPool(ServerPart):
         self._earlier_requests: dict[int, int] = {}
         self._earlier_refusals = 0
 
-    # ---- for the front door in the kernel's process ----------------------------------------------
+    # ---- for the front doors in the kernel's process ---------------------------------------------
 
-    def open(self, module: str, settings: bytes, take_back: Callable[[socket.socket, bytes, int], None]) -> None:
-        """Start the doors, which run `module` with `settings`. `take_back` gets connections that come back."""
-        self._module, self._protocol_settings, self._take_back = module, settings, take_back
+    def port(self, protocol: str) -> _Port:
+        """Return what the front door of a protocol uses, `http` or `grpc`."""
+        return _Port(self, protocol)
+
+    def open(self, opened: _Opened) -> None:
+        """Let doors serve a protocol. With the first one they are started."""
+        self._protocols.append(opened)
+        if len(self._protocols) > 1:
+            for door in self._doors.values():
+                door.channel.send(opened.message)
+            return
         self._verbose = self.kernel.log.values.log_verbose_level
         self._catalog.on_change.append(self._catalog_changed)
         self._update_routes()
@@ -260,10 +331,11 @@ class DoorPool(ServerPart):
         return not self._draining and any(door.takes_connections for door in self._doors.values())
 
     def serves(self, name: str, version: str) -> bool:
-        """Whether doors serve requests for this model."""
-        return (name, version) in self._routes
+        """Whether doors serve calls with one response for this model."""
+        spec = self._routes.get((name, version))
+        return spec is not None and not spec.decoupled
 
-    def give(self, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
+    def give(self, protocol: str, transport: asyncio.Transport, received: bytes, passes: int) -> bool:
         """Give the connection of `transport` to a door; then the transport is aborted, and the connection lives on.
 
         `received` has come and belongs to no message that was begun. `passes` is how often a door has got it, this time
@@ -277,26 +349,27 @@ class DoorPool(ServerPart):
         sock = transport.get_extra_info("socket")
         if self._draining or not ready or sock is None:
             return False
-        door = min(ready, key=lambda each: each.connection_count)
+        # Those of one protocol are spread evenly: a few channels of gRPC can have all the load.
+        door = min(ready, key=lambda each: (each.connections_of(protocol), each.connection_count))
         try:
-            door.channel.send_with_fd(messages.Connection(received, passes), sock.fileno())
+            door.channel.send_with_fd(messages.Connection(protocol, received, passes), sock.fileno())
         except OSError as error:
             logger.warning("a connection stays in the kernel's process: %s", error.strerror)
             return False
-        door.given += 1
+        door.given[protocol] = door.given.get(protocol, 0) + 1
         transport.abort()
         return True
 
-    @property
-    def connection_count(self) -> int:
-        """How many connections doors have."""
-        return sum(door.connection_count for door in self._doors.values())
+    def connection_count(self, protocol: str) -> int:
+        """How many connections of a protocol doors have."""
+        return sum(door.connections_of(protocol) for door in self._doors.values())
 
     async def drain(self, grace_s: float) -> None:
         """Give doors no more connections, and end each when its requests have responses, or after `grace_s` seconds."""
-        self._draining = True
-        for door in self._doors.values():
-            door.channel.send(messages.Drain(grace_s))
+        if not self._draining:  # else the front door of another protocol has begun it
+            self._draining = True
+            for door in self._doors.values():
+                door.channel.send(messages.Drain(grace_s))
         try:
             async with asyncio.timeout(grace_s + _END_S):
                 while self._doors:
@@ -335,10 +408,12 @@ class DoorPool(ServerPart):
         settings = self._settings
         door.channel.send(
             messages.Configure(
-                self._module, self._protocol_settings, settings.arena_byte_size, settings.owned_regions,
-                settings.max_decompression_ratio, self._verbose, door.grant(FIRST_BYTE_SIZE),
+                settings.arena_byte_size, settings.owned_regions, settings.max_decompression_ratio, self._verbose,
+                door.grant(FIRST_BYTE_SIZE),
             )
         )  # fmt: skip
+        for opened in self._protocols:
+            door.channel.send(opened.message)
         door.channel.send(messages.RoutesChanged(self._route_texts()))
 
     def door_ready(self, door: _Door) -> None:
@@ -367,10 +442,20 @@ class DoorPool(ServerPart):
     def take_back(self, fd: int, received: bytes, passes: int) -> None:
         """Serve a connection in the kernel's process that a door gives back. Raises ValueError for another file."""
         sock = stream_socket(fd)
-        if self._take_back is None:
+        take_back = next((each.take_back for each in self._protocols if each.take_back is not None), None)
+        if take_back is None:
             sock.close()
         else:
-            self._take_back(sock, received, passes)
+            take_back(sock, received, passes)
+
+    def take_calls(self, fd: int, address: str | tuple[str | int, ...], identity: str) -> None:
+        """Take calls of a client that a door passes on. Raises ValueError for a file that is no socket."""
+        sock = stream_socket(fd)
+        take_calls = next((each.take_calls for each in self._protocols if each.take_calls is not None), None)
+        if take_calls is None or self._closed:
+            sock.close()
+        else:
+            take_calls(sock, address, identity)
 
     def _tick(self) -> None:
         """Ask the doors whether they live, and tell them about the log."""
@@ -395,11 +480,14 @@ class DoorPool(ServerPart):
 
     # ---- routes ----------------------------------------------------------------------------------
 
-    def want_route(self, name: str, version: str) -> None:
-        """A door has got a request for this model: tell all doors what it is, now and after each change."""
+    def want_route(self, door: _Door, name: str, version: str) -> None:
+        """`door` has got a request for this model: tell all doors what it is, now and after each change."""
+        if (name, version) in self._routes:
+            return  # a message is on its way
         spec = self._spec_of(name, version)
-        if spec is None or (name, version) in self._routes:
-            return  # the kernel serves it, or a message is on its way
+        if spec is None:  # the kernel serves it
+            door.channel.send(messages.RoutesChanged([messages.RouteText(name, version, b"")]))
+            return
         if len(self._routes) >= messages.MOST_ROUTES:  # doors ask again for those that they need
             self._send_routes([messages.RouteText(*route, b"") for route in self._routes])
             self._routes.clear()
@@ -409,7 +497,7 @@ class DoorPool(ServerPart):
     def _spec_of(self, name: str, version: str) -> ModelSpec | None:
         """Return what doors need to know of a model; None if the kernel serves its requests, or refuses them."""
         try:
-            return self.kernel.unary_route(name, version, _ENTRY_POINT).spec
+            return self.kernel.route(name, version).spec
         except ServingError:
             return None
 

@@ -420,9 +420,9 @@ _SERVER = FlagGroup(
              help="true: large tensors go to workers through shared memory. false: they are sent over connections, as "
              "to workers on other hosts; this is slower."),
         Flag(name="front-door-processes", kind=integer(0, 64), option="front_door_processes", ours=True,
-             help="How many processes receive, decode and answer inference requests over HTTP beside the kernel's "
-             "process, which serves everything else (docs/scaling.md). For machines with four cores or more; not with "
-             "TLS."),
+             help="How many processes receive, decode and answer inference requests over HTTP and gRPC beside the "
+             "kernel's process, which serves everything else (docs/scaling.md). For machines with four cores or more; "
+             "not with TLS."),
         Flag(name="worker-start", kind=one_of("auto", "fork", "spawn"), option="worker_start", ours=True,
              help="How worker processes start. fork: as copies of a process that has imported what they need, which "
              "takes milliseconds. spawn: each as a new Python interpreter. auto: fork, except for instances on GPUs."),

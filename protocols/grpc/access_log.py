@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from grpclib.const import Status
 
 from kernel.observe.access_log import Access, log_access, peer_text
-from protocols.grpc.framing import PREFIX, CompressedMessage, RefusedMessage
+from protocols.grpc.framing import PREFIX, CompressedMessage, RawPart, RefusedMessage
 from protocols.grpc.h2.transport import PassingAcceptor
 from protocols.grpc.service import MODEL_INFER
 from protocols.grpc.wire_format import read_varint
@@ -66,7 +66,7 @@ class _LogEntry:
             message = messages[0] if messages else None
         if isinstance(message, RefusedMessage):
             message = message.start
-        if message is None or isinstance(message, CompressedMessage):
+        if message is None or isinstance(message, (CompressedMessage, RawPart)):
             return
         if stream.request_head.path == MODEL_INFER and not access.model:
             access.model, access.version, access.request_id = names_in_request(message)

@@ -42,6 +42,10 @@ class RefusedMessage(msgspec.Struct, frozen=True):
     start: bytes
 
 
+class RawPart(bytes):
+    """Bytes of a call that another process responds to, whatever messages they belong to (`protocols.grpc.relay`)."""
+
+
 if TYPE_CHECKING:
     #: What `MessageReader.messages` has: usually bytes.
     ReceivedMessage = Buffer | CompressedMessage | RefusedMessage
@@ -159,6 +163,15 @@ class MessageReader:
         self.choose_buffer: Callable[[bytes, int], memoryview] | None = None
         #: Whether it will be set by the handler of the call, which starts later.
         self.choice_follows = False
+
+    def continue_from(self, other: MessageReader) -> None:
+        """Go on where `other`, which is not used any more, has come to."""
+        self._encoding, self._memory, self._kept = other._encoding, other._memory, other._kept
+        self._gathered, self._gathered_counted = other._gathered, other._gathered_counted
+        self._length, self._compressed = other._length, other._compressed
+        self._large, self._filled, self._refusal = other._large, other._filled, other._refusal
+        self.messages, self.fault, self.max_byte_size = other.messages, other.fault, other.max_byte_size
+        self.choose_buffer, self.choice_follows = other.choose_buffer, other.choice_follows
 
     @property
     def between_messages(self) -> bool:

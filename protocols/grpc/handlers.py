@@ -104,6 +104,8 @@ class HandlerCall:
         #: Set by a handler that takes and sends messages by itself, see `set_callbacks`.
         self._on_readable: Callable[[], None] | None = None
         self._on_sent: Callable[[], None] | None = None
+        #: Whether something else responds to the call since then.
+        self._left = False
 
     @property
     def peer(self) -> Peer:
@@ -261,9 +263,13 @@ class HandlerCall:
 
     def release(self) -> Any:
         """The handler has ended. If it has sent no status, the stream is reset, so that the client does not wait."""
-        if self._stream.is_open:
+        if self._stream.is_open and not self._left:
             self._server_connection.sending.reset(self._stream, H2ErrorCode.INTERNAL_ERROR)
         self._server_connection.schedule_write()
+
+    def leave(self) -> None:
+        """Let something else respond to the call: the handler is about to end without a status, and as cancelled."""
+        self._left = True
 
     def _check_open(self) -> None:
         if not self._stream.is_open:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from grpclib.const import Status
 
+from kernel.background import BackgroundTasks
 from kernel.errors import NoDescriptorLeft
 from kernel.options import AdminOptions, GrpcOptions
 from kernel.server_parts import DoorFigures
 from kernel.texts import MAX_TEXT_BYTE_SIZE, limited
-from protocols.access import GRPC, KeyReader, open_port, parse_restrictions
+from protocols.access import GRPC, Category, KeyReader, Restriction, open_port, parse_restrictions
 from protocols.frontend import FrontDoor
 from protocols.grpc.access_log import LoggingAcceptor
 from protocols.grpc.compression import make_compression
@@ -28,6 +30,7 @@ from protocols.grpc.h2.limits import KeepaliveRules
 from protocols.grpc.h2.transport import ServerConnection, message_budget
 from protocols.grpc.handlers import Handlers
 from protocols.grpc.intake import make_metadata_forwarder
+from protocols.grpc.relay import CallsConnection
 from protocols.grpc.rpc import OpenCalls
 from protocols.grpc.rpcs.infer import InferCall, Inference
 from protocols.grpc.rpcs.standard_services import HealthService, ReflectionService
@@ -38,17 +41,18 @@ from protocols.grpc.service import (
     Admission,
     InferenceService,
 )
-from protocols.listening import listen, listening_address
+from protocols.listening import Arrival, Gate, NewConnection, adopt, listen, listening_address
 from protocols.loop_budgets import IterationBudget
 from protocols.request_limits import MAX_CONTROL_BYTE_SIZE
 
 if TYPE_CHECKING:
     import socket
     import ssl
+    from collections.abc import Callable
 
     from kernel.serving.interface import KernelInterface
     from protocols.access import OpenPort, Restrictions
-    from protocols.frontend import DoorParts
+    from protocols.frontend import DoorParts, DoorProcesses
     from protocols.grpc.h2.streams import Stream, StreamCallbacks
     from protocols.tls import Certificates
 
@@ -72,8 +76,9 @@ def make_door(parts: DoorParts) -> GrpcServer:
     """Return the front door. Raises `BadOption`."""
     options = parts.options
     return GrpcServer(
-        parts.kernel, parts.sock, options.grpc, log_access=options.log.access, admin=options.admin, keys=parts.keys
-    )
+        parts.kernel, parts.sock, options.grpc, log_access=options.log.access, admin=options.admin, keys=parts.keys,
+        processes=parts.processes,
+    )  # fmt: skip
 
 
 class GrpcServer(FrontDoor):
@@ -88,10 +93,12 @@ class GrpcServer(FrontDoor):
         log_access: bool = False,
         admin: AdminOptions | None = None,
         keys: KeyReader | None = None,
+        processes: DoorProcesses | None = None,
     ) -> None:
         """The server owns `sock` from `start` on. Raises `BadOption` for options that it cannot apply.
 
-        `keys` reads the keys of restrictions.
+        `keys` reads the keys of restrictions. `processes` are front doors in processes of their own, which need a port
+        without TLS.
         """
         self._kernel = kernel
         self._sock = sock
@@ -103,6 +110,11 @@ class GrpcServer(FrontDoor):
 
             self._certificates = Certificates("gRPC", options.tls, ["h2"])
         self._listener_options = _listener_options(options, self._certificates, self.restrictions, log_access)
+        self._processes = processes
+        self._door_settings = door_settings(options, self._listener_options, self.restrictions)
+        #: For connections of doors, as for those of clients.
+        self._gate = Gate(lambda: ServerConnection(_RefusingAcceptor()))
+        self._adopting = BackgroundTasks()
         self._forwarder = make_metadata_forwarder(options.header_forward_pattern)
         self._compression = make_compression(options.infer_response_compression_level)
         self._max_response_pool_size = options.max_response_pool_size
@@ -137,12 +149,25 @@ class GrpcServer(FrontDoor):
             inference,
             Handlers(mapping, self._compression, frozenset({MODEL_STREAM_INFER})),
         )
-        await self._listener.start()
+        await self._listener.start(self._processes)
         if self._certificates is not None:
             self._certificates.start()
+        if self._processes is not None:
+            self._processes.open("protocols.grpc.doors", self._door_settings, None, self._take_calls)
+
+    def _take_calls(self, sock: socket.socket, address: str | tuple[str | int, ...], identity: str) -> None:
+        """Serve calls of one client that a process of a front door passes on."""
+        listener = self._listener
+        if listener is None:
+            sock.close()
+            return
+        connect = functools.partial(listener.make_connection, functools.partial(CallsConnection, address, identity))
+        self._adopting.start(adopt(sock, lambda: NewConnection(self._gate, connect)))
 
     def figures(self) -> DoorFigures:
         connections = 0 if self._listener is None else self._listener.connection_count
+        if self._processes is not None:
+            connections += self._processes.connection_count
         return DoorFigures("grpc", connections, None if self._certificates is None else self._certificates.expiry_s)
 
     async def stop(self, grace_s: float) -> None:
@@ -155,16 +180,15 @@ class GrpcServer(FrontDoor):
             self._certificates.stop()
         if self._listener is None:
             return
-        listener, self._listener = self._listener, None
-        self._calls.stop()
-        listener.refuse_connections()
+        listener, processes = self._listener, self._processes
         try:
-            async with asyncio.timeout(grace_s):
-                await listener.wait_idle()
-        except TimeoutError:
-            logger.warning("gRPC calls that did not end within %g s are cancelled", grace_s)
+            async with asyncio.TaskGroup() as tasks:
+                if processes is not None:
+                    # What doors pass on meanwhile is served here.
+                    tasks.create_task(processes.drain(grace_s))
+                tasks.create_task(listener.stop(self._calls, grace_s))
         finally:
-            await listener.close_connections()
+            self._listener = None
 
 
 def _listener_options(
@@ -186,6 +210,28 @@ def _listener_options(
         admission=Admission(restrictions) if restrictions else None,
         log_access=log_access,
     )
+
+
+class GrpcDoorSettings(msgspec.Struct, frozen=True):
+    """What the gRPC server of a door needs of the options."""
+
+    keepalive: KeepaliveRules
+    header_forward_pattern: str
+    compression_level: str
+    max_response_pool_size: int | None
+    log_access: bool
+    #: The header that inference calls must have; None if they need none.
+    restriction: Restriction | None
+
+
+def door_settings(options: GrpcOptions, listener: ListenerOptions, restrictions: Restrictions) -> bytes:
+    """Return the settings of doors, for `protocols.grpc.doors.open_connections`."""
+    return msgspec.msgpack.encode(
+        GrpcDoorSettings(
+            listener.keepalive, options.header_forward_pattern, options.infer_response_compression_level,
+            options.max_response_pool_size, listener.log_access, restrictions.of(Category.INFERENCE),
+        )
+    )  # fmt: skip
 
 
 class ListenerOptions(msgspec.Struct, frozen=True):
@@ -223,8 +269,13 @@ class _RefusingAcceptor:
 class GrpcListener:
     """Ends in steps: `refuse_connections`, `wait_idle`, `close_connections`."""
 
-    def __init__(self, sock: socket.socket, options: ListenerOptions, inference: Inference, handlers: Handlers) -> None:
-        """The listener owns `sock` from `start` on."""
+    #: What responds to unary inference.
+    infer_call: type[InferCall] = InferCall
+
+    def __init__(
+        self, sock: socket.socket | None, options: ListenerOptions, inference: Inference, handlers: Handlers
+    ) -> None:
+        """The listener owns `sock` from `start` on. Without one it has the connections that it is given."""
         self._sock = sock
         self._options = options
         self._admission = options.admission
@@ -236,24 +287,39 @@ class GrpcListener:
         #: Set whenever a connection may have become idle, while the listener waits for that.
         self._became_idle: asyncio.Event | None = None
 
-    async def start(self) -> None:
-        options = self._options
-        acceptor = LoggingAcceptor(self) if options.log_access else self
-        budget, kernel = IterationBudget(), self._inference.kernel
-        messages = self._inference.messages or message_budget()
-        memory = MessageMemory(kernel.budget, kernel.memory_refusals.full)
+    def open(self) -> None:
+        """Be ready for connections."""
+        kernel = self._inference.kernel
+        self._budget = IterationBudget()
+        self._messages = self._inference.messages or message_budget()
+        self._memory = MessageMemory(kernel.budget, kernel.memory_refusals.full)
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
+
+    async def start(self, processes: DoorProcesses | None = None) -> None:
+        """Listen. New connections go to `processes` as long as there are some."""
+        assert self._sock is not None, "a listener without a socket"
+        self.open()
+        make: Callable[[], asyncio.BaseProtocol] = self.make_connection
         self._server = await listen(
             self._sock,
-            lambda: ServerConnection(acceptor, options.keepalive, budget, messages, memory),
-            options.tls,
+            make if processes is None else functools.partial(Arrival, processes.give, make),
+            self._options.tls,
             make_refusal=lambda: ServerConnection(_RefusingAcceptor()),
             tls_shutdown_timeout_s=LAST_RESPONSE_TIMEOUT_S,
         )
-        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_progress)
+
+    def make_connection(self, of_door: Callable[..., CallsConnection] | None = None) -> ServerConnection:
+        """Return the protocol of a new connection: of a client, or of a door that passes on and logs its calls."""
+        shared = self._budget, self._messages, self._memory
+        if of_door is not None:
+            return of_door(self, None, *shared)
+        acceptor = LoggingAcceptor(self) if self._options.log_access else self
+        return ServerConnection(acceptor, self._options.keepalive, *shared)
 
     @property
     def connection_count(self) -> int:
-        return len(self._connections)
+        """How many connections clients have."""
+        return sum(1 for each in self._connections if not isinstance(each, CallsConnection))
 
     # ---- protocols.grpc.h2.transport.CallAcceptor ----------------------------------------------------
 
@@ -282,7 +348,7 @@ class GrpcListener:
                 connection.sending.send_trailers(stream, trailers)
                 return None
             if request_head.path == MODEL_INFER:
-                call = InferCall(self._inference, connection, stream)
+                call = self.infer_call(self._inference, connection, stream)
                 if stream.complete_message is None or request_head.timeout_s is not None:
                     call.expect()
                 return call
@@ -302,10 +368,22 @@ class GrpcListener:
 
     # ---- the end -----------------------------------------------------------------------------
 
+    async def stop(self, calls: OpenCalls, grace_s: float) -> None:
+        """Accept nothing new, give calls that run `grace_s` seconds, and close; `calls` are those of the listener."""
+        calls.stop()
+        self.refuse_connections()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.wait_idle()
+        except TimeoutError:
+            logger.warning("gRPC calls that did not end within %g s are cancelled", grace_s)
+        finally:
+            await self.close_connections()
+
     def refuse_connections(self) -> None:
         """Accept no more connections, and ask the clients of the others to start no more calls."""
-        assert self._server is not None, "the listener was not started"
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for connection in tuple(self._connections):
             connection.go_away()
 

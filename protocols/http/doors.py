@@ -22,7 +22,7 @@ from protocols.http.fast.connection import FastConnection
 from protocols.http.fast.fast_path import FastPath
 from protocols.http.inference.infer_call import HttpInference
 from protocols.http.request_rules import RequestRules
-from protocols.listening import NewConnection, machine_names
+from protocols.listening import NewConnection, adopt, machine_names
 from protocols.request_limits import RECEIVE_BUFFER_BYTE_SIZE
 
 if TYPE_CHECKING:
@@ -73,19 +73,6 @@ def door_settings(options: HttpOptions, rules: RequestRules, *, loopback_only: b
 # ---- in the kernel's process -----------------------------------------------------------------
 
 
-class Arrival(asyncio.Protocol):
-    """A new connection: a door gets it if there is one, else the kernel serves it."""
-
-    def __init__(self, doors: DoorProcesses, make_local: FastConnectionMaker) -> None:
-        self._doors = doors
-        self._make_local = make_local
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        given = cast("asyncio.Transport", transport)
-        if not self._doors.give(given, b"", 1):
-            _serve(self._make_local(), given)
-
-
 class ToDoors:
     """Lets connections in the kernel's process move to doors. A `protocols.http.fast.fast_path.ConnectionMoves`."""
 
@@ -128,10 +115,7 @@ async def take_back(
     def connect() -> asyncio.BaseProtocol:
         return adopted() if gate is None else NewConnection(gate, adopted)
 
-    try:
-        await asyncio.get_running_loop().connect_accepted_socket(connect, sock)
-    except OSError:  # the client has left meanwhile
-        sock.close()
+    await adopt(sock, connect)
 
 
 class _Adopted(asyncio.Protocol):

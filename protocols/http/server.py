@@ -15,7 +15,7 @@ from protocols.access import Category, open_port
 from protocols.http.bodies import BodyTooSlow, TooManyChunks
 from protocols.http.call import DoorSettings, HttpCall, peer_of
 from protocols.http.door import HttpDoor
-from protocols.http.doors import Arrival, ToDoors, door_settings, take_back
+from protocols.http.doors import ToDoors, door_settings, take_back
 from protocols.http.endpoints.dashboard import Dashboard, asks_for_page
 from protocols.http.endpoints.docs import OpenApi
 from protocols.http.fast.connection import FastConnection
@@ -26,7 +26,7 @@ from protocols.http.listener import Refusal
 from protocols.http.responses import RESTRICTED, error_response, retry_headers
 from protocols.http.route_hints import method_hint, route_hint
 from protocols.http.routes import find_endpoint, request_path
-from protocols.listening import Gate, is_local, local_url
+from protocols.listening import Arrival, Gate, is_local, local_url
 from protocols.status import http_status
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class HttpServer(HttpDoor[HttpCall]):
         if processes is not None:
             assert self.listener.first is not None, "processes of front doors need the fast path"
             self.listener.first.moves = ToDoors(processes)
-            self.listener.arrival = functools.partial(Arrival, processes, self._make_connection)
+            self.listener.arrival = functools.partial(Arrival, processes.give, self._make_connection)
             self._door_settings = door_settings(
                 options, rules, loopback_only=is_local(sock.getsockname()), log_access=log_access
             )

@@ -42,8 +42,11 @@ INTERNALS = {
         # client and its configuration are documented.
         {"grpclib.client", "grpclib.config", "grpclib.const", "grpclib.exceptions", "grpclib.server"},
     ),
-    # For grpclib, which raises and catches an error of it.
-    "h2": ("protocols/grpc/grpclib_internals.py", set[str]()),
+    # For grpclib, which raises and catches an error of it. What is documented, front doors use for calls.
+    "h2": (
+        "protocols/grpc/grpclib_internals.py",
+        {"h2.config", "h2.connection", "h2.errors", "h2.events", "h2.exceptions", "h2.settings"},
+    ),
     "torch": ("backends/pytorch/library.py", {"torch", "torch.export.passes"}),
 }
 
@@ -157,7 +160,7 @@ def test_uses_of_a_librarys_inside_are_found() -> None:
         "from aiohttp import StreamReader\nclass Body(StreamReader): ...",
         "http.writer.output_size = 0",
         "content.feed_eof()",
-        "import h2.connection",
+        "import h2.stream",
         "from grpclib.server import request_handler",
     ):
         assert len(internals_used(planted(text, "protocols/http/planted.py"))) == 1, text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -17,65 +16,23 @@ import psutil
 import pytest
 
 from bench.server import ServerProcess, wait_for
+from tests.end_to_end.front_doors import (
+    DOORS,
+    door_metric,
+    door_processes,
+    door_requests,
+    pending_requests,
+    serving,
+    write_models,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DOORS = 2
-
-IDENTITY = """backend: "identity"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-"""
-
-DOUBLE = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given * 2)]))
-        return found
-"""
-
-SLEEPY = """
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            time.sleep(float(given[0]))
-            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given)]))
-        return found
-"""
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a model that returns its input, one that doubles it, and one that sleeps."""
-    folder = tmp_path_factory.mktemp("models")
-    for name, source in (("echo", ""), ("double", DOUBLE), ("sleepy", SLEEPY)):
-        (folder / name / "1").mkdir(parents=True)
-        config = IDENTITY if not source else IDENTITY.replace("identity", "python")
-        (folder / name / "config.pbtxt").write_text(config)
-        if source:
-            (folder / name / "1" / "model.py").write_text(source)
-    return folder
-
-
-@contextlib.contextmanager
-def serving(models: Path, *flags: str) -> Iterator[ServerProcess]:
-    """A server whose front doors take connections."""
-    with ServerProcess(models, f"--front-door-processes={DOORS}", *flags) as server:
-        for number in range(1, DOORS + 1):
-            server.wait_for_log(f"front door {number} takes connections")
-        yield server
-        assert "Traceback" not in server.log, server.log
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -123,28 +80,6 @@ def send(
         return 200, json.loads(body)["outputs"][0]["data"]
     data = body[int(response.headers["Inference-Header-Content-Length"]) :]
     return 200, list(struct.unpack(f"<{len(data) // 4}f", data))
-
-
-def door_metric(server: ServerProcess, name: str) -> dict[int, float]:
-    """Return the values of a metric of front doors, by the number of the door."""
-    _, text = server.get("/metrics", server.metrics_port)
-    found = re.findall(rf'^{name}{{door="(\d+)"}} (\S+)$', text, re.MULTILINE)
-    return {int(number): float(value) for number, value in found}
-
-
-def door_requests(server: ServerProcess) -> float:
-    return sum(door_metric(server, "naiad_front_door_requests_total").values())
-
-
-def door_processes(server: ServerProcess) -> dict[int, int]:
-    """Return the processes of the front doors, by the number of the door."""
-    found = {}
-    for child in psutil.Process(server.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            title = re.search(r"--model=front door (\d+)", " ".join(child.cmdline()))
-            if title is not None and child.status() != psutil.STATUS_ZOMBIE:
-                found[int(title[1])] = child.pid
-    return found
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
@@ -270,12 +205,7 @@ def test_a_client_that_leaves_cancels_its_request(server: ServerProcess) -> None
     for connection in leaving:
         connection.close()
 
-    def pending() -> bool:
-        _, text = server.get("/metrics", server.metrics_port)
-        found = re.search(r'^nv_inference_pending_request_count{model="sleepy",version="1"} (\d+)', text, re.MULTILINE)
-        return found is not None and found[1] == "0"
-
-    wait_for(pending)
+    wait_for(lambda: pending_requests(server, "sleepy") == 0)
     assert send(warm, "sleepy", [0.0]) == (200, [0.0])
 
 
@@ -403,14 +333,30 @@ def test_doors_end_with_a_kernel_that_is_killed(models: Path) -> None:
 
 def test_options_that_doors_cannot_serve_are_refused(models: Path) -> None:
     from kernel.errors import BadOption
-    from kernel.options import HttpOptions, ListenAddress, RepositoryOptions, ServerOptions, TlsOptions, check_options
+    from kernel.options import (
+        GrpcOptions,
+        HttpOptions,
+        ListenAddress,
+        RepositoryOptions,
+        ServerOptions,
+        TlsOptions,
+        check_options,
+    )
 
     repository = RepositoryOptions((models,))
     tls = HttpOptions(tls=TlsOptions(Path("cert"), Path("key")))
     with pytest.raises(BadOption, match="cannot serve a port with TLS"):
         check_options(ServerOptions(repository, http=tls, front_door_processes=1))
+    grpc_tls = GrpcOptions(tls=TlsOptions(Path("cert"), Path("key")))
+    with pytest.raises(BadOption, match="leave it out, or --grpc-use-ssl"):
+        check_options(ServerOptions(repository, grpc=grpc_tls, front_door_processes=1))
     closed = ListenAddress(False, "127.0.0.1", 0)
     with pytest.raises(BadOption, match="share memory with workers"):
         check_options(ServerOptions(repository, worker_shared_memory=False, front_door_processes=1))
-    with pytest.raises(BadOption, match="closes that port"):
-        check_options(ServerOptions(repository, http_listener=closed, front_door_processes=1))
+    for one in (
+        {"http_listener": closed, "http": HttpOptions(tls=tls.tls)},
+        {"grpc_listener": closed, "grpc": grpc_tls},
+    ):
+        check_options(ServerOptions(repository, front_door_processes=1, **one))  # type: ignore[arg-type]
+    with pytest.raises(BadOption, match="closes these ports"):
+        check_options(ServerOptions(repository, http_listener=closed, grpc_listener=closed, front_door_processes=1))

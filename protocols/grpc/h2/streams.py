@@ -233,6 +233,10 @@ class Stream(msgspec.Struct, eq=False):
     _message_reader: MessageReader | None = None
     _receive_window: ReceiveWindow | None = None
 
+    def read_by(self, make_reader: Callable[[MessageReader], MessageReader]) -> None:
+        """Have another reader go on where the one of the stream has come to."""
+        self._message_reader = make_reader(self.message_reader)
+
     @property
     def is_open(self) -> bool:
         """Whether anything can be sent on it."""

@@ -161,6 +161,10 @@ class StreamRequest(msgspec.Struct, eq=False):
     def decoded_by_helper(self) -> None:
         self.call.decoded_by_helper(self)
 
+    def refused_at_once(self) -> None:
+        """The kernel, in another process, has refused the request while it was submitted."""
+        self.was_refused = True
+
     # ---- kernel.serving.response.Sink ------------------------------------------------------------------
 
     def reception(self) -> Reception:

@@ -60,7 +60,7 @@ class DoorLab:
     def __init__(self) -> None:
         self.lab = FrontDoorLab()
         self.waiting: list[Request] = []
-        self.lab.add_model(model_spec("echo", dims=(-1,)), self._execute)
+        self.instance = self.lab.add_model(model_spec("echo", dims=(-1,)), self._execute)
         self.channel = RecordingChannel()
         self.door = DoorRequests(self.lab.kernel, self.channel, "a door")  # type: ignore[arg-type]
         self.waits = False
@@ -305,3 +305,39 @@ async def test_the_forms_of_a_door_are_bounded_in_bytes_until_it_forgets_them(
         lab.add_form(4)
     lab.door.forget_forms(messages.FormsForgotten())
     lab.add_form(5)
+
+
+async def test_requests_of_a_stream_can_have_many_responses_of_which_the_client_takes_some(lab: DoorLab) -> None:
+    wanted = RequestMessage(0, [Tensor("IN", "FP32", [1])])
+    headers = ((b"x-one", b" a "),)
+    lab.waits = True
+    lab.door.infer_once(
+        messages.InferOnce(1, messages.Form("echo", "", wanted, headers=headers, streaming=True, grpc=True,
+                                            entry_point="ModelStreamInfer"), [floats(1)], "a", "", 12345)
+    )  # fmt: skip
+    (request,) = lab.waiting
+    assert request.streaming
+    assert request.deadline_ns == 12345
+    assert request.sink.header("x-one") == "a"
+    assert request.sink.reception()[0].protocol == "grpc"  # type: ignore[attr-defined]
+    for _ in range(3):
+        request.respond(Response("echo", "1", "a", [Tensor("OUT", "FP32", [1], floats(1))], final=False))
+    lab.door.responses_taken(messages.ResponsesTaken(1, 2))
+    assert lab.instance.credit == {request: 2}
+    with pytest.raises(ValueError, match="2 responses were taken of request 1"):
+        lab.door.responses_taken(messages.ResponsesTaken(1, 2))
+    with pytest.raises(ValueError, match="0 responses were taken"):
+        lab.door.responses_taken(messages.ResponsesTaken(1, 0))
+    lab.respond()
+    lab.door.responses_taken(messages.ResponsesTaken(1, 1))  # on its way when the final response was sent
+    assert [each.final for each in lab.channel.sent] == [False, False, False, True]
+
+
+async def test_an_error_that_is_found_at_once_is_marked(lab: DoorLab) -> None:
+    """Streams respond to such a request as to one that was never made."""
+    for number, (model, count) in enumerate((("nobody", 1), ("echo", 2)), 1):
+        lab.door.infer_once(messages.InferOnce(number, form(count, model), [floats(1)]))
+    lab.waits = True
+    lab.door.infer_once(messages.InferOnce(3, form(), [floats(1)]))
+    lab.waiting[0].fail(InvalidArgument("later"))
+    assert [each.at_once for each in lab.channel.sent] == [True, True, False]

@@ -122,7 +122,7 @@ class Lab:
         lab.add_model(ModelSpec("m", "", "test", 0, {"X": tensor}, {"X": tensor}), self.requests.append)
         calls = OpenCalls()
         options = ListenerOptions(None, RULES, None)
-        listener = GrpcListener(None, options, Inference(lab.kernel, calls), Handlers({}))  # type: ignore[arg-type]  # it does not listen
+        listener = GrpcListener(None, options, Inference(lab.kernel, calls), Handlers({}))
         self.transport = Sink()
         self.connection = ServerConnection(listener)
         self.connection.connection_made(self.transport)
