@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-ray test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -68,8 +68,24 @@ test-mlflow: .venv-mlflow/installed
 .venv-mlflow/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mlflow
 	.venv-mlflow/bin/pip install -q --upgrade pip
+	.venv-mlflow/bin/pip install -q '$(TORCH)'
 	.venv-mlflow/bin/pip install -q -e . --group mlflow-tests
 	touch $@
+
+# Workers that Ray places, on a cluster of one host that the tests start: the contract of launchers, and drills.
+test-ray: .venv-ray/installed
+	.venv-ray/bin/python -m pytest tests/backends/launch/test_launcher_contract.py tests/backends/hosts/with_ray.py $(ARGS)
+
+.venv-ray/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q --upgrade pip
+	.venv-ray/bin/pip install -q -e . --group ray-tests
+	touch $@
+
+# NVIDIA's backend for vLLM, unmodified, over a scripted engine. VLLM_BACKEND is a checkout of
+# https://github.com/triton-inference-server/vllm_backend; without it the tests are skipped.
+test-vllm: $(VENV)/installed-dev
+	VLLM_BACKEND=$(abspath $(VLLM_BACKEND)) $(BIN)/python -m pytest -rs tests/end_to_end/test_vllm_backend.py $(ARGS)
 
 # Spans through a real collector of OpenTelemetry, whose program a wheel brings (10 MiB).
 test-collector: $(VENV)/installed-dev
@@ -174,14 +190,20 @@ $(VENV)/triton-openai: $(VENV)/installed-dev
 
 # The tests with clients once more: with tritonclient 2.41 (which needs the pkg_resources of an older setuptools), and,
 # where npm is, with Node's gRPC.
-clients: $(VENV)/tritonclient-2.41 $(VENV)/openai-1.107
+clients: $(VENV)/tritonclient-2.41 $(VENV)/openai-1.107 $(VENV)/llm-clients
 	PYTHONPATH=$< $(BIN)/python -m pytest $(wildcard tests/end_to_end/test_clients_t*.py tests/conformance/test_*client*.py)
 	PYTHONPATH=$(VENV)/openai-1.107 $(BIN)/python -m pytest tests/end_to_end/test_clients_openai.py
+	PYTHONPATH=$(VENV)/llm-clients $(BIN)/python -m pytest -rs tests/end_to_end/test_clients_openai.py tests/end_to_end/test_clients_llm.py
 	command -v npm >/dev/null && npm install --silent --no-package-lock --no-audit --no-fund --prefix tests/end_to_end/clients/node || true
 	$(BIN)/python -m pytest -rs tests/end_to_end/test_clients_foreign.py
 
 $(VENV)/tritonclient-2.41: $(VENV)/installed-dev
 	$(BIN)/pip install -q --no-deps --upgrade --target $@ tritonclient==2.41.0 'setuptools<81'
+	touch $@
+
+# LangChain and LiteLLM, and the newest client of OpenAI that they work with.
+$(VENV)/llm-clients: $(VENV)/installed-dev
+	$(BIN)/pip install -q --upgrade --target $@ --group llm-clients
 	touch $@
 
 # The version that Triton's own tests use.

@@ -280,6 +280,18 @@ def scale_command(
     scale.run(counts, rounds, seconds, only)
 
 
+@cli.command("remote")
+def remote_command(
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; figures are medians")] = 5,
+    seconds: Annotated[int, typer.Option(min=1, help="length of a load")] = 2,
+    only: Annotated[str, typer.Option(help="only tensors whose size contains this: '64 B', 'MiB'")] = "",
+) -> None:
+    """A worker on another host (an agent on loopback) against a local one, 64 B to 16 MiB (wrk). 5 minutes."""
+    from bench import remote  # as above
+
+    remote.run(rounds, seconds, only)
+
+
 @cli.command("page")
 def page_command() -> None:
     """What an open page costs the kernel: CPU time with 40 models, idle and under load. 2 minutes.

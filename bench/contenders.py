@@ -75,6 +75,12 @@ class Contender(msgspec.Struct, frozen=True):
     name: str
     ports: dict[str, int]
     pid: int
+    #: Of OpenAI's API; 0 for a server without it.
+    openai_port: int = 0
+
+    def port_of(self, protocol: str) -> int:
+        """Return the port of a protocol, which may be `openai`."""
+        return self.openai_port if protocol == "openai" else self.ports[protocol]
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -171,4 +177,4 @@ def trees_of_ours(trees: Mapping[str, Path], repository: Path, *flags: str) -> I
 
 def contender(name: str, server: ServerProcess) -> Contender:
     """Return a server of ours as a contender."""
-    return Contender(name, {"http": server.http_port, "grpc": server.grpc_port}, server.pid)
+    return Contender(name, {"http": server.http_port, "grpc": server.grpc_port}, server.pid, server.openai_port)

@@ -30,9 +30,9 @@ from protocols.grpc.generated import grpc_service_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MODEL = "echo"
+MODEL = "echo"
 
-_CONFIG = """backend: "identity"
+CONFIG = """backend: "identity"
 input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 dynamic_batching { }
@@ -82,11 +82,11 @@ def request_of(count: int, form: str) -> LightRequest:
     if form == _GRPC:
         octets = struct.pack(f"<{count}f", *values)
         given = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[count])
-        message = pb.ModelInferRequest(model_name=_MODEL, inputs=[given], raw_input_contents=[octets])
+        message = pb.ModelInferRequest(model_name=MODEL, inputs=[given], raw_input_contents=[octets])
         body = message.SerializeToString()
         return LightRequest(MODEL_INFER, PREFIX.pack(0, len(body)) + body)
     tensor: dict[str, object] = {"name": "IN", "shape": [count], "datatype": "FP32"}
-    path = f"/v2/models/{_MODEL}/infer"
+    path = f"/v2/models/{MODEL}/infer"
     if form == _JSON:
         return LightRequest(path, json.dumps({"inputs": [{**tensor, "data": values}]}).encode())
     data = struct.pack(f"<{count}f", *values)
@@ -110,12 +110,12 @@ class _Measured:
         self.kernel = psutil.Process(server.pid)
         titles = {each: " ".join(each.cmdline()) for each in self.kernel.children()}
         self.doors = [each for each, title in titles.items() if re.search(r"--model=front door \d", title)]
-        self.workers = [each for each, title in titles.items() if f"--model={_MODEL}" in title]
+        self.workers = [each for each, title in titles.items() if f"--model={MODEL}" in title]
 
     def cost(self, request: LightRequest, wanted: _Load, seconds: int) -> Cost:
         """Load the server. Raises `RuntimeError` for a load that has failed."""
         groups = ([self.kernel], self.doors, self.workers)
-        before = [_cpu_s(group) for group in groups]
+        before = [cpu_s(group) for group in groups]
         port = self.server.grpc_port if wanted.form == _GRPC else self.server.http_port
         load = LightLoad(
             wanted.protocol, port, request, wanted.connections, wanted.streams, seconds,
@@ -125,12 +125,12 @@ class _Measured:
         if isinstance(figures, str):
             raise RuntimeError(figures)
         kernel, doors, workers = (
-            1e6 * (_cpu_s(group) - start) / figures.requests for group, start in zip(groups, before, strict=True)
+            1e6 * (cpu_s(group) - start) / figures.requests for group, start in zip(groups, before, strict=True)
         )
         return Cost(kernel, doors, workers, figures.rate)
 
 
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
     return sum(times.user + times.system for each in processes for times in [each.cpu_times()])
 
 
@@ -144,9 +144,9 @@ def measure(doors: Sequence[int], rounds: int, seconds: int, only: str = "") -> 
         raise RuntimeError(problem)
     found: dict[str, dict[int, Cost]] = {}
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary) / _MODEL
+        folder = Path(temporary) / MODEL
         (folder / "1").mkdir(parents=True)
-        (folder / "config.pbtxt").write_text(_CONFIG)
+        (folder / "config.pbtxt").write_text(CONFIG)
         servers = {
             count: _Measured(
                 stack.enter_context(

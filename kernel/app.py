@@ -19,7 +19,7 @@ import anyio
 import protocols.http.light_aiohttp  # noqa: F401 - before the modules that import aiohttp
 from backends.helper.pool import HelperPool
 from backends.helper.server_devices import ServerDevices
-from backends.launch.launcher import LOCAL, LauncherSet, packaged_launcher
+from backends.launch.launcher import LauncherSet, packaged_launcher
 from backends.launch.output import OutputLimits
 from backends.launch.worker_processes import WorkerProcesses
 from backends.registry import known_backends
@@ -37,7 +37,7 @@ from kernel.memory.input_placement import InputPlacer
 from kernel.memory.reclaiming import GarbageCollection, give_freed_memory_back
 from kernel.observe.metrics_config import parse_metrics_config
 from kernel.observe.recent import make_recent
-from kernel.options import AGENT
+from kernel.options import AGENT, RAY
 from kernel.records.tracer import Tracer, Tracing
 from kernel.repository.backend_config import parse_backend_configs, with_allowed_pickles, with_directory
 from kernel.repository.host_policy import parse_host_policies
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from backends.doors.pool import DoorPool
-    from backends.launch.launcher import HostLauncher, Launcher
+    from backends.launch.launcher import HostLauncher
+    from backends.launch.spawning import SpawningLauncher
     from backends.launch.zygote_start import StartedZygote
     from kernel.cache.caching import ResponseCaching
     from kernel.config.spec import ModelSpec
@@ -207,7 +208,7 @@ class Server:
         caching = self._make_caching(catalog, helpers, clock, budget)
         tracer = Tracer(settings.trace, clock)
         self._part(Tracing(tracer, pool(1 << 20, count=1, title="trace writer"), options.trace))
-        new_supervisor = self._supervisor_maker(processes.launcher, helpers, devices, polling, budget)
+        new_supervisor = self._supervisor_maker(processes, helpers, devices, polling, budget)
         limiting = self._make_limiting()
         self._lifecycle = Lifecycle(
             catalog,
@@ -389,27 +390,44 @@ class Server:
         except OSError as error:
             raise StartFailed(f"--worker-start=fork is not possible on this system: {error}") from None
 
-    def _make_launchers(self) -> dict[str, HostLauncher]:
-        """Make the launchers for other hosts, by name, as parts of the server. Raises `ServingError`."""
+    def _make_launchers(self, spawning: SpawningLauncher) -> dict[str, HostLauncher]:
+        """Make the launchers for other hosts, by name, as parts of the server. Raises `ServingError`.
+
+        `spawning` starts processes of theirs on this machine.
+        """
         options, limits = self._options.launchers, _output_limits(self._options)
         found: dict[str, HostLauncher] = {}
-        for name in options.names:
+        for name in options.others:
             if name == AGENT:
                 from backends.hosts.launcher import AgentLauncher  # most servers do without it
                 from backends.hosts.messages import read_token
 
                 token = b"" if options.token_file is None else read_token(options.token_file)
                 found[name] = self._part(AgentLauncher(options.agents, token, limits))
-            elif name != LOCAL:
+            elif name == RAY:
+                from backends.hosts.ray_launcher import RayLauncher
+
+                found[name] = self._part(RayLauncher(spawning, options.ray_address, options.lease_s, limits))
+            else:
                 found[name] = self._part(packaged_launcher(name, limits))
         return found
 
     def _supervisor_maker(
-        self, local: Launcher, helpers: HelperPool, devices: ServerDevices, polling: BusyPolling, budget: ByteBudget
+        self,
+        processes: WorkerProcesses,
+        helpers: HelperPool,
+        devices: ServerDevices,
+        polling: BusyPolling,
+        budget: ByteBudget,
     ) -> Callable[[], InstanceSupervisor]:
         """Make what all workers of models share. Returns a function that makes supervisors."""
         options = self._options
-        launcher = LauncherSet(local, self._make_launchers(), options.launchers.names[0])
+        launcher = LauncherSet(
+            processes.launcher,
+            self._make_launchers(processes.door_launcher),
+            options.launchers.names[0],
+            options.launchers.max_local_workers or processor_count(),
+        )
         shared = SharedWorkers(launcher, _output_limits(options))
         poller, watchdog = LoopPoller(polling), Watchdog()
         return lambda: InstanceSupervisor(

@@ -204,8 +204,8 @@ class RepositoryOptions(msgspec.Struct, frozen=True):
     host_policy: tuple[str, ...] = ()
 
 
-#: The launcher that uses agents of other hosts.
-AGENT = "agent"
+#: The launchers that use agents of other hosts, and that let Ray place them; and the choice of one, or of this machine.
+AGENT, RAY, AUTO = "agent", "ray", "auto"
 
 
 class LauncherOptions(msgspec.Struct, frozen=True):
@@ -217,6 +217,21 @@ class LauncherOptions(msgspec.Struct, frozen=True):
     agents: tuple[tuple[str, int], ...] = ()
     #: The file with the token of the agents; None for none.
     token_file: Path | None = None
+    #: As the address of `ray.init`; "" for the cluster that this machine is in.
+    ray_address: str = ""
+    #: How long an agent that Ray has placed waits for its server, in seconds.
+    lease_s: float = 60.0
+    #: How many workers `auto` starts on this machine; 0 for as many as it has processors.
+    max_local_workers: int = 0
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of the launchers for other hosts."""
+        found = [name for name in self.names if name not in ("local", AUTO)]
+        if AUTO in self.names:
+            found += [AGENT] if self.agents else []
+            found += [RAY] if self.ray_address else []
+        return tuple(dict.fromkeys(found))
 
 
 class ServerOptions(msgspec.Struct, frozen=True):
@@ -300,10 +315,14 @@ def is_loopback(host: str) -> bool:
 
 def _check_launchers(launchers: LauncherOptions) -> None:
     """Raise `BadOption` for agents without the launcher that uses them, and for what would need a token."""
-    if launchers.agents and AGENT not in launchers.names:
-        raise BadOption(f"--agents needs --launcher={AGENT}, or a list of launchers with that name")
-    if not launchers.agents and AGENT in launchers.names:
+    if launchers.agents and AGENT not in launchers.others:
+        raise BadOption(f"--agents needs --launcher={AGENT}, or a list of launchers with that name or {AUTO}")
+    if not launchers.agents and AGENT in launchers.others:
         raise BadOption(f"--launcher={AGENT} needs the addresses of agents (--agents=HOST:PORT,...)")
+    if launchers.ray_address and RAY not in launchers.others:
+        raise BadOption(f"--ray-address needs --launcher={RAY}, or a list of launchers with that name or {AUTO}")
+    if AUTO in launchers.names and not launchers.others:
+        raise BadOption(f"--launcher={AUTO} needs other hosts: --agents=HOST:PORT,... or --ray-address")
     if launchers.token_file is None:
         for host, port in launchers.agents:
             if not is_loopback(host):

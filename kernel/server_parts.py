@@ -69,6 +69,19 @@ class DoorProcessList(msgspec.Struct, frozen=True):
     doors: list[DoorProcessFigures] = []
 
 
+class LauncherFigures(msgspec.Struct, frozen=True):
+    """The figures of a launcher that starts workers on other hosts."""
+
+    #: `agent` or `ray`.
+    launcher: str
+    #: Whether it can start workers now: an agent is connected, or Ray responds.
+    up: bool
+    #: How many workers wait for room.
+    pending: int
+    #: How many workers each host has.
+    workers: dict[str, int]
+
+
 class GenerationFigures(DoorFigures, frozen=True):
     """The figures of a front door over which models generate text."""
 

@@ -120,8 +120,10 @@ def last_value(headers: Iterable[tuple[str | bytes, str | bytes]], name: str) ->
 
     Names and values are bytes, or text that was decoded as Latin-1. Bytes that are not UTF-8 become surrogates.
     """
-    found = b""
+    found, length = b"", len(name)
     for given, value in headers:
+        if len(given) != length:  # Latin-1 and lower case keep the length
+            continue
         text = given if isinstance(given, str) else given.decode("latin-1")
         if text.lower() == name:
             found = value if isinstance(value, bytes) else value.encode("latin-1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -17,7 +16,7 @@ from typer.exceptions import TyperException
 
 from backends.environments.messages import EnvironmentFailed
 from backends.hosts.agent import AgentSettings, HostAgent
-from backends.hosts.files import ModelCopies
+from backends.hosts.files import ModelCopies, default_cache_folder
 from backends.hosts.messages import read_token
 from kernel.errors import BadOption, ServingError
 from kernel.flags.flag import BadValue, parse_host_port
@@ -79,12 +78,6 @@ def agent(
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family, backlog=128) as listener:
         anyio.run(_serve, settings, copies, environments, listener, backend_options={"use_uvloop": True})
-
-
-def default_cache_folder() -> Path:
-    """Return the folder of copies in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or ""
-    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "naiad", "models")
 
 
 async def _serve(

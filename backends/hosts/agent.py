@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import socket
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -52,7 +54,7 @@ from kernel.repository.execution_environment import ExecutionEnvironment
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
     from backends.hosts.files import BroughtFiles, ModelCopies
     from backends.hosts.messages import ToAgent
@@ -65,8 +67,16 @@ logger = logging.getLogger(__name__)
 #: How long no connection is accepted after one could not be.
 ACCEPT_PAUSE_S = 0.1
 
-#: How many peers may be about to prove that they have the token.
+#: How many connections may be about to prove that their side has the token.
 MAX_UNPROVEN = 64
+
+
+def surplus_of(peers: Sequence[str]) -> int:
+    """Return which of these connections to end for a new one, given the peer of each from the oldest on.
+
+    The oldest of the peer that has the most: so who connects often and says nothing keeps no other peer out. Pure.
+    """
+    return peers.index(max(Counter(peers).items(), key=lambda item: item[1])[0])
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
@@ -79,6 +89,9 @@ class AgentSettings(msgspec.Struct, frozen=True):
     max_workers: int = 0
     #: How long workers may live without their server, in seconds.
     lease_s: float = 60.0
+    #: Whether the agent is there for one connection of one server, which a launcher has placed it for: it ends with
+    #: that connection, or if none has come after `lease_s`.
+    single: bool = False
 
 
 class SentOutput(WorkerOutput):
@@ -266,7 +279,9 @@ class ServerSession:
             if worker.process is None:
                 worker.signal("KILL")
         lease_s = self._agent.settings.lease_s
-        if self.workers:
+        if self._agent.settings.single:  # nobody connects again
+            self.end_workers()
+        elif self.workers:
             logger.warning(
                 "server %s is lost: %s. Its %d workers are ended in %g s, or when it connects again",
                 self.peer, cause, len(self.workers), lease_s,
@@ -316,8 +331,10 @@ class HostAgent:
             children=self._children,
             environments=ModelEnvironments(environments),
         )
-        self._unproven = 0
+        #: Connections that are about to prove that they have the token, from the oldest on, and the host of each peer.
+        self._unproven: dict[asyncio.Task[None], str] = {}
         self._tasks: asyncio.TaskGroup | None = None
+        self._stop = asyncio.Event()
 
     @property
     def worker_count(self) -> int:
@@ -332,6 +349,9 @@ class HostAgent:
     async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
         """Take connections until `stop`; then end all workers."""
         listener.setblocking(False)
+        self._stop = stop
+        if self.settings.single:
+            asyncio.get_running_loop().call_later(self.settings.lease_s, self._stop_if_unused)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 accepting = self._tasks.create_task(self._accept(listener))
@@ -358,11 +378,18 @@ class HostAgent:
                 logger.warning("a connection cannot be accepted: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if self._unproven >= MAX_UNPROVEN:
-                sock.close()
-                continue
-            self._unproven += 1
-            self.run(self._admit(sock, f"{address[0]}:{address[1]}"))
+            if len(self._unproven) >= MAX_UNPROVEN:
+                surplus = list(self._unproven)[surplus_of(list(self._unproven.values()))]
+                del self._unproven[surplus]
+                surplus.cancel()
+            task = self.run(self._admit(sock, f"{address[0]}:{address[1]}"))
+            self._unproven[task] = address[0]
+            task.add_done_callback(functools.partial(self._admitted, sock))
+
+    def _admitted(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._unproven.pop(task, None)
+        if task.cancelled():  # maybe before it has begun
+            sock.close()
 
     async def _admit(self, sock: socket.socket, peer: str) -> None:
         """Find out what a connection is for, and give it to that."""
@@ -372,13 +399,15 @@ class HostAgent:
             prepare_socket(sock)
             async with asyncio.timeout(PROOF_S):
                 purpose = await admit(sock, self.settings.token)
+            task = asyncio.current_task()
+            assert task is not None
+            self._unproven.pop(task, None)
             given = await self._give(sock, purpose, peer)
         except NotAdmitted as error:
             logger.warning("a connection from %s is refused: %s", peer, error)
         except (OSError, TimeoutError) as error:
             logger.debug("a connection from %s has failed: %s", peer, error)
         finally:
-            self._unproven -= 1
             if not given:
                 sock.close()
 
@@ -414,3 +443,10 @@ class HostAgent:
         """Forget a session."""
         if session in self.sessions:
             self.sessions.remove(session)
+            if self.settings.single:
+                self._stop.set()
+
+    def _stop_if_unused(self) -> None:
+        if not self.sessions:
+            logger.warning("no server has connected within %g s: the agent ends", self.settings.lease_s)
+            self._stop.set()

@@ -101,6 +101,12 @@ def _refusal(sock: socket.socket) -> Unavailable:
 # ---- the agent -------------------------------------------------------------------------------
 
 
+def default_cache_folder() -> Path:
+    """Return the folder of copies in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "naiad", "models")
+
+
 class ModelCopies:
     """The cache of one host. Several agents may share it."""
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,9 @@ from backends.transport.wire import PROTOCOL
 from kernel.errors import ErrorCode, ServingError, Unavailable, Unsupported, worker_error
 from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.loop.clock import LoopClock
-from kernel.repository.described_files import describe_launch
+from kernel.repository.described_files import FileDigests, describe_launch
 from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
-from kernel.server_parts import ServerPart
+from kernel.server_parts import LauncherFigures, ServerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -58,6 +59,9 @@ _RETRY_S, _MOST_RETRY_S = 0.2, 5.0
 
 #: How long the reason of a failed launch may come after its data connection has ended, in seconds.
 _REASON_S = 2.0
+
+#: How long the end of a worker's data may come after its process has ended, and how often it is looked for, in seconds.
+_DATA_S, _LOOK_S = 2.0, 0.005
 
 _NOT_TRIED = "not tried yet"
 
@@ -104,6 +108,11 @@ class RemoteProcess:
             self._callback = callback
 
     @property
+    def has_ended(self) -> bool:
+        """See `Launched`."""
+        return self._ended.is_set()
+
+    @property
     def work_mark(self) -> Hashable:
         """See `Launched`."""
         return self._mark
@@ -141,6 +150,17 @@ class RemoteProcess:
                 future.set_exception(error)
                 future.exception()  # read here: the launch may have been cancelled, or not be there yet
 
+    def ended_after_data(self, cause: str, waited_s: float = 0.0) -> None:
+        """The worker has ended. What it has sent last comes over another connection, and may still be on its way.
+
+        Called once, in place of `ended`.
+        """
+        if self._callback is None or waited_s >= _DATA_S or _is_at_its_end(self.socket):
+            self.ended(cause)
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_LOOK_S, self.ended_after_data, cause, waited_s + _LOOK_S)
+
     def ended(self, cause: str, *, unreachable: bool = False) -> None:
         """The worker has ended, or nothing is known of it any more. Called once."""
         self.unreachable = unreachable
@@ -155,11 +175,21 @@ class RemoteProcess:
             self._callback(self._cause)
 
 
+def _is_at_its_end(sock: socket.socket) -> bool:
+    """Whether all that the peer has sent has come, or the socket is closed."""
+    if sock.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class HostConnection:
     """The connection to one agent, which is made again and again."""
 
-    def __init__(self, address: tuple[str, int], launcher: AgentLauncher) -> None:
+    def __init__(self, address: tuple[str, int], launcher: AgentLauncher, token: bytes = b"") -> None:
         self.address = address
+        self.token = token
         self.host = ""
         self.max_workers = self.others = 0
         self.workers: dict[int, RemoteProcess] = {}
@@ -196,22 +226,30 @@ class HostConnection:
         """Connect whenever it is not connected, without end."""
         delay_s = _RETRY_S
         while True:
-            self._down.clear()
-            self._welcome = False
-            try:
-                await self._connect()
-                await self._down.wait()
-                if self._welcome:
-                    delay_s = _RETRY_S
-            except (OSError, NotAdmitted, UnicodeError) as error:  # UnicodeError: a name that no host can have
-                self._note(str(error) or type(error).__name__)
+            await self.stay()
+            if self._welcome:
+                delay_s = _RETRY_S
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MOST_RETRY_S)
+
+    async def stay(self) -> None:
+        """Connect, and return after the connection, or the attempt, has ended; `trouble` has the reason."""
+        self._down.clear()
+        self._welcome = False
+        try:
+            await self._connect()
+            await self._down.wait()
+        except (OSError, NotAdmitted, UnicodeError) as error:  # UnicodeError: a name that no host can have
+            self._note(str(error) or type(error).__name__)
 
     def _note(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:
             logger.warning("the agent at %s cannot be used: %s", self.title, trouble)
         self.trouble = trouble
+        self.noted()
+
+    def noted(self) -> None:
+        """It was connected, or `trouble` has changed."""
         self._launcher.changed()
 
     async def _connect(self) -> None:
@@ -232,7 +270,7 @@ class HostConnection:
         made = socket.create_connection(self.address, PROOF_S) if sock is None else sock
         try:
             prepare_socket(made)
-            prove(made, self._launcher.token, purpose)
+            prove(made, self.token, purpose)
             made.settimeout(None)
         except BaseException:
             made.close()
@@ -273,13 +311,17 @@ class HostConnection:
                     worker.fail(HostFull(message.text))
                 else:
                     worker.fail(worker_error(ErrorCode(message.code), message.text))
-                self._launcher.changed()
+                self.left()
             case Printed():
                 worker.output.log(message.level, message.text)
             case WorkerEnded():
                 del self.workers[worker.number]
-                worker.ended(message.cause)
-                self._launcher.changed()
+                worker.ended_after_data(message.cause)
+                self.left()
+
+    def left(self) -> None:
+        """A worker has ended, or could not be started."""
+        self._launcher.changed()
 
     def _lost(self, cause: str) -> None:
         if not self.trouble or self.trouble == _NOT_TRIED:
@@ -339,6 +381,7 @@ class HostConnection:
         """End the connection."""
         if self._link is not None:
             self._link.close()
+        self._down.set()
 
 
 def _close_after(done: asyncio.Future[None], sock: socket.socket) -> None:
@@ -355,14 +398,15 @@ class AgentLauncher(ServerPart):
     def __init__(
         self, addresses: Sequence[tuple[str, int]], token: bytes = b"", limits: OutputLimits | None = None
     ) -> None:
-        self.token = token
         self.limits = limits or OutputLimits()
         #: Of this server; agents end workers of its earlier connections.
         self.identity = secrets.token_hex(16)
-        self.agents = [HostConnection(address, self) for address in addresses]
+        self.agents = [HostConnection(address, self, token) for address in addresses]
         self._keepers: list[asyncio.Task[None]] = []
         self._change = asyncio.Event()
+        self._waiting = 0
         self._describing = asyncio.Lock()
+        self._digests = FileDigests()
 
     async def start(self) -> None:
         """Begin to connect."""
@@ -386,12 +430,27 @@ class AgentLauncher(ServerPart):
     def check(self, needs: WorkerNeeds) -> None:
         """See `HostLauncher`."""
         if needs.gpu:
-            raise Unsupported("launcher 'agent' starts workers of KIND_CPU only; this model has instances of KIND_GPU")
+            raise Unsupported(
+                f"launcher '{self.name}' starts workers of KIND_CPU only; this model has instances of KIND_GPU"
+            )
         if needs.worker:
             raise Unsupported(
-                f"launcher 'agent' starts no worker that models share (naiad.worker '{needs.worker}'): its models are "
-                "on the machine of the server"
+                f"launcher '{self.name}' starts no worker that models share (naiad.worker '{needs.worker}'): its "
+                "models are on the machine of the server"
             )
+
+    def figures(self) -> LauncherFigures:
+        """See `HostLauncher`."""
+        up = any(not agent.trouble for agent in self.agents)
+        return LauncherFigures(self.name, up, self._waiting, self.worker_counts())
+
+    def worker_counts(self) -> dict[str, int]:
+        """Return how many workers each host has that has ever been connected with."""
+        counts: dict[str, int] = {}
+        for agent in self.agents:
+            if agent.host:
+                counts[agent.host] = counts.get(agent.host, 0) + len(agent.workers)
+        return counts
 
     def owned(self) -> list[OwnedWorker]:
         """See `HostLauncher`."""
@@ -409,10 +468,10 @@ class AgentLauncher(ServerPart):
     async def description(self, needs: WorkerNeeds) -> LaunchDescription:
         """Return the description of the model's files. Raises `ServingError`.
 
-        One at a time: instances of one model find its files in the memory of the system.
+        One at a time: instances of one model find its files in the memory of the system, and their digests here.
         """
         async with self._describing:
-            return await in_file_thread(describe_launch, needs)
+            return await in_file_thread(describe_launch, needs, self._digests)
 
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
@@ -428,7 +487,11 @@ class AgentLauncher(ServerPart):
                 except HostFull:
                     continue
             pending(self._waits_for(needs))
-            await self._change.wait()
+            self._waiting += 1
+            try:
+                await self._change.wait()
+            finally:
+                self._waiting -= 1
 
     def _waits_for(self, needs: WorkerNeeds) -> str:
         connected = [agent for agent in self.agents if not agent.trouble]

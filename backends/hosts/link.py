@@ -1,5 +1,7 @@
-"""One end of a control connection between a server and an agent, on the event loop: messages, and whether the other end
-lives."""
+"""One end of a control connection on the event loop, between a server and an agent, or a server and its broker.
+
+It sends and takes messages, and notices whether the other end lives.
+"""
 
 from __future__ import annotations
 
@@ -39,21 +41,28 @@ class Link(asyncio.Protocol, Generic[_Received]):
         beat: Callable[[], AgentMessage],
         on_message: Callable[[_Received], None],
         on_lost: Callable[[str], None],
+        lost_beats: int = LOST_BEATS,
     ) -> None:
-        """`beat` makes the message that is sent twice a second."""
+        """`beat` makes the message that is sent twice a second. After `lost_beats` of them without anything received
+        the peer is lost."""
         self._decoder = decoder
         self._beat = beat
         self._on_message = on_message
         self._on_lost: Callable[[str], None] | None = on_lost
         self._reader = FrameReader(MAX_MESSAGE)
-        self._silence = Silence()
+        self._lost_beats = lost_beats
+        self._silence = Silence(lost_beats)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self, sock: socket.socket) -> None:
         """Use this socket, and own it. Raises `OSError`."""
         sock.setblocking(False)
-        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        loop = asyncio.get_running_loop()
+        if sock.family == socket.AF_UNIX:
+            await loop.create_unix_connection(lambda: self, sock=sock)
+        else:
+            await loop.create_connection(lambda: self, sock=sock)
 
     @property
     def open(self) -> bool:
@@ -118,7 +127,7 @@ class Link(asyncio.Protocol, Generic[_Received]):
 
     def _tick(self) -> None:
         if self._silence.beat():
-            self.end(f"nothing was received from it for {BEAT_S * LOST_BEATS:g} s")
+            self.end(f"nothing was received from it for {BEAT_S * self._lost_beats:g} s")
             return
         self.send(self._beat())
         self._schedule()

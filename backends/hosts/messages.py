@@ -255,8 +255,9 @@ class Silence:
     """Decides when a peer is lost that sends nothing. Pure: time passes with `beat`, so the time in which the own event
     loop is busy does not count as the peer's silence."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost_beats: int = LOST_BEATS) -> None:
         self._beats = 0
+        self._lost_beats = lost_beats
 
     def heard(self) -> None:
         """Something was received."""
@@ -265,4 +266,4 @@ class Silence:
     def beat(self) -> bool:
         """Another `BEAT_S` has passed. Returns whether the peer is lost."""
         self._beats += 1
-        return self._beats > LOST_BEATS
+        return self._beats > self._lost_beats

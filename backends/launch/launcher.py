@@ -78,6 +78,10 @@ class Launched(Protocol):
         """Call `callback` once, with the cause, when the worker has ended for any reason."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the worker has ended, or is lost."""
+
+    @property
     def stopped(self) -> bool:
         """Whether the worker does not run, although it has not ended: a signal has stopped its process.
 
@@ -159,8 +163,8 @@ class HostLauncher(Launcher, Protocol):
         """As `kernel.server_parts.ServerPart.figures`."""
 
 
-#: The launcher of this machine, which every server has.
-LOCAL = "local"
+#: The launcher of this machine, which every server has; and the choice of it while it has room, else of another one.
+LOCAL, AUTO = "local", "auto"
 
 
 class LauncherSet:
@@ -169,30 +173,68 @@ class LauncherSet:
     Implements `Launcher`. Helpers are always on this machine: they share memory with the kernel.
     """
 
-    def __init__(self, local: Launcher, others: Mapping[str, HostLauncher] | None = None, default: str = LOCAL) -> None:
-        """`default` is the name of one of the launchers."""
+    def __init__(
+        self,
+        local: Launcher,
+        others: Mapping[str, HostLauncher] | None = None,
+        default: str = LOCAL,
+        max_local_workers: int = 1,
+    ) -> None:
+        """`default` is the name of one of the launchers, or `AUTO`. That starts up to `max_local_workers` workers on
+        this machine."""
         self.local = local
         self.others = dict(others or {})
         self._default = default
+        self.max_local_workers = max_local_workers
+        self._local_workers: list[Launched] = []
+        self._starting = 0
 
     async def launch(
         self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
     ) -> Launched:
         """Raises `InvalidArgument` for a launcher that the server does not have."""
         name = LOCAL if helper else needs.launcher or self._default
+        if name == AUTO:
+            name = self._automatic(needs) if self.others else LOCAL
         if name == LOCAL:
             if needs.host:
                 raise InvalidArgument(
                     f"'{title}' is to be on host '{needs.host}' (parameter naiad.host), but launcher 'local' starts "
                     "its workers on the machine of the server"
                 )
-            return await self.local.launch(title, helper=helper, needs=needs, pending=pending)
+            return await self._launch_here(title, helper=helper, needs=needs, pending=pending)
         if name not in self.others:
             names = ", ".join(f"'{each}'" for each in (LOCAL, *self.others))
             raise InvalidArgument(
                 f"there is no launcher '{name}' (parameter naiad.launcher); the server has {names} (--launcher)"
             )
         return await self.others[name].launch(title, needs=needs, pending=pending)
+
+    def _automatic(self, needs: WorkerNeeds) -> str:
+        """Return the launcher for a worker that may be anywhere: local if this machine has room, else one that has."""
+        if needs.gpu or needs.worker:  # they are always on this machine
+            return LOCAL
+        self._local_workers = [worker for worker in self._local_workers if not worker.has_ended]
+        elsewhere = needs.host or needs.resources or needs.placement
+        if not elsewhere and len(self._local_workers) + self._starting < self.max_local_workers:
+            return LOCAL
+        with_room = (name for name, other in self.others.items() if any(map(_has_room, other.capacity())))
+        return next(with_room, next(iter(self.others)))
+
+    async def _launch_here(self, title: str, *, helper: bool, needs: WorkerNeeds, pending: Pending) -> Launched:
+        if helper or not self.others:
+            return await self.local.launch(title, helper=helper, needs=needs, pending=pending)
+        self._starting += 1
+        try:
+            worker = await self.local.launch(title, needs=needs, pending=pending)
+        finally:
+            self._starting -= 1
+        self._local_workers = [*(each for each in self._local_workers if not each.has_ended), worker]
+        return worker
+
+
+def _has_room(host: HostCapacity) -> bool:
+    return not host.trouble and (host.max_workers is None or host.workers < host.max_workers)
 
 
 #: Packages add launchers with entry points of this group, see `packaged_launcher`.
@@ -209,7 +251,7 @@ def packaged_launcher(name: str, limits: OutputLimits) -> HostLauncher:
         if point.name == name:
             make: Callable[[OutputLimits], HostLauncher] = point.load()
             return make(limits)
-    known = ", ".join(sorted({LOCAL, "agent", *points.names}))
+    known = ", ".join(sorted({LOCAL, AUTO, "agent", "ray", *points.names}))
     raise InvalidArgument(
         f"--launcher: there is no launcher '{name}'; launchers are {known}. Packages add others with entry points of "
         f"the group '{ENTRY_POINT_GROUP}'"

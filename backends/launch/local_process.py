@@ -166,6 +166,10 @@ class LocalProcess:
             self._memory_limit = limit_memory(self.pid, byte_size, self.kill)
 
     @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
     def stopped(self) -> bool:
         return not self._ended.is_set() and is_stopped(self._pidfd)
 

@@ -1,7 +1,7 @@
 """The backend of MLflow's model folders: completes their configurations, loads and calls their models.
 
-The flavours sklearn, xgboost and lightgbm are called here, as `mlflow.pyfunc` calls them; a model of the flavour onnx
-is left to the backend of ONNX Runtime.
+The flavours sklearn, xgboost, lightgbm and pytorch are called here, as `mlflow.pyfunc` calls them; a model of the
+flavour onnx is left to the backend of ONNX Runtime, and all others to the package mlflow.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from backends.mlflow.outputs import (
 from backends.mlflow.predictors import open_predictor
 from backends.mlflow.tables import BY_COLUMN, INPUTS, InputPlan, input_plan
 from backends.reshape import tensor_specs
-from kernel.errors import InvalidArgument, ServingError, Unsupported
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from backends.base import Config, Host, ModelArguments, PreparedBatch, Timings
     from backends.mlflow.model_folder import MlflowModel
@@ -176,7 +176,12 @@ class PyfuncModel:
         self._inputs = tensor_specs(arguments.config, "input")
         self._outputs = tensor_specs(arguments.config, "output")
         self._plan.check(arguments.model_name, self._inputs)
-        self._parts = output_parts(list(self._outputs), found.signature.outputs, arguments.model_name)
+        self._parts = output_parts(
+            list(self._outputs),
+            found.signature.outputs,
+            arguments.model_name,
+            may_have_names=predictor.takes_dictionaries,
+        )
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         """Execute the requests and respond. Raises `ServingError` if a batch of one request fails.
@@ -201,4 +206,16 @@ class PyfuncModel:
             return empty_outputs(self._outputs, names)
         result = self._predictor.predict(self._plan.rows(inputs))
         found = divided(result, self._parts)
+        if self._max_batch_size:
+            _check_rows(found, row_count)
         return {name: as_configured(found[name], self._outputs[name]) for name in names}
+
+
+def _check_rows(arrays: Mapping[str, Array], row_count: int) -> None:
+    """Raise `InternalError` if a model has not returned a row for each one that it was given."""
+    for name, array in arrays.items():
+        if len(array) != row_count:
+            raise InternalError(
+                f"the model returns {len(array)} rows for {row_count} (output '{name}'). A model whose rows are not "
+                "independent is served with max_batch_size: 0"
+            )

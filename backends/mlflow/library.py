@@ -7,6 +7,7 @@ flavours, and nothing is computed: see `backends/sklearn/library.py`.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import backends.fil.library
@@ -59,3 +60,27 @@ def tree_library(name: str, package: str) -> Any:
             f"pip install {package}"
         )
     return found
+
+
+#: What is set before mlflow is imported. Its telemetry is switched off as that of other libraries. The other one makes
+#: it load pickles, which the operator of the server has allowed with --allow-pickle.
+_MLFLOW_SETTINGS = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "true",
+}
+
+
+def pyfunc_library(loader: str) -> Any:
+    """Import and return the module `mlflow.pyfunc`, for a model that is loaded by the module `loader`.
+
+    No zygote imports it: few models need it, and it takes seconds. Raises `Unavailable` if it cannot be imported.
+    """
+    os.environ.update(_MLFLOW_SETTINGS)
+    try:
+        return importlib.import_module("mlflow.pyfunc")
+    except (ImportError, OSError) as error:
+        raise Unavailable(
+            f"an MLflow folder that is loaded by '{loader}' needs the package mlflow, which cannot be imported: "
+            f"{error}. It is installed with: pip install mlflow-skinny (and what the model's requirements.txt has)"
+        ) from error

@@ -26,12 +26,19 @@ MLMODEL = "MLmodel"
 _FILE_FIELDS = {
     "lightgbm": (("data",), "model.lgb"),
     "onnx": (("data",), "model.onnx"),
+    "pytorch": (("model_data",), "data"),
     "sklearn": (("pickled_model",), "model.pkl"),
     "xgboost": (("data",), "model.xgb"),
 }
 
-#: The flavours that are supported.
+#: The flavours that are served without the package mlflow.
 FLAVOURS = tuple(sorted(_FILE_FIELDS))
+
+#: The flavour of all other models: the package mlflow loads them, by the `loader_module` that the file names.
+PYFUNC = "python_function"
+
+#: The flavours whose `predict` gets the signature's params from MLflow, though it may know none.
+_PASS_PARAMS = ("pytorch", "xgboost")
 
 #: The most bytes of an `MLmodel` file: a signature of some ten thousand columns.
 _MAX_BYTE_SIZE = 4 << 20
@@ -40,9 +47,9 @@ _MAX_BYTE_SIZE = 4 << 20
 class MlflowModel(msgspec.Struct, frozen=True):
     """What an `MLmodel` file says."""
 
-    #: One of `FLAVOURS`.
+    #: One of `FLAVOURS`, or `PYFUNC`.
     flavour: str
-    #: The path of the model file or folder, in the version's folder.
+    #: The path of the model file or folder, in the version's folder; "" for `PYFUNC`.
     filename: str
     #: The fields of the flavour.
     fields: dict[str, Any]
@@ -90,7 +97,7 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
     general = flavours.get("python_function", {})
     flavour = _flavour(flavours, general, model)
     fields = flavours[flavour]
-    names, default = _FILE_FIELDS[flavour]
+    names, default = _FILE_FIELDS.get(flavour, ((), ""))
     filename = next((str(fields[name]) for name in names if fields.get(name)), default)
     where = PurePosixPath(filename)
     if where.is_absolute() or ".." in where.parts:
@@ -99,7 +106,7 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
         )
     method = str(general.get("predict_fn") or "predict")
     signature = read_signature(found.get("signature"), model)
-    if signature.has_params and flavour == "xgboost":  # the other flavours ignore them, in MLflow, too
+    if signature.has_params and flavour in _PASS_PARAMS:  # the other flavours ignore them, in MLflow, too
         raise Unsupported(
             f"the signature of model '{model}' has params, which requests cannot give here. Save the model without "
             "them, or call it in a Python model"
@@ -108,14 +115,15 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
 
 
 def _flavour(flavours: dict[str, Any], general: dict[str, Any], model: str) -> str:
-    """Return the flavour that `mlflow.pyfunc` would load, one of `FLAVOURS`. Raises `Unsupported`."""
-    loader = str(general.get("loader_module", ""))
+    """Return the flavour that `mlflow.pyfunc` would load, one of `FLAVOURS`, or `PYFUNC`. Raises `Unsupported`."""
+    loader = str(general.get("loader_module") or "")
     chosen = loader.removeprefix("mlflow.") if loader else next((each for each in FLAVOURS if each in flavours), "")
     if chosen in FLAVOURS and chosen in flavours:
         return chosen
+    if loader:
+        return PYFUNC
     shown = ", ".join(str(each) for each in flavours) or "none"
-    by = f", which is loaded by '{loader}'," if loader else ""
     raise Unsupported(
-        f"model '{model}' has the MLflow flavours {shown}{by} and is not supported: supported are the flavours "
-        f"{', '.join(FLAVOURS)}. A Python model can call mlflow.pyfunc.load_model in an environment of its own"
+        f"model '{model}' has the MLflow flavours {shown} and is not supported: supported are the flavours "
+        f"{', '.join(FLAVOURS)}, and those with a flavour {PYFUNC} that has a loader_module"
     )

@@ -26,15 +26,16 @@ def output_names(schema: Schema) -> list[str]:
     return list(schema.datatypes) or [OUTPUT]
 
 
-def output_parts(configured: Sequence[str], schema: Schema, model: str) -> list[str]:
+def output_parts(configured: Sequence[str], schema: Schema, model: str, *, may_have_names: bool) -> list[str]:
     """Return the names of the parts of a result, in their order, for the outputs of a configuration.
 
-    Raises `InvalidArgument` for several outputs of which one is not in the signature.
+    A result that may have names of its own can have others than the signature. Raises `InvalidArgument` for several
+    outputs of which one is not in the signature.
     """
     named = output_names(schema)
     if len(named) > 1 and set(configured) <= set(named):
         return named
-    if len(configured) != 1:
+    if len(configured) != 1 and not may_have_names:
         raise InvalidArgument(
             f"the outputs of model '{model}' are {', '.join(configured)}; expected {', '.join(named)}, because of its "
             "file MLmodel"
@@ -42,11 +43,14 @@ def output_parts(configured: Sequence[str], schema: Schema, model: str) -> list[
     return list(configured)
 
 
-def divided(result: Array, names: Sequence[str]) -> dict[str, Array]:
+def divided(result: Array | dict[str, Array], names: Sequence[str]) -> dict[str, Array]:
     """Return name → its part of a result [rows, ...]: all of it, or a column [rows, 1] for each of several names.
 
-    Raises `InternalError` if the result has another number of columns.
+    Of a result with names, the parts with these names; one output is the only part, whatever its name. Raises
+    `InternalError` if the result has other parts.
     """
+    if isinstance(result, dict):
+        return _selected(result, names)
     if len(names) == 1:
         return {names[0]: result}
     if result.ndim != 2 or result.shape[1] != len(names):
@@ -57,15 +61,34 @@ def divided(result: Array, names: Sequence[str]) -> dict[str, Array]:
     return {name: result[:, [number]] for number, name in enumerate(names)}
 
 
+def _selected(results: dict[str, Array], names: Sequence[str]) -> dict[str, Array]:
+    if len(names) == len(results) == 1:
+        return {names[0]: next(iter(results.values()))}
+    missing = [name for name in names if name not in results]
+    if missing:
+        raise InternalError(
+            f"the model returns {', '.join(results) or 'nothing'}, and not its outputs {', '.join(missing)}"
+        )
+    return {name: results[name] for name in names}
+
+
 def outputs_of_result(
-    result: Array, schema: Schema, model: str, *, batched: bool
+    result: Array | dict[str, Array], schema: Schema, model: str, *, batched: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the outputs of a configuration for a `result` [1, ...], and lines for the log: what the signature has
     otherwise. Raises `InvalidArgument` for a type without a datatype.
     """
     names = output_names(schema)
     lines: list[str] = []
-    if len(names) > 1 and (result.ndim != 2 or result.shape[1] != len(names)):
+    if isinstance(result, dict):
+        if not schema.datatypes:
+            names = list(result)
+        elif not set(names) <= result.keys() and not len(names) == len(result) == 1:
+            lines.append(
+                f"model '{model}' returns {', '.join(result)}, and not the outputs {', '.join(names)} of its signature"
+            )
+            names = list(result)
+    elif len(names) > 1 and (result.ndim != 2 or result.shape[1] != len(names)):
         lines.append(
             f"model '{model}' returns an array of shape {list(result.shape)} for a row, and not the {len(names)} "
             f"columns of its signature: its output is '{OUTPUT}'"

@@ -9,6 +9,9 @@ import numpy as np
 
 from backends.fil.library import error_text, load_failure
 from backends.mlflow.library import tree_library
+from backends.mlflow.model_folder import PYFUNC
+from backends.mlflow.pyfunc import PyfuncPredictor
+from backends.mlflow.pytorch import PytorchPredictor
 from backends.sklearn.estimator import METHODS, call, signature_of, use_one_thread
 from backends.sklearn.library import limit_threads
 from backends.sklearn.model_file import load_estimator
@@ -44,21 +47,29 @@ class Predictor(Protocol):
     feature_names: tuple[str, ...]
     #: Whether a model of columns is called with a DataFrame, which may have texts. Otherwise with an array of numbers.
     takes_tables: bool
+    #: Whether a model that does not say how many columns it has takes texts.
+    takes_texts: bool
+    #: Whether a model of named tensors is called with a dictionary of arrays.
+    takes_dictionaries: bool
     #: Whether the columns must be called as those that the model was fitted with.
     compares_names: bool
 
-    def predict(self, rows: Any) -> Array:
+    def predict(self, rows: Any) -> Array | dict[str, Array]:
         """Return the result for `rows`, a DataFrame or an array [rows, ...]: an array [rows, ...] of two or more
-        dimensions. Raises `ServingError`."""
+        dimensions, or one for each name. Raises `ServingError`."""
 
 
 def open_predictor(arguments: ModelArguments, found: MlflowModel, warn: Callable[[str], None]) -> Predictor:
     """Load the model of a folder. `warn` gets a line for each warning of the library. Raises `ServingError`."""
     model = arguments.model_name
+    if found.flavour == PYFUNC:
+        return PyfuncPredictor(arguments, found)
     path = arguments.version_dir / found.filename
     if not path.exists():
         raise Unavailable(f"unable to find '{path}' for model '{model}', which its file MLmodel names")
     limit_threads(processor_count())
+    if found.flavour == "pytorch":
+        return PytorchPredictor(arguments, path)
     kind = str(found.fields.get("model_class") or "")
     if found.flavour == "xgboost":
         return XgboostPredictor(model, path, kind or _XGBOOST_BOOSTER)
@@ -73,6 +84,8 @@ class EstimatorPredictor:
     """An estimator of scikit-learn, or of a library that has its interface."""
 
     takes_tables = True
+    takes_texts = True
+    takes_dictionaries = False
     compares_names = False  # scikit-learn does
 
     def __init__(self, model: str, estimator: Any, method: str) -> None:
@@ -97,6 +110,8 @@ class XgboostPredictor:
     """A booster of XGBoost, or one of its classes with scikit-learn's interface, from a file of XGBoost."""
 
     takes_tables = False
+    takes_texts = False
+    takes_dictionaries = False
     compares_names = True
 
     def __init__(self, model: str, path: Path, kind: str) -> None:
@@ -143,6 +158,8 @@ class LightgbmPredictor:
     """A booster of LightGBM, from its text file."""
 
     takes_tables = False
+    takes_texts = False
+    takes_dictionaries = False
     compares_names = False
 
     def __init__(self, model: str, path: Path) -> None:

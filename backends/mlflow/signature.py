@@ -48,6 +48,8 @@ class SignatureTensor(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
+    #: Whether the signature has this name. A model of named tensors is called with a dictionary.
+    is_named: bool = False
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -131,4 +133,5 @@ def _tensor(where: str, entry: dict[str, Any], default_name: str) -> SignatureTe
     datatype = datatype_of(np.empty(0, dtype))
     if datatype is None:
         raise Unsupported(f"{where} is of the type '{dtype}', which no datatype of the protocols is")
-    return SignatureTensor(str(entry.get("name") or default_name), datatype, shape)
+    name = str(entry.get("name") or "")
+    return SignatureTensor(name or default_name, datatype, shape, bool(name))

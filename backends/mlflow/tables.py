@@ -58,6 +58,8 @@ class InputPlan(msgspec.Struct, frozen=True):
     as_one: bool = False
     #: Whether the model is called with a DataFrame.
     makes_table: bool = False
+    #: Whether the model is called with a dictionary of arrays.
+    makes_dictionary: bool = False
     #: Whether the first dimension of the inputs is the number of rows.
     has_rows: bool = True
 
@@ -89,14 +91,14 @@ class InputPlan(msgspec.Struct, frozen=True):
 
     def rows(self, arrays: Mapping[str, Array]) -> Any:
         """Return what the model is called with for the inputs of a batch. Raises `InvalidArgument`."""
+        if self.makes_dictionary:
+            return {each.name: _plain(self._whole(each, arrays[each.name])) for each in self.inputs}
         if not self.columns or self.as_one:
             [planned] = self.inputs
             array = self._whole(planned, arrays[planned.name])
             if not self.makes_table:
-                return _texts(array) if array.dtype == object else array
-            return pandas_library().DataFrame(
-                _texts(array) if array.dtype == object else array, columns=[each.label for each in self.columns]
-            )
+                return _plain(array)
+            return pandas_library().DataFrame(_plain(array), columns=[each.label for each in self.columns])
         found: dict[str | int, Any] = {}
         for planned, column in zip(self.inputs, self.columns, strict=True):
             if planned.name in arrays:  # the others are optional
@@ -166,6 +168,11 @@ def _values(column: Column, array: Array) -> Any:
         raise InvalidArgument(f"column '{column.name}' has a text that is no time of ISO 8601: {error}") from error
 
 
+def _plain(array: Array) -> Array:
+    """Return an array of numbers as it is, and one of bytes as one of texts. Raises `InvalidArgument`."""
+    return _texts(array) if array.dtype == object else array
+
+
 def _texts(array: Array) -> Array:
     """Return an array of bytes as one of texts. Raises `InvalidArgument`."""
     try:
@@ -184,7 +191,7 @@ def input_plan(model: str, schema: Schema, predictor: Predictor, choice: str) ->
             f"parameter '{INPUTS}' of model '{model}' is '{choice}'; expected {BY_COLUMN} or {AS_ONE}"
         )
     if schema.tensors:
-        return _of_tensor(model, schema, predictor, choice)
+        return _of_tensors(model, schema, predictor, choice)
     if schema.columns:
         return _of_columns(model, schema.columns, predictor, as_one=choice == AS_ONE)
     names = predictor.feature_names
@@ -196,22 +203,38 @@ def input_plan(model: str, schema: Schema, predictor: Predictor, choice: str) ->
         )
     if columns:
         return _of_columns(model, columns, predictor, as_one=choice != BY_COLUMN)
+    if not predictor.feature_count and not predictor.takes_texts:
+        raise InvalidArgument(
+            f"the file MLmodel of model '{model}' has no signature, from which its inputs follow. Save the model with "
+            "signature=mlflow.models.infer_signature(rows, results)"
+        )
     if not predictor.feature_count:
         return InputPlan((PlannedInput(INPUT, "BYTES", ()),))
     return InputPlan((PlannedInput(INPUT, "FP64", (predictor.feature_count,)),))
 
 
-def _of_tensor(model: str, schema: Schema, predictor: Predictor, choice: str) -> InputPlan:
+def _of_tensors(model: str, schema: Schema, predictor: Predictor, choice: str) -> InputPlan:
+    if choice == BY_COLUMN:
+        raise InvalidArgument(
+            f"model '{model}' cannot have an input for each column (parameter {INPUTS}): its signature is a tensor"
+        )
+    if predictor.takes_dictionaries and all(each.is_named for each in schema.tensors):
+        has_rows = all(each.shape[:1] == (-1,) for each in schema.tensors)
+        inputs = (
+            PlannedInput(each.name, each.datatype, each.shape[1:] if has_rows else each.shape)
+            for each in schema.tensors
+        )
+        return InputPlan(tuple(inputs), makes_dictionary=True, has_rows=has_rows)
+    return _of_tensor(model, schema, predictor)
+
+
+def _of_tensor(model: str, schema: Schema, predictor: Predictor) -> InputPlan:
     if len(schema.tensors) != 1:
         raise Unsupported(
             f"the signature of model '{model}' has {len(schema.tensors)} tensors as inputs; models of this flavour are "
             "called with one array"
         )
     [tensor] = schema.tensors
-    if choice == BY_COLUMN:
-        raise InvalidArgument(
-            f"model '{model}' cannot have an input for each column (parameter {INPUTS}): its signature is a tensor"
-        )
     if not tensor.shape:
         raise Unsupported(f"the input in the signature of model '{model}' has the shape []; expected rows")
     has_rows = tensor.shape[0] == -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from backends.base import ModelBackend
@@ -89,6 +90,11 @@ class PyTorchBackend(ModelBackend):
         found = read_format(path, arguments.model_name)
         try:
             return _runner(torch, path, found, arguments)
+        except pickle.UnpicklingError as error:
+            raise Unsupported(
+                f"failed to load model '{arguments.model_name}': '{path.name}' has a pickle of Python objects, and a "
+                f"pickle runs code of its author. Export the program with tensors only. {' '.join(str(error).split())}"
+            ) from error
         except TORCH_ERRORS as error:
             raise InternalError(f"failed to load model '{arguments.model_name}': {error}") from error
 

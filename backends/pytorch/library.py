@@ -12,14 +12,19 @@ any, and are those of Triton's backend.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import pickle
+import sys
 import warnings
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from kernel.errors import Unsupported
 from kernel.texts import install_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from backends.pytorch.settings import TorchSettings
@@ -100,3 +105,39 @@ def compiled_loader(path: Path, device_index: int) -> Any:
     import torch._inductor as inductor  # as above
 
     return inductor.aoti_load_package(str(path), device_index=device_index).loader
+
+
+#: Makes each `torch.load` open tensors and plain values only, also where its caller says otherwise; and the setting
+#: that contradicts it.
+_ONLY_TENSORS, _NOT_ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+_refuses_pickles: ContextVar[bool] = ContextVar("_refuses_pickles", default=False)
+
+
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "pickle.find_class" and _refuses_pickles.get():
+        raise pickle.UnpicklingError(f"it would load {'.'.join(map(str, arguments))}")
+
+
+@functools.cache
+def _watch_pickles() -> None:
+    sys.addaudithook(_refuse)  # cannot be taken back; it costs 0.1 us for each event that Python audits
+
+
+@contextlib.contextmanager
+def without_pickles() -> Iterator[None]:
+    """Within it, a pickle that needs more than tensors and plain values raises `pickle.UnpicklingError`.
+
+    `torch.export.load` opens such pickles: of examples, of weights and of constants, partly with the module `pickle`.
+    Nothing of them is executed: what runs code has to find a function first.
+    """
+    _watch_pickles()
+    before = {name: os.environ.pop(name, None) for name in (_ONLY_TENSORS, _NOT_ONLY_TENSORS)}
+    os.environ[_ONLY_TENSORS] = "1"
+    token = _refuses_pickles.set(True)
+    try:
+        yield
+    finally:
+        _refuses_pickles.reset(token)
+        del os.environ[_ONLY_TENSORS]
+        os.environ.update({name: value for name, value in before.items() if value is not None})

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from backends.pytorch.library import compiled_loader, tree_functions
+from backends.pytorch.library import compiled_loader, tree_functions, without_pickles
 from backends.pytorch.naming import input_names, output_names
 from kernel.errors import InternalError, InvalidArgument, Unavailable, Unsupported
 
@@ -214,14 +214,22 @@ def _type_name(values: list[Any]) -> str:
     return type(values[0]).__name__
 
 
+def load_exported(torch: Any, path: Path) -> Any:
+    """Return the program in a file of `torch.export.save`. Nothing in the file is executed.
+
+    Raises what PyTorch raises, and `pickle.UnpicklingError` if the file has pickles of other things than tensors.
+    """
+    with path.open("rb") as file, without_pickles():  # a path would have to end in `.pt2`
+        return torch.export.load(file)
+
+
 class ExportedRunner:
     """A program of `torch.export`, executed operation by operation. See `Runner`."""
 
     def __init__(self, torch: Any, path: Path, device: str | None) -> None:
         """Load the file, onto `device`, or onto the devices that it was saved with for None."""
         pytree = tree_functions()
-        with path.open("rb") as file:  # a path would have to end in `.pt2`
-            program = torch.export.load(file)
+        program = load_exported(torch, path)
         if device is not None:
             from torch.export.passes import move_to_device_pass
 

@@ -119,6 +119,19 @@ def may_load_pickles(arguments: ModelArguments) -> bool:
     return arguments.model_name in {name.strip() for name in allowed.split(",")}
 
 
+def check_pickles_allowed(arguments: ModelArguments, reason: str, otherwise: str) -> None:
+    """Raise `Unsupported` unless the operator has allowed pickles for this model.
+
+    `reason` says what the model is and ends with what runs code; `otherwise` is what needs no flag.
+    """
+    if may_load_pickles(arguments):
+        return
+    raise Unsupported(
+        f"model '{arguments.model_name}' {reason} runs code of its author. If you trust its origin, start the server "
+        f"with --allow-pickle={arguments.model_name} (or --allow-pickle=true for all models). {otherwise}"
+    )
+
+
 def load_estimator(arguments: ModelArguments, warn: Callable[[str], None]) -> Any:
     """Return the fitted estimator of a model. `warn` gets a line for each warning of the library.
 
@@ -127,11 +140,11 @@ def load_estimator(arguments: ModelArguments, warn: Callable[[str], None]) -> An
     required("sklearn.pipeline")
     path = find_model_file(arguments)
     pickled = path.suffix != _SKOPS
-    if pickled and not may_load_pickles(arguments):
-        raise Unsupported(
-            f"model '{arguments.model_name}' is a pickle ('{path.name}'), and a pickle runs code of its author. "
-            f"If you trust its origin, start the server with --allow-pickle={arguments.model_name} (or "
-            "--allow-pickle=true for all models). A file of skops needs no flag: skops.io.dump(model, 'model.skops')"
+    if pickled:
+        check_pickles_allowed(
+            arguments,
+            f"is a pickle ('{path.name}'), and a pickle",
+            "A file of skops needs no flag: skops.io.dump(model, 'model.skops')",
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -15,6 +15,7 @@ import msgspec
 
 from backends.transport import wire
 from kernel.errors import InternalError, ServingError
+from kernel.machine import keep_freed_memory
 from kernel.observe.limited_log import LimitedLog
 from shm.arena import INLINE_LIMIT
 from shm.lease import RegionNumber
@@ -65,6 +66,7 @@ class RemoteMemory:
 
         `byte_size_limit` limits the bytes of outputs that a worker has sent and no response has named.
         """
+        keep_freed_memory()
         self._session = session
         self._helper = helper
         self._byte_size_limit = byte_size_limit

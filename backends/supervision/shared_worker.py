@@ -63,6 +63,10 @@ class SharedWorker:
             self._callback = callback
 
     @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
     def stopped(self) -> bool:
         return not self._ended.is_set() and self._process.stopped
 

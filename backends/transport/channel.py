@@ -248,7 +248,9 @@ class LoopChannel:
         if self._closed:
             return False
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_LOOP_READ_SIZE, _FD_SPACE, _CLOEXEC)
+            # A large message is read in few reads, each of which is handled within a fraction of a millisecond.
+            byte_size = max(self._reader.wanted, _LOOP_READ_SIZE) if self._reader.wanted else _LOOP_READ_SIZE
+            data, ancillary, flags, _ = self._socket.recvmsg(byte_size, _FD_SPACE, _CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return False
         except ConnectionResetError:  # the peer has died with unread messages
@@ -430,7 +432,8 @@ class BlockingChannel:
         """
         flags = _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_READ_SIZE, _FD_SPACE, flags)
+            byte_size = max(self._reader.wanted, _READ_SIZE) if self._reader.wanted else _READ_SIZE
+            data, ancillary, _, _ = self._socket.recvmsg(byte_size, _FD_SPACE, flags)
         except (BlockingIOError, InterruptedError):
             if wait and self._on_idle is not None:
                 self._on_idle()

@@ -34,12 +34,18 @@ def frame(message: bytes) -> bytes:
     return LENGTH.pack(len(message)) + message
 
 
+#: The most bytes that are read at once when a message needs them: a chunk of a tensor has 256 KiB.
+MAX_READ = 1 << 18
+
+
 class FrameReader:
     """Collects received bytes and returns complete messages, each of at most `max_frame` bytes."""
 
     def __init__(self, max_frame: int) -> None:
         self._max_frame = max_frame
         self._buffer = bytearray()
+        #: How many bytes the message that is not complete lacks, up to `MAX_READ`; 0 if that is not known.
+        self.wanted = 0
 
     @property
     def incomplete_byte_size(self) -> int:
@@ -49,6 +55,8 @@ class FrameReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Add `data` and return the messages that are complete now. Raises `BadFrame`."""
         buffer = self._buffer
+        if buffer:
+            self.wanted = 0
         # Usually one read has complete messages only, and the buffer is empty.
         source: bytes | bytearray = buffer if buffer else data
         if buffer:
@@ -61,8 +69,13 @@ class FrameReader:
                 raise BadFrame(f"a message of {length} bytes, the largest has {self._max_frame}")
             end = position + 4 + length
             if end > size:
+                self.wanted = min(end - size, MAX_READ)
                 break
-            messages.append(bytes(source[position + 4 : end]))
+            if source is buffer:
+                with memoryview(source) as view:  # one copy; a slice of the buffer would be another one
+                    messages.append(bytes(view[position + 4 : end]))
+            else:
+                messages.append(bytes(source[position + 4 : end]))
             position = end
         if source is data:
             if position < size:

@@ -42,7 +42,7 @@ from backends.worker.request import fail_unfinished, failure_of
 from backends.worker.responder import BatchResponder
 from backends.worker.sequence_batches import SequenceBatches
 from kernel.errors import ErrorCode, InternalError, ServingError
-from kernel.machine import give_memory_back
+from kernel.machine import give_memory_back, keep_freed_memory
 from kernel.observe.limited_log import LimitedLog
 from shm.region import read_only_fd
 
@@ -82,6 +82,8 @@ class Worker:
         `task_module` is the module with the functions of tasks; only for a helper. `turn` is for one of several models
         of a process.
         """
+        if not local:
+            keep_freed_memory()
         self._channel = channel
         self._local = local
         self._turn = turn

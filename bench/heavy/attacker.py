@@ -17,6 +17,7 @@ import msgspec
 from bench.heavy.exchange import Connections, Exchange, GrpcExchange, HttpExchange
 from bench.heavy.grpc_rows import grpc_infer_rows, grpc_rpc_rows
 from bench.heavy.http_rows import http_infer_rows, http_route_rows, medium_json_rows
+from bench.heavy.openai_rows import openai_rows
 
 if TYPE_CHECKING:
     from bench.heavy.attack import Attack, HeavyRow
@@ -35,7 +36,8 @@ COMPARED = frozenset(
 
 def heavy_rows() -> list[HeavyRow]:
     """Return every row in the order of the report."""
-    return [*http_infer_rows(), *medium_json_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows()]
+    return [*http_infer_rows(), *medium_json_rows(), *http_route_rows(), *grpc_infer_rows(), *grpc_rpc_rows(),
+            *openai_rows()]  # fmt: skip
 
 
 def row_named(name: str) -> HeavyRow:
@@ -83,7 +85,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def run(attack: Attack, order: Order, protocol: str) -> Outcome:
     """Attack. Raises `OSError` if the server cannot be reached."""
-    kind = HttpExchange if protocol == "http" else GrpcExchange
+    kind = GrpcExchange if protocol == "grpc" else HttpExchange
     exchanges: list[Exchange] = [
         # The requests of an attack have the type of its protocol.
         kind(attack.requests, keeps_end=attack.pauses_before_end, reads=not attack.pauses_before_reading)  # type: ignore[arg-type]  # as above

@@ -18,6 +18,7 @@ from bench.heavy.attack import MIB
 from bench.heavy.attacker import COMPARED, Order, heavy_rows
 from bench.heavy.healthy import INTERVAL_S, Waits
 from bench.heavy.measurement import Attackers, RowFailed, RowSample, healthy_client, measure_row
+from bench.heavy.openai_rows import write_openai_models
 from bench.heavy.report import (
     GROWTH_FACTOR,
     LONGEST_LIMIT_MS,
@@ -57,7 +58,7 @@ UNDISTURBED_S = 3.0
 
 def our_flags(budget_byte_size: int) -> list[str]:
     """Return further flags of our server, with a budget for tensors and messages."""
-    return [NOT_POLLING, f"--memory-byte-size={budget_byte_size}"]
+    return [NOT_POLLING, f"--memory-byte-size={budget_byte_size}", "--openai-port=0"]
 
 
 def run(only: str, rounds: int, *, with_triton: bool, in_all_rows: bool = False) -> int:
@@ -70,9 +71,11 @@ def run(only: str, rounds: int, *, with_triton: bool, in_all_rows: bool = False)
     with tempfile.TemporaryDirectory(prefix="naiad-bench-") as temporary, Attackers() as attackers:
         ours, theirs = Path(temporary, "ours"), Path(temporary, "theirs") if with_triton else None
         write_echoes(ours, builtin=True)
+        write_openai_models(ours)
         if theirs is not None:
             write_echoes(theirs, builtin=False)
-        compared = frozenset(row.name for row in rows) if in_all_rows else COMPARED
+        all_rows = frozenset(row.name for row in rows if row.protocol != "openai")
+        compared = all_rows if in_all_rows else COMPARED
         measurement = _Measurement(ours, theirs, attackers, rounds, compared)
         undisturbed = measurement.undisturbed()
         results: list[HeavyResult] = []
@@ -153,7 +156,7 @@ class _Measurement:
     ) -> None:
         try:
             with healthy_client(server.ports) as healthy:
-                order = Order(row.name, BODY_BYTE_SIZE, server.ports[row.protocol], ATTACK_TIMEOUT_S)
+                order = Order(row.name, BODY_BYTE_SIZE, server.port_of(row.protocol), ATTACK_TIMEOUT_S)
                 sample = measure_row(row, order, server, self._attackers, healthy, least_s=LEAST_S)
                 samples.setdefault(server.name, []).append(sample)
         except RowFailed as error:

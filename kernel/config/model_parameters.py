@@ -194,6 +194,14 @@ LAUNCHER = _PREFIX + "launcher"
 
 HOST = _PREFIX + "host"
 
+#: What a cluster reserves for each worker of the model: `gpus=1, cpus=4, memory=8GiB, tpu=1`; and whether workers of
+#: one model are on few hosts (`pack`) or on many (`spread`).
+RESOURCES = _PREFIX + "resources"
+
+PLACEMENT = _PREFIX + "placement"
+
+PLACEMENTS = ("pack", "spread")
+
 #: `false` if a request must not be sent to another worker after its host was lost.
 RETRY_ON_WORKER_LOSS = _PREFIX + "retry_on_worker_loss"
 
@@ -211,8 +219,8 @@ TOOL_PARSERS = ("hermes", "llama3", "mistral", "pythonic", "qwen3")
 
 _NAMES = (
     EXECUTION_TIMEOUT, SCHEDULER, BATCHING, QUEUE_DELAY, AUTOSCALE, FAIR_BY, FAIR_WEIGHTS, QUOTA, PRELOAD, WORKER,
-    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, LAUNCHER, HOST, RETRY_ON_WORKER_LOSS, TOKENIZER,
-    TOOL_PARSER,
+    CONCURRENCY, ISOLATE_POISON, MEMORY_LIMIT, OPENAI_FIELDS, LAUNCHER, HOST, RESOURCES, PLACEMENT,
+    RETRY_ON_WORKER_LOSS, TOKENIZER, TOOL_PARSER,
 )  # fmt: skip
 
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -226,6 +234,11 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB|)", re.ASCII)
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 _LEAST_MEMORY = 64 << 20
+
+#: A resource of a cluster, and how much of it, as they are written: `gpus`, `accelerator_type:H100`; `1`, `0.25`.
+_RESOURCE_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+
+_AMOUNT = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,4})?", re.ASCII)
 
 #: Seconds as they are written: `90`, `2.5`. Nine digits are thirty years.
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
@@ -255,6 +268,9 @@ class ModelParameters(msgspec.Struct, frozen=True):
     launcher: str = ""
     host: str = ""
     retries_on_worker_loss: bool = True
+    #: Names of resources of a cluster and how much of each a worker needs, memory in bytes; `pack`, `spread`, or "".
+    resources: tuple[tuple[str, float], ...] = ()
+    placement: str = ""
 
 
 def model_parameters(config: ModelConfig) -> ModelParameters:
@@ -290,7 +306,38 @@ def model_parameters(config: ModelConfig) -> ModelParameters:
         _name(config, LAUNCHER),
         _name(config, HOST),
         _truth(config, RETRY_ON_WORKER_LOSS, default=True),
+        _resources(config),
+        _placement(config),
     )
+
+
+def _resources(config: ModelConfig) -> tuple[tuple[str, float], ...]:
+    """Return the parameter `naiad.resources`, sorted by name. Raises `BadConfig`."""
+    if RESOURCES not in config.parameters:
+        return ()
+    text = config.parameters[RESOURCES].string_value
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, amount = (each.strip() for each in part.partition("="))
+        pattern = _BYTE_SIZE if name == "memory" else _AMOUNT
+        match = pattern.fullmatch(amount)
+        if not equals or not _RESOURCE_NAME.fullmatch(name) or name in found or match is None:
+            raise BadConfig(
+                f"parameter '{RESOURCES}' of model '{config.name}' must have the form gpus=1, cpus=4, memory=8GiB, "
+                f"NAME=AMOUNT, each name once; found '{text}'"
+            )
+        found[name] = float(int(match[1]) * _UNITS[match[2]]) if name == "memory" else float(amount)
+    return tuple(sorted(found.items()))
+
+
+def _placement(config: ModelConfig) -> str:
+    """Return the parameter `naiad.placement`; "" without it. Raises `BadConfig`."""
+    if PLACEMENT not in config.parameters:
+        return ""
+    text = config.parameters[PLACEMENT].string_value
+    if text not in PLACEMENTS:
+        raise BadConfig(f"parameter '{PLACEMENT}' of model '{config.name}' must be pack or spread; found '{text}'")
+    return text
 
 
 def _truth(config: ModelConfig, name: str, *, default: bool) -> bool:

@@ -121,8 +121,9 @@ _MODELS = FlagGroup(
         Flag(name="backend-config", kind=BACKEND_SETTING, option="repository.backend_config", repeat=True,
              help="A setting of one backend, or without BACKEND of all backends."),
         Flag(name="allow-pickle", kind=Kind("true|false|MODEL,...", str), option="repository.allow_pickle", ours=True,
-             help="Which models may be loaded from pickles (.pkl, .pickle, .joblib). A pickle runs code when "
-             "it is loaded, so allow it only for models that you have made (docs/sklearn.md)."),
+             help="Which models may be loaded from pickles (.pkl, .pickle, .joblib), or by code that a folder of MLflow "
+             "names. A pickle runs code when it is loaded, so allow it only for models that you have made "
+             "(docs/sklearn.md)."),
         Flag(name="backend-directory", kind=FOLDER, option="repository.backend_directory", default="none",
              help="A folder with a folder for each backend that is a file: NAME/backend.py, or NAME/model.py for a "
              "Python-based backend (docs/backends.md)."),
@@ -427,12 +428,21 @@ _SERVER = FlagGroup(
              "takes milliseconds. spawn: each as a new Python interpreter. auto: fork, except for instances on GPUs."),
         Flag(name="launcher", kind=LAUNCHERS, option="launchers.names", ours=True, default="local",
              help="What starts the workers of models: local (on this machine), agent (on other hosts, see --agents), "
-             "or a launcher of an installed package. The first name is the default; a model chooses another one by its "
+             "ray (where a Ray cluster has room), auto (on this machine while it has room, then elsewhere), or a "
+             "launcher of an installed package. The first name is the default; a model chooses another one by its "
              "parameter naiad.launcher (docs/remote-workers.md)."),
         Flag(name="agents", kind=ADDRESSES, option="launchers.agents", ours=True, default="none",
-             help="Where the agents of other hosts listen (naiad agent); for --launcher=agent."),
+             help="Where the agents of other hosts listen (naiad agent); for --launcher=agent and auto."),
         Flag(name="agent-token-file", kind=FILE, option="launchers.token_file", ours=True, default="none",
              help="A file with the token of these agents. Agents on other hosts need one."),
+        Flag(name="ray-address", kind=TEXT, option="launchers.ray_address", ours=True, default="auto",
+             help="The Ray cluster of --launcher=ray and auto: HOST:PORT of its head, or auto for the cluster that "
+             "this machine is in. Needs the extra ray."),
+        Flag(name="worker-lease-secs", kind=DURATION, option="launchers.lease_s", ours=True,
+             help="How long an agent that Ray has placed waits for the server before it ends."),
+        Flag(name="max-local-workers", kind=integer(0, 4096), option="launchers.max_local_workers", ours=True,
+             help="How many workers of models --launcher=auto starts on this machine; 0 for as many as it has "
+             "processors."),
     ),
 )  # fmt: skip
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +19,17 @@ from kernel.errors import Unavailable, Unsupported
 from kernel.regular_files import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from io import BufferedReader
 
     from kernel.repository.execution_environment import ExecutionEnvironment
     from kernel.repository.worker_needs import WorkerNeeds
 
 #: The most files of one model.
 MAX_FILES = 100_000
+
+#: How old the times of a file must be before its digest is remembered, in nanoseconds.
+_SETTLED_NS = 2_000_000_000
 
 
 class DescribedFile(msgspec.Struct, frozen=True):
@@ -65,16 +71,52 @@ def digest_of(files: tuple[DescribedFile, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode(files)).hexdigest()
 
 
-def describe_launch(needs: WorkerNeeds) -> LaunchDescription:
-    """Return the description of what a worker with these needs has. Blocks: reads all these files.
+class FileDigests:
+    """Digests of files that have not changed since they were read. Bounded. Several threads may use it."""
+
+    def __init__(self, most: int = 20_000, now_ns: Callable[[], int] = time.time_ns) -> None:
+        """Remembers those of the `most` files that were last asked for. `now_ns` is the clock of the file system."""
+        self._most = most
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        #: By what the system says of a file. The last ones were asked for last.
+        self._digests: dict[tuple[object, ...], str] = {}
+
+    def digest(self, file: BufferedReader, path: str) -> str:
+        """Return the digest of an open file. Reads it if it may have changed. Raises `OSError`."""
+        key = _identity(path, os.fstat(file.fileno()))
+        with self._lock:
+            found = self._digests.pop(key, None)
+            if found is not None:
+                self._digests[key] = found
+                return found
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        status = os.fstat(file.fileno())
+        # Times of files have steps: one that has just changed may change once more and keep its time.
+        settled = self._now_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
+        if settled and _identity(path, status) == key:
+            with self._lock:
+                self._digests[key] = found
+                if len(self._digests) > self._most:
+                    del self._digests[next(iter(self._digests))]
+        return found
+
+
+def _identity(path: str, status: os.stat_result) -> tuple[object, ...]:
+    return path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def describe_launch(needs: WorkerNeeds, digests: FileDigests | None = None) -> LaunchDescription:
+    """Return the description of what a worker with these needs has. Blocks: reads the files that `digests` lack.
 
     The folders of other versions are left out. Links are followed, so the description has what they lead to. Raises
     `Unavailable` if a file cannot be read, and `Unsupported` for what cannot be brought to another host.
     """
+    digests = digests or FileDigests()
     try:
         names = list(_names(needs.folder, needs.version))
-        files = tuple(_described(os.path.join(needs.folder, name), name) for name in sorted(names))
-        environment = None if needs.environment is None else _environment(needs.environment, needs.folder)
+        files = tuple(_described(os.path.join(needs.folder, name), name, digests) for name in sorted(names))
+        environment = None if needs.environment is None else _environment(needs.environment, needs.folder, digests)
     except OSError as error:
         raise Unavailable(f"'{error.filename or needs.folder}' cannot be read: {error.strerror}") from error
     return LaunchDescription(
@@ -113,16 +155,16 @@ def _is_version(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-def _described(path: str, name: str) -> DescribedFile:
+def _described(path: str, name: str, digests: FileDigests) -> DescribedFile:
     """Return the description of a file. Raises `OSError`."""
     fd = open_regular(path)
     with open(fd, "rb") as file:
         status = os.fstat(fd)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = digests.digest(file, path)
     return DescribedFile(name, status.st_size, digest, bool(status.st_mode & 0o100))
 
 
-def _environment(environment: ExecutionEnvironment, folder: str) -> DescribedEnvironment:
+def _environment(environment: ExecutionEnvironment, folder: str, digests: FileDigests) -> DescribedEnvironment:
     """Return the description of an environment. Raises `OSError` and `Unsupported`."""
     if environment.requirements:
         return DescribedEnvironment(requirements=_relative(environment.requirements, folder))
@@ -134,7 +176,7 @@ def _environment(environment: ExecutionEnvironment, folder: str) -> DescribedEnv
             f"the environment '{path}' is a folder outside the model's, and its paths are those of this machine; an "
             "archive of it (conda-pack) can be brought to another host"
         )
-    return DescribedEnvironment(os.path.basename(path), elsewhere=_described(path, os.path.basename(path)))
+    return DescribedEnvironment(os.path.basename(path), elsewhere=_described(path, os.path.basename(path), digests))
 
 
 def _is_within(path: str, folder: str) -> bool:

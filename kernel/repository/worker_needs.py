@@ -67,6 +67,9 @@ class WorkerNeeds(msgspec.Struct, frozen=True):
     #: and for any host.
     launcher: str = ""
     host: str = ""
+    #: As `kernel.config.model_parameters.ModelParameters`.
+    resources: tuple[tuple[str, float], ...] = ()
+    placement: str = ""
 
 
 #: The needs of a helper.
@@ -119,4 +122,6 @@ def worker_needs(
         version,
         ours.launcher,
         ours.host,
+        ours.resources,
+        ours.placement,
     )

@@ -233,7 +233,7 @@ class Model:
         if response.error is not None and not request.failed:
             request.failed = True
             self.statistics.record_failure(request, response.error, self._clock.now_ns())
-        if self.statistics.decoupled:
+        if self.statistics.decoupled and (response.final or request.response_count == 1):  # it looks at no others
             self.statistics.record_response(request, response, self._clock.now_ns())
         if response.final:
             live = self.live

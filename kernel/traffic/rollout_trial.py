@@ -34,7 +34,8 @@ _ALONE = Guard("errors", 0.35, at_most=0.01, events="requests")
 #: The same where nothing is known of the stable version, after a restart at 100 %: more stops, between both is unsure.
 _ALONE_UNKNOWN = 0.1
 
-#: `verdicts.evidence_above` compares with shares that are more than one and a half times as large.
+#: `verdicts.evidence_above` compares with shares that are more than one and a half times as large: of more than this
+#: bound nothing stops.
 _MOST_BOUND = 0.6
 
 

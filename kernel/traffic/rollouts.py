@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -43,8 +44,10 @@ logger = logging.getLogger(__name__)
 #: How often the candidates are looked at.
 LOOK_NS = 200_000_000
 
-#: How many requests of a version that cannot execute them fail at each look.
+#: How many requests of a version that cannot execute them fail in one piece of work, and the time between two.
 _FAILED_AT_ONCE = 64
+
+_FAIL_NS = 2_000_000
 
 #: A candidate whose workers have died so often is stopped.
 _DEATHS = 2
@@ -82,8 +85,6 @@ class _Rollout:
         self.deaths = self.timeouts = 0
         #: How often the candidate had ended an execution, and since when that has not changed while it had requests.
         self.progress, self.progress_ns = -1, 0
-        #: Requests of a candidate that cannot execute them, which fail at the next looks.
-        self.to_fail: list[Request] = []
 
 
 class Rollouts:
@@ -97,6 +98,9 @@ class Rollouts:
         self._rollouts: dict[str, _Rollout] = {}
         #: Made when it is first needed.
         self._alarm: Alarm | None = None
+        #: Requests of candidates that cannot execute them, which fail soon, whatever becomes of their rollouts.
+        self._to_fail: deque[Request] = deque()
+        self._failing: Alarm | None = None
 
     # ---- what people do ------------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class Rollouts:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        if any(each.state.active or each.to_fail for each in self._rollouts.values()):
+        if any(each.state.active for each in self._rollouts.values()):
             if self._alarm is None:
                 self._alarm = self._clock.alarm(self._ring)
             self._alarm.set(self._clock.now_ns() + LOOK_NS)
@@ -229,9 +233,6 @@ class Rollouts:
     def _look(self, name: str) -> None:
         """See how a candidate does, and do what follows."""
         rollout = self._rollouts[name]
-        for request in rollout.to_fail[:_FAILED_AT_ONCE]:
-            _give_up(request)
-        del rollout.to_fail[:_FAILED_AT_ONCE]
         if not rollout.state.active:
             return
         state = rollout.state
@@ -254,8 +255,17 @@ class Rollouts:
         rollout.state = after
         self._enter(name, "the server")
         if trouble and candidate is not None and not after.active:  # it may never execute them
-            rollout.to_fail = list(candidate.live.instance_of)
-            self._set_alarm()
+            self._to_fail.extend(candidate.live.instance_of)
+            self._fail_some()
+
+    def _fail_some(self) -> None:
+        """Fail requests that may never be executed, and go on soon if there are more."""
+        for _ in range(min(_FAILED_AT_ONCE, len(self._to_fail))):
+            _give_up(self._to_fail.popleft())
+        if self._to_fail:
+            if self._failing is None:
+                self._failing = self._clock.alarm(self._fail_some)
+            self._failing.set(self._clock.now_ns() + _FAIL_NS)
 
     def _candidate(self, name: str, state: RolloutState) -> Model | None:
         try:

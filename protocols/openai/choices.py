@@ -49,6 +49,11 @@ class Choice:
         """Whether a stop word has come: the model need not go on."""
         return self._text.stopped
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a piece that is whole characters, and nothing but text, reaches the client as it is."""
+        return not (self.finish_reason or self._unsent) and self._text.is_plain
+
     def add(self, piece: Piece) -> str:
         """Return the text that the client gets for `piece`. The choice may have ended with it."""
         if piece.prompt_tokens is not None:
@@ -109,6 +114,11 @@ class ChoiceText:
         """Whether a stop word has come."""
         return self._stop is not None and self._stop.stopped
 
+    @property
+    def is_plain(self) -> bool:
+        """As `Choice.is_plain`."""
+        return self._stop is None and self._characters.is_whole
+
     def add(self, piece: bytes) -> str:
         """Return the text that the client gets now."""
         text = self._characters.add(piece)
@@ -134,6 +144,11 @@ class WholeCharacters:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._held = ""
         self._held_pieces = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all pieces so far were whole."""
+        return self._decoder is None and not self._held
 
     def add(self, piece: bytes) -> str:
         """Return the text that is complete with `piece`."""
@@ -206,6 +221,10 @@ class StopWords:
         return text
 
 
+#: Longer pieces, in characters, are not searched one character after the other. It is more than a word has.
+_LONG_PIECE = 512
+
+
 class _Search:
     """Searches one word in a text that comes in pieces."""
 
@@ -231,6 +250,10 @@ class _Search:
     def find_end(self, text: str, begin: int) -> int:
         """Return where the word ends in `text`, 0 if it is not there. What is before `begin` was searched."""
         word, borders, matched = self._word, self._borders, self.matched
+        if len(text) - begin > _LONG_PIECE:  # `str.find` is a hundred times as fast, but says nothing of the end
+            if (found := text.find(word, max(0, begin - len(word) + 1))) >= 0:
+                return found + len(word)
+            begin, matched = max(0, len(text) - len(word) + 1), 0
         place, end = begin, len(text)
         while place < end:
             if not matched:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from protocols.openai.api_keys import ApiKey
     from shm.tensor import Tensor
 
+    #: Responses, or why there is none, with what they are for, in the order in which they came.
+    Arrived = deque[tuple["ChoiceCall", Response | Exception]]
 
 #: The header, in lower case, whose value is the name of the client's API key, whatever the client has sent.
 KEY_NAME_HEADER = "naiad-api-key"
@@ -78,7 +80,7 @@ class Generation:
         self.head = head
         self.begin_ns = begin_ns
         self.calls: list[ChoiceCall] = []
-        self._arrived: deque[tuple[ChoiceCall, Response | Exception]] = deque()
+        self._arrived: Arrived = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         #: Seconds of silence, as `SilenceWatch` counts them.
@@ -100,7 +102,7 @@ class Generation:
                 self._waiter = None
         return bool(self._arrived)
 
-    def arrived(self) -> deque[tuple[ChoiceCall, Response | Exception]]:
+    def arrived(self) -> Arrived:
         """Return what has come, in order. The caller takes it from there, and releases the responses."""
         return self._arrived
 
@@ -119,7 +121,9 @@ class Generation:
                 response.release()
             return
         self._arrived.append((call, response))
-        self.wake()
+        waiter = self._waiter  # as `wake`, without its call
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def close(self) -> None:
         """No more responses are taken: cancel the requests that have not ended."""

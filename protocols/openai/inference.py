@@ -24,7 +24,7 @@ from protocols.http.call import REQUEST_ID, identity_of
 from protocols.http.responses import SERVER_HEADER, json_text_response
 from protocols.openai.dialects import required_dialect, required_embedding_dialect
 from protocols.openai.generation import Generation, GenerationHead
-from protocols.openai.pieces import prompt_tokens, read_piece
+from protocols.openai.pieces import prompt_tokens, read_piece, whole_text
 from protocols.openai.plans import Api
 from protocols.openai.preparing import prepare
 from protocols.openai.responses import Identity, ReadyBody, ReadyEvents, TextBody, TextEvents
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernel.serving.route import ModelRoute
     from protocols.openai.call import OpenAiCall
     from protocols.openai.dialects import Dialect, EmbeddingDialect
-    from protocols.openai.generation import ChoiceCall
+    from protocols.openai.generation import Arrived, ChoiceCall
     from protocols.openai.meter import GenerationMeter
     from protocols.openai.plans import GenerationPlan
     from protocols.openai.responses import Receiver
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 #: How many responses become chunks before other clients are served.
 _TAKEN_AT_ONCE = 256
+
+#: And so many bytes of their texts.
+_TAKEN_BYTE_SIZE = 64 << 10
 
 #: A comment, which clients ignore: something has to come, so that the connection is not taken for dead.
 _COMMENT = b": waiting for the model\n\n"
@@ -114,37 +117,62 @@ class _ModelRequests:
         self._model = found.plan.model
         #: How many requests have not ended.
         self.open = len(generation.calls)
+        #: How many bytes of texts were taken by this call of `take`.
+        self._byte_size = 0
 
     def take(self, receiver: Receiver) -> bool:
         """Give `receiver` what has come, a limited part of it; returns whether there is more. Raises `ServingError`."""
-        arrived, meter = self.generation.arrived(), self._meter
-        last, count, now_ns = None, 0, monotonic_ns()
-        try:
-            for _ in range(min(len(arrived), _TAKEN_AT_ONCE)):
-                call, response = arrived.popleft()
-                if call is not last:  # responses of one choice come together: they are counted once for all
-                    if last is not None:
-                        meter.came(last.number, now_ns)
-                        last.consumed(count)  # its model is given credit
-                    last, count = call, 0
-                if isinstance(response, Exception):
-                    raise_refusal(response, f"a request to model '{self._model}'")
-                try:
-                    self._take(call, response, receiver, now_ns)
-                finally:
-                    response.release()
-                count += 1
-        finally:
-            if last is not None:
-                meter.came(last.number, now_ns)
-        if last is not None:
-            last.consumed(count)
+        arrived = self.generation.arrived()
+        now_ns, left = monotonic_ns(), min(len(arrived), _TAKEN_AT_ONCE)
+        self._byte_size = 0
+        while left and self._byte_size < _TAKEN_BYTE_SIZE:
+            left -= self._take_run(arrived, left, receiver, now_ns)
         return bool(arrived)
 
-    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> None:
+    def _take_run(self, arrived: Arrived, most: int, receiver: Receiver, now_ns: int) -> int:
+        """Take responses of one choice that have come together, at most `most`, and return how many. Raises as `take`.
+
+        They are counted once for all, also for the credit of the model. Most are nothing but text: those are taken
+        without what the others need.
+        """
+        call, meter, output, version = arrived[0][0], self._meter, self._output, self._version
+        number, count, texts, byte_size = call.number, 0, 0, self._byte_size
+        plain = not call.ended and receiver.is_plain(number)
+        try:
+            while count < most and byte_size < _TAKEN_BYTE_SIZE:
+                arrival = arrived.popleft()
+                if arrival[0] is not call:
+                    arrived.appendleft(arrival)
+                    break
+                response = arrival[1]
+                if isinstance(response, Exception):
+                    raise_refusal(response, f"a request to model '{self._model}'")
+                count += 1
+                if plain and response.model_version == version:
+                    text = whole_text(response, output)
+                    if text is not None:
+                        receiver.add_plain(number, text)
+                        texts += 1
+                        byte_size += len(text)
+                        continue
+                try:
+                    byte_size += self._take(call, response, receiver, now_ns)
+                finally:
+                    response.release()
+                plain, version = not call.ended and receiver.is_plain(number), self._version
+        finally:
+            if texts:
+                meter.add_texts(texts)
+            meter.came(number, now_ns)
+        self._byte_size = byte_size
+        call.consumed(count)
+        return count
+
+    def _take(self, call: ChoiceCall, response: Response, receiver: Receiver, now_ns: int) -> int:
+        """Take a response, and return how many bytes its text has. Raises as `take`."""
         if call.ended:
-            return
-        number, meter = call.number, self._meter
+            return 0
+        number, meter, byte_size = call.number, self._meter, 0
         if response.error is not None and not receiver.is_finished(number):
             raise response.error
         if response.model_version != self._version and response.error is None:
@@ -154,6 +182,7 @@ class _ModelRequests:
             piece = read_piece(response, self._output)
             receiver.add(number, piece)
             meter.add(number, piece)
+            byte_size = len(piece.text)
         if response.final:
             call.ended = True
         elif receiver.is_stopped(number):  # the model would go on for nothing
@@ -163,6 +192,7 @@ class _ModelRequests:
             self.open -= 1
             receiver.end(number)
             meter.ended(number, now_ns)
+        return byte_size
 
 
 async def _whole(
@@ -197,9 +227,10 @@ async def _stream(
         while progress.open:
             heard = await generation.wait()
             failure: ServingError | None = None
+            more = False
             try:
                 if heard:
-                    progress.take(receiver)
+                    more = progress.take(receiver)
             except ServingError as error:
                 if not response.prepared:
                     raise
@@ -217,6 +248,8 @@ async def _stream(
                 silence.begun(generation)
             if events or not heard:
                 await response.write(events or _COMMENT)
+            if more:  # others are served meanwhile
+                await asyncio.sleep(0)
         receiver.end_stream()
         await response.write(receiver.take())
         return response

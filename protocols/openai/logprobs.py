@@ -41,9 +41,7 @@ class _Candidate(msgspec.Struct):
         return self.logprob if self.logprob >= _LEAST else _LEAST
 
 
-_Tokens = list[dict[str, _Candidate]] | None
-
-_decoder = msgspec.json.Decoder(_Tokens)
+_decoder = msgspec.json.Decoder(list[dict[str, _Candidate]] | None)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -114,14 +112,15 @@ def _elements(values: Iterable[Any]) -> bytes:
 
 
 def _decoded(encoded: bytes) -> list[dict[str, _Candidate]] | None:
+    found: list[dict[str, _Candidate]] | None
     try:
-        return _decoder.decode(encoded)
+        found = _decoder.decode(encoded)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    try:  # the backend's JSON may have -Infinity
-        return msgspec.convert(json.loads(encoded), _Tokens)
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise _other_form(error) from None
+        try:  # the backend's JSON may have -Infinity
+            found = msgspec.convert(json.loads(encoded), list[dict[str, _Candidate]] | None)
+        except (ValueError, RecursionError, msgspec.ValidationError) as error:
+            raise _other_form(error) from None
+    return found
 
 
 def _other_form(error: Exception) -> InternalError:

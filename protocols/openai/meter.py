@@ -115,6 +115,11 @@ class GenerationMeter:
         if piece.prompt_tokens is not None and not self._prompt_counted[number]:
             self._count_prompt(number, piece.prompt_tokens)
 
+    def add_texts(self, count: int) -> None:
+        """`count` responses of a choice were taken that are nothing but text of a stream; `came` follows."""
+        self._new_tokens += count
+        self._new_responses += count
+
     def _uncounted(self, text: bytes) -> int:
         """Return how many tokens a text stands for whose count the model does not say: one of a stream, else more."""
         return max(len(text) // _BYTES_OF_TOKEN, 1) if self._whole else 1

@@ -62,6 +62,27 @@ def read_piece(response: Response, wanted: str) -> Piece:
     return piece
 
 
+def whole_text(response: Response, wanted: str) -> str | None:
+    """Return the text of a response that has nothing else and is not the last, if it ends with a whole character.
+
+    Most responses of a stream are such. None for another one, of which `read_piece` says what is wrong.
+    """
+    outputs = response.outputs
+    if outputs is None or response.final or response.error is not None or len(outputs) != 1:
+        return None
+    [output] = outputs
+    octets = output.data
+    if octets is None or output.name != wanted or output.datatype != "BYTES" or len(octets) < 5:
+        return None
+    if int.from_bytes(octets[:4], "little") != len(octets) - 4:
+        return None
+    try:
+        text = str(octets[4:], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if text[-1] == "\ufffd" else text
+
+
 def only_text(output: Tensor) -> bytes:
     """Return the only element of a tensor of BYTES."""
     octets = output.data if output.data is not None else output.raw()

@@ -66,6 +66,14 @@ class Receiver:
         """Whether the text of the choice is complete, so that a later failure changes nothing."""
         return False
 
+    def is_plain(self, number: int) -> bool:
+        """Whether `add_plain` may be called instead of `add`, until `add` or `end` is called."""
+        return False
+
+    def add_plain(self, number: int, text: str) -> None:
+        """Take a response that is nothing but text and ends with a whole character."""
+        raise NotImplementedError
+
     def failure(self, error: ServingError) -> bytes:
         """Return the event that ends a stream with `error`."""
         return error_event(error)
@@ -132,6 +140,12 @@ class TextEvents(_TextReceiver):
         text = self._choices.all[number].add(piece)
         if text:
             self._send(number, text)
+
+    def is_plain(self, number: int) -> bool:
+        return self._tools is None and self._begun[number] and self._choices.all[number].is_plain
+
+    def add_plain(self, number: int, text: str) -> None:
+        self._writer.add_text(self._parts, number, text)
 
     def _add_with_logprobs(self, number: int, piece: Piece, logprobs: TokenLogprobs) -> None:
         """As `add`. Log probabilities come with the text of their tokens, or before it if the text is held back."""
@@ -316,6 +330,10 @@ class ChunkWriter:
         """Return the chunk with more text of a choice, and the log probabilities of its tokens."""
         end = self._end if not logprobs else self._before_logprobs + logprobs + self._after_logprobs
         return self._begins[number] + _encode(text) + end
+
+    def add_text(self, parts: list[bytes], number: int, text: str) -> None:
+        """As `text`, in parts that are joined with those of other chunks."""
+        parts += (self._begins[number], _encode(text), self._end)
 
     def calls(self, number: int, call: dict[str, Any]) -> bytes:
         """Return the chunk with a call of a tool, or with more of its arguments."""

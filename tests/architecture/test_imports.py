@@ -87,7 +87,9 @@ ROOMS = {
         f"backends/{name}": _FOR_WORKERS | _WORKER_SIDE
         for name in ("fil", "onnxruntime", "portable", "pytorch", "sklearn", "tensorrt", "zygote")
     },
-    "backends/mlflow": _FOR_WORKERS | _WORKER_SIDE | {"backends/fil", "backends/onnxruntime", "backends/sklearn"},
+    "backends/mlflow": _FOR_WORKERS
+    | _WORKER_SIDE
+    | {"backends/fil", "backends/onnxruntime", "backends/pytorch", "backends/sklearn"},
     "protocols/http": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/grpc": _FOR_PROTOCOLS | _PROTOCOLS_SHARED,
     "protocols/openai": _FOR_PROTOCOLS | _PROTOCOLS_SHARED | {"protocols/http"},
@@ -138,6 +140,7 @@ FOREIGN = {
     "skops": ("backends/sklearn",),
     "threadpoolctl": ("backends/sklearn",),
     "tensorrt": ("backends/tensorrt",),
+    "ray": ("backends/hosts/ray_actor.py", "backends/hosts/ray_broker.py"),
     "aiohttp": ("protocols/http", "protocols/clients"),
     "grpclib": ("protocols",),
     "orjson": ("protocols/http/json",),

@@ -23,6 +23,8 @@ FREE_TASKS = {
     "backends/hosts/agent.py HostAgent.run": "in the task group of the agent's life, which `serve` awaits",
     "backends/hosts/agent.py ServerSession._start_with": "awaited at once, and again before it is undone",
     "backends/hosts/launcher.py AgentLauncher.start": "connects again and again; `close` cancels and awaits it",
+    "backends/hosts/ray_launcher.py RayLauncher.start": "starts the broker again; `close` cancels and awaits it",
+    "backends/hosts/ray_launcher.py RayLauncher._placed": "as long as the connection to an agent; `close` awaits it",
     "backends/helper/pool.py HelperPool._begin": "one for each helper that works or starts; `close` awaits it",
     "kernel/background.py BackgroundTasks.start": "outlives a cancelled caller; `close` ends and awaits it",
     "kernel/repository/clouds/repository.py _completed": "awaited at once, and again before it is undone",
@@ -39,6 +41,9 @@ FREE_TASKS = {
 CATCH_ALL = {
     "kernel/traffic/shadow.py _FirstPassage.send": "whatever is wrong with the shadow, the client gets its response",
     "backends/hosts/agent.py ServerSession._start": "the failure of one worker must not end the agent and all others",
+    "backends/hosts/ray_broker.py Broker._begin": "Ray raises errors of many kinds: it is tried again, or said",
+    "backends/hosts/ray_broker.py Broker._place": "Ray raises errors of many kinds: the launcher gets the text",
+    "backends/hosts/ray_broker.py Broker._look": "Ray raises errors of many kinds: the launcher gets the text",
     "backends/doors/__main__.py OwnHelpers._run": "a task that fails must not end its door",
     "backends/doors/door_end.py DoorKernel.submit": "a refusal is a response, whatever it comes from",
     "backends/supervision/remote_memory.py RemoteMemory._deliver_all": "a failed write is the response's error",

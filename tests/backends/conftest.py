@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,11 @@ from backends.transport import wire
 from backends.worker.request import WorkerRequest
 from shm.arrays import NUMPY_TYPES, datatype_of, to_bytes
 from shm.tensor import RequestedOutput, Tensor
+from tests.backends.hosts.ray_cluster import ray_cluster
 from tests.backends.recorded_host import RecordedHost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from backends.worker.request import OutputValue
     from kernel.errors import ServingError
@@ -115,3 +117,14 @@ def lab() -> Lab:
 def new_lab() -> Callable[[], Lab]:
     """Return a function that creates a lab, for tests that need a new one for each example."""
     return Lab
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """Start a cluster of Ray for all tests that use it; yields its address. The environment names it meanwhile."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: `make test-ray` has it")
+    with ray_cluster() as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield variables["RAY_ADDRESS"]

@@ -9,7 +9,7 @@ from kernel.observe.gpu_figures import GpuFigureReader, GpuFigures
 from kernel.observe.metrics_config import MetricsConfig
 from kernel.options import MetricsOptions
 from kernel.repository.gpus import PinnedPool
-from kernel.server_parts import DoorFigures, DoorProcessFigures, DoorProcessList, ServerPart
+from kernel.server_parts import DoorFigures, DoorProcessFigures, DoorProcessList, LauncherFigures, ServerPart
 from kernel.serving.interface import CacheFigures
 from protocols.http.metrics.model_families import render_models, render_readiness
 from protocols.http.metrics.server_families import ServerMetrics, render_cache, render_gpus, render_memory
@@ -39,12 +39,17 @@ class _DoorProcesses(ServerPart):
         return DoorProcessList(0, 0, [DoorProcessFigures(1, 1, 1, 1, True)])
 
 
+class _Launcher(ServerPart):
+    def figures(self) -> LauncherFigures:
+        return LauncherFigures("ray", True, 1, {"10.0.0.2": 1})
+
+
 def shown_page(*, cache: bool) -> str:
     """Return a page with all families of a server; with `cache`, only those that its response cache adds."""
     if cache:
         return "\n".join(render_cache([], CacheFigures(byte_size=1), ALL, 0))
     kernel = FrontDoorLab().kernel
-    kernel.server_parts += [_Door(), _DoorProcesses()]
+    kernel.server_parts += [_Door(), _DoorProcesses(), _Launcher()]
     server = ServerMetrics(kernel, MetricsOptions(), 0).render(0)
     gpus = GpuFigureReader(None, PinnedPool(1), 1)  # type: ignore[arg-type]  # nobody reads
     gpus.take([GpuFigures("GPU-1")])

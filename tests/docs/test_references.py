@@ -35,6 +35,7 @@ FLAGS_OF_OTHERS = {
     "--against", "--check", "--force-reinstall", "--help", "--json", "--model", "--no-deps", "--only", "--output",
     "--health-cmd", "--ipc", "--no-cache-dir", "--read-only", "--rm", "--shm-size", "--stop-timeout",  # docker, pip
     "--tmpfs",
+    "--address", "--head", "--port",  # ray
     "--concurrency-range", "--input-data", "--input-tensor-format", "--measurement-interval",  # perf_analyzer
     "--output-shared-memory-size", "--percentile", "--request-distribution", "--request-rate-range",
     "--stability-percentage",

@@ -16,6 +16,7 @@ from bench.heavy.attack import MIB
 from bench.heavy.attacker import Order, heavy_rows
 from bench.heavy.command import FLAGS, our_flags
 from bench.heavy.measurement import Attackers, LineProcess, RowSample, healthy_client, measure_row
+from bench.heavy.openai_rows import write_openai_models
 from bench.heavy.report import growth_limit
 from bench.models import write_echoes
 from bench.server import ServerProcess
@@ -48,7 +49,7 @@ class Attacked:
     def measure(self, row: HeavyRow) -> RowSample:
         self.held_up()
         size = byte_size(row.name, exceeds_budget=row.exceeds_budget)
-        order = Order(row.name, size, self._contender.ports[row.protocol], timeout_s=40, hold_s=0.2)
+        order = Order(row.name, size, self._contender.port_of(row.protocol), timeout_s=40, hold_s=0.2)
         return measure_row(row, order, self._contender, self._attackers, self._healthy, least_s=0)
 
     def held_up(self) -> list[str]:
@@ -63,6 +64,7 @@ class Attacked:
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     models = tmp_path_factory.mktemp("models")
     write_echoes(models, builtin=True)
+    write_openai_models(models)
     flags = [*FLAGS, *our_flags(BUDGET_BYTE_SIZE)]
     with (
         ServerProcess(models, *flags, module="tests.watched_server") as server,

@@ -153,6 +153,24 @@ def test_a_model_whose_requests_may_not_be_repeated_fails_with_its_host(
         assert "was not retried" in found[0]
 
 
+def test_workers_are_here_while_there_is_room_and_then_elsewhere(write_model: WriteModel, tmp_path: Path) -> None:
+    repository = write_model("m", CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]", SLOW)
+    with (
+        AgentProcess(beside(tmp_path, "agent")) as agent,
+        ServerProcess(repository, "--launcher=auto", "--max-local-workers=1", f"--agents={agent.address}") as server,
+    ):
+        assert len([name for name in server.workers().values() if not name.startswith("helper")]) == 1
+        (worker,) = agent.workers()
+        hosts = json.loads(server.get("/v2/models/m/stats")[1])["model_stats"][0]["instance_hosts"]
+        assert list(hosts.values()) == ["far"]
+        os.kill(worker, signal.SIGKILL)
+        wait_for(lambda: agent.workers() not in ([], [worker]))  # here is still one
+        assert infer(server, 0, 5) == [1, 6]
+        page = server.get("/metrics", server.metrics_port)[1]
+        assert 'naiad_launcher_workers{launcher="agent",node="far"} 1' in page
+        assert 'naiad_launcher_up{launcher="agent"} 1' in page
+
+
 def test_a_model_chooses_its_launcher(write_model: WriteModel, tmp_path: Path) -> None:
     write_model("here", CONFIG, SLOW)
     parameter = 'parameters { key: "naiad.launcher" value { string_value: "agent" } }'

@@ -5,6 +5,7 @@ How many file descriptors there may be, and which of them clients may not keep.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import subprocess
@@ -112,6 +113,22 @@ def test_threads_share_one_heap() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not GNU's")
+def test_blocks_of_tensors_find_their_memory_again() -> None:
+    program = (
+        "import resource\n"
+        "from kernel.machine import keep_freed_memory\n"
+        "keep_freed_memory()\n"
+        "faults = []\n"
+        "for _ in range(21):\n"
+        "    blocks = [bytearray(1 << 20) for _ in range(4)]; del blocks\n"
+        "    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)\n"
+        "print(faults[-1] - faults[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000, "each of the 80 blocks has 256 pages"
 
 
 def test_kills_for_lack_of_memory_are_those_of_the_own_group_or_of_the_machine(

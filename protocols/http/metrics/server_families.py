@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aioprometheus import Counter, Gauge, Registry
 from aioprometheus.renderer import render
 
-from kernel.server_parts import DoorFigures, DoorProcessList, RecordFigures, RepositoryFigures, TraceFigures
+from kernel.server_parts import (
+    DoorFigures,
+    DoorProcessList,
+    LauncherFigures,
+    RecordFigures,
+    RepositoryFigures,
+    TraceFigures,
+)
 from protocols.http.metrics.formats import head, label_text, number
 from protocols.http.metrics.model_families import Summary, Value, labelled, labels_of, render_summary, render_values
 from protocols.http.metrics.proc import HostLoad
@@ -111,6 +118,7 @@ class ServerMetrics:
         self._traffic_families: list[Any] = []
         self._add_traffic()
         self._doors = DoorProcessMetrics(self.registry) if kernel.part_figures(DoorProcessList) else None
+        self._launchers = LauncherMetrics(self.registry) if kernel.part_figures(LauncherFigures) else None
 
     def _add_traffic(self) -> None:
         """Add the families of traffic rules and rollouts."""
@@ -186,6 +194,8 @@ class ServerMetrics:
                 family.set({}, found)
         if self._doors is not None:
             self._doors.set(_figures(self._kernel, DoorProcessList))
+        if self._launchers is not None:
+            self._launchers.set(self._kernel.part_figures(LauncherFigures))
         if self._kernel.traffic is not None:
             self._set_traffic(self._kernel.traffic)
         text: bytes
@@ -262,6 +272,30 @@ class DoorProcessMetrics:
             self._connections.set(labels, door.connections)
             self._requests.set(labels, door.requests)
             self._memory.set(labels, door.granted_byte_size)
+
+
+class LauncherMetrics:
+    """The families of launchers for other hosts: only for servers with such."""
+
+    def __init__(self, registry: Any) -> None:
+        self._up = Gauge("naiad_launcher_up", "Whether a launcher can start workers on other hosts", registry=registry)
+        self._pending = Gauge(
+            "naiad_launcher_pending_workers", "Number of workers that wait for room on another host", registry=registry
+        )
+        self._workers = Gauge(
+            "naiad_launcher_workers", "Number of workers that a launcher has on another host", registry=registry
+        )
+        self._hosts: dict[str, set[str]] = {}
+
+    def set(self, launchers: Iterable[LauncherFigures]) -> None:
+        """Take the present values."""
+        for figures in launchers:
+            labels = {"launcher": figures.launcher}
+            self._up.set(labels, int(figures.up))
+            self._pending.set(labels, figures.pending)
+            for host in {*figures.workers, *self._hosts.setdefault(figures.launcher, set())}:
+                self._hosts[figures.launcher].add(host)  # one that is gone has no workers
+                self._workers.set({**labels, "node": host}, figures.workers.get(host, 0))
 
 
 # ---- GPUs ------------------------------------------------------------------------------------

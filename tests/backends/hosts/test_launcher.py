@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from backends.hosts import agent as agent_module
-from backends.hosts.agent import AgentSettings
+from backends.hosts.agent import MAX_UNPROVEN, AgentSettings, surplus_of
 from backends.hosts.files import ModelCopies
+from backends.hosts.launcher import RemoteProcess
 from backends.hosts.messages import LOST_BEATS, NotAdmitted, Purpose, Silence, admit, prove, read_token
 from backends.launch.launcher import HostCapacity, OwnedWorker
+from backends.launch.output import OutputLimits
 from kernel.errors import InvalidArgument, Unavailable, Unsupported
 from kernel.repository.described_files import describe_launch
 from kernel.repository.worker_needs import WorkerNeeds
@@ -234,6 +236,53 @@ def test_a_peer_is_lost_after_two_seconds_of_silence_and_not_before() -> None:
     assert [silence.beat() for _ in range(LOST_BEATS)] == [False] * LOST_BEATS
     silence.heard()
     assert [silence.beat() for _ in range(LOST_BEATS + 1)] == [False] * LOST_BEATS + [True]
+
+
+def test_silent_connections_of_one_peer_keep_no_other_out() -> None:
+    assert surplus_of(["a", "b", "b", "c"]) == 1
+    assert surplus_of(["a", "a", "b", "b"]) == 0
+
+
+def test_an_agent_takes_servers_however_many_connections_say_nothing(tmp_path: Path, needs: WorkerNeeds) -> None:
+    async def main() -> None:
+        async with agent_running(tmp_path / "c") as (_, address):
+            silent = [socket.create_connection(address) for _ in range(MAX_UNPROVEN + 8)]
+            try:
+                async with launcher_to(address) as launcher:
+                    worker = await launcher.launch("m_0", needs=needs)
+                    worker.kill()
+                    await end_of(worker)
+                    worker.socket.close()
+                # The oldest were ended: only so many are waited for.
+                while await asyncio.to_thread(silent[0].recv, 1 << 10):
+                    pass
+            finally:
+                for each in silent:
+                    each.close()
+
+    run(main())
+
+
+def test_what_a_worker_has_sent_last_comes_before_its_end(needs: WorkerNeeds) -> None:
+    """The agent says over another connection that the process has ended, which may be faster."""
+
+    async def main() -> None:
+        async with launcher_to(("127.0.0.1", 1)) as launcher:
+            worker = RemoteProcess(launcher.agents[0], 1, "m_0", OutputLimits())
+            ours, theirs = socket.socketpair()
+            worker.socket.close()
+            worker.socket = ours
+            causes = list[str]()
+            worker.on_lost(causes.append)
+            worker.ended_after_data("exit code 0")  # looks at once
+            assert not causes, "its connection has not ended"
+            theirs.sendall(b"the last")
+            theirs.close()
+            await until(lambda: bool(causes))
+            assert (causes, ours.recv(100)) == (["exit code 0, on host ''"], b"the last")
+            ours.close()
+
+    run(main())
 
 
 def test_a_short_token_is_refused(tmp_path: Path) -> None:

@@ -17,13 +17,15 @@ from backends.launch.launcher import (
     HostCapacity,
     LauncherSet,
     OwnedWorker,
+    Pending,
+    not_shown,
     packaged_launcher,
 )
 from backends.launch.output import OutputLimits
 from backends.supervision.session import WorkerSession
 from backends.transport import wire
 from kernel.errors import InvalidArgument
-from kernel.repository.worker_needs import WorkerNeeds
+from kernel.repository.worker_needs import NO_NEEDS, WorkerNeeds
 from tests.backends.supervision.played_worker import FakeWorker
 
 
@@ -34,6 +36,7 @@ class Elsewhere(FakeWorker):
         super().__init__()
         self.host = "far"
         self.folders["/models/m"] = "/copies/0123"
+        self.hosts = [HostCapacity("far", "", 0, None)]
 
     def check(self, needs: WorkerNeeds) -> None:
         pass
@@ -42,7 +45,7 @@ class Elsewhere(FakeWorker):
         return []
 
     def capacity(self) -> list[HostCapacity]:
-        return [HostCapacity("far", "", 0, None)]
+        return self.hosts
 
     async def start(self) -> None:
         pass
@@ -54,11 +57,26 @@ class Elsewhere(FakeWorker):
         return None
 
 
-def chosen(needs: WorkerNeeds, *, helper: bool = False, default: str = "local") -> str:
+class Locals(FakeWorker):
+    """Starts workers on this machine, each one anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[FakeWorker] = []
+
+    async def launch(
+        self, title: str, *, helper: bool = False, needs: WorkerNeeds = NO_NEEDS, pending: Pending = not_shown
+    ) -> FakeWorker:
+        self.helps.append(helper)
+        self.started.append(FakeWorker())
+        return self.started[-1]
+
+
+def chosen(needs: WorkerNeeds, *, helper: bool = False, default: str = "local", alone: bool = False) -> str:
     local, first, second = FakeWorker(), Elsewhere(), Elsewhere()
     workers = {"local": local, "first": first, "second": second}
     try:
-        launchers = LauncherSet(local, {"first": first, "second": second}, default)
+        launchers = LauncherSet(local, {} if alone else {"first": first, "second": second}, default)
         asyncio.run(launchers.launch("m_0", helper=helper, needs=needs))
     finally:
         for worker in workers.values():
@@ -90,7 +108,9 @@ def test_a_host_is_for_launchers_of_other_hosts() -> None:
 
 
 def test_a_launcher_that_no_package_has_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="--launcher: there is no launcher 'slurm'; launchers are agent, local"):
+    with pytest.raises(
+        InvalidArgument, match="--launcher: there is no launcher 'slurm'; launchers are agent, auto, local, ray"
+    ):
         packaged_launcher("slurm", OutputLimits())
 
 
@@ -106,6 +126,59 @@ def test_a_package_adds_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def made_launcher(limits: OutputLimits) -> Elsewhere:
     assert limits.lines_per_s == 7
     return Elsewhere()
+
+
+@pytest.mark.parametrize(
+    ("needs", "places"),
+    [
+        (WorkerNeeds(), ["local", "local", "first"]),
+        (WorkerNeeds(gpu=True), ["local"] * 3),
+        (WorkerNeeds(worker="shared"), ["local"] * 3),
+        (WorkerNeeds(host="far"), ["first"] * 3),
+        (WorkerNeeds(resources=(("gpus", 1.0),)), ["first"] * 3),
+        (WorkerNeeds(placement="spread"), ["first"] * 3),
+        (WorkerNeeds(launcher="second"), ["second"] * 3),
+    ],
+)
+def test_workers_of_auto_are_on_this_machine_while_it_has_room(needs: WorkerNeeds, places: list[str]) -> None:
+    assert automatic([needs] * 3) == places
+
+
+def test_workers_of_auto_that_have_ended_leave_room() -> None:
+    assert automatic([WorkerNeeds()] * 3, dying=True) == ["local"] * 3
+
+
+def test_auto_takes_the_first_launcher_that_has_room_and_else_waits_at_the_first() -> None:
+    full, out_of_order = HostCapacity("far", "", 3, 3), HostCapacity("far", "it is lost", 0, None)
+    assert automatic([WorkerNeeds(host="far")], full) == ["second"]
+    assert automatic([WorkerNeeds(host="far")], out_of_order) == ["second"]
+    assert automatic([WorkerNeeds(host="far")], full, full) == ["first"]
+
+
+def test_auto_without_other_hosts_is_local() -> None:
+    assert chosen(WorkerNeeds(launcher="auto"), alone=True) == "local"
+
+
+def automatic(needs: list[WorkerNeeds], *capacities: HostCapacity, dying: bool = False) -> list[str]:
+    """Return where workers are started that `auto` places, with room for two on this machine."""
+    local, others = Locals(), {"first": Elsewhere(), "second": Elsewhere()}
+    workers: dict[str, FakeWorker] = {"local": local, **others}
+    for other, capacity in zip(others.values(), capacities, strict=False):
+        other.hosts = [capacity]
+    launchers = LauncherSet(local, others, "auto", 2)
+    found = []
+    try:
+        for each in needs:
+            before = {name: len(worker.helps) for name, worker in workers.items()}
+            launched = asyncio.run(launchers.launch("m_0", needs=each))
+            found += [name for name, worker in workers.items() if len(worker.helps) > before[name]]
+            if dying:
+                launched.kill()
+    finally:
+        for worker in (*workers.values(), *local.started):
+            worker.channel.close()
+            worker.socket.close()
+    return found
 
 
 def test_a_helper_is_always_on_this_machine() -> None:

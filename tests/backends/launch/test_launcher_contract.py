@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from backends.hosts.ray_launcher import RayLauncher
 from backends.launch.launcher import Launcher, LauncherSet
+from backends.launch.spawning import SpawningLauncher
 from backends.transport import wire
 from backends.transport.framing import frame
 from kernel.errors import InvalidArgument
 from kernel.repository.worker_needs import WorkerNeeds
 from tests.backends.hosts.agent_lab import agent_running, launcher_to
+from tests.backends.hosts.played_ray import played_ray
 from tests.backends.launch.started_workers import end_of, hello_of, run, worker_processes
 
 if TYPE_CHECKING:
@@ -37,9 +40,38 @@ async def agent(folder: Path) -> AsyncIterator[Launcher]:
         yield launcher
 
 
-LAUNCHERS: dict[str, Callable[[Path], AbstractAsyncContextManager[Launcher]]] = {"local": local, "agent": agent}
+@contextlib.asynccontextmanager
+async def with_played_ray(folder: Path) -> AsyncIterator[Launcher]:
+    async with played_ray() as (launcher, _, _):
+        yield launcher
+
+
+@contextlib.asynccontextmanager
+async def with_ray(folder: Path) -> AsyncIterator[Launcher]:
+    launcher = RayLauncher(SpawningLauncher())
+    await launcher.start()
+    try:
+        yield launcher
+    finally:
+        await launcher.close()
+
+
+LAUNCHERS: dict[str, Callable[[Path], AbstractAsyncContextManager[Launcher]]] = {
+    "local": local,
+    "agent": agent,
+    "played ray": with_played_ray,
+    "ray": with_ray,
+}
 
 pytestmark = pytest.mark.parametrize("kind", LAUNCHERS)
+
+
+@pytest.fixture(autouse=True)
+def cluster(kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster of launcher `ray`, which is started once for all tests. Skips without Ray: see `make test-ray`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of agents that are children of this process
+    if kind == "ray":
+        request.getfixturevalue("ray_address")
 
 
 @pytest.fixture

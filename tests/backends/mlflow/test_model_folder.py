@@ -51,18 +51,23 @@ def test_columns_keep_their_labels(entry: dict[str, Any], expected: Column) -> N
 def test_tensors_have_datatypes_by_their_dtype(dtype: str, datatype: str) -> None:
     entry = {"type": "tensor", "name": "x", "tensor-spec": {"dtype": dtype, "shape": [-1, 2, 3]}}
     found = parse_mlmodel(mlmodel("sklearn", {}, [entry]), "m").signature.inputs.tensors
-    assert found == (SignatureTensor("x", datatype, (-1, 2, 3)),)
+    assert found == (SignatureTensor("x", datatype, (-1, 2, 3), True),)
 
 
 @pytest.mark.parametrize(
     ("flavour", "module"),
     [("tensorflow", "mlflow.tensorflow"), ("python_model", "mlflow.pyfunc.model"), ("sklearn", "my.loader")],
 )
-def test_a_flavour_that_is_not_supported_is_refused_with_those_that_are(flavour: str, module: str) -> None:
+def test_what_has_no_reader_here_is_left_to_mlflow(flavour: str, module: str) -> None:
+    found = parse_mlmodel(mlmodel(flavour, {}, loader_module=module), "m")
+    assert (found.flavour, found.filename, found.fields["loader_module"]) == ("python_function", "", module)
+
+
+def test_a_folder_that_mlflow_cannot_load_either_is_refused_with_what_is_supported() -> None:
     with pytest.raises(Unsupported) as failure:
-        parse_mlmodel(mlmodel(flavour, {}, loader_module=module), "m")
-    assert f"loaded by '{module}'" in failure.value.message
-    assert "supported are the flavours lightgbm, onnx, sklearn, xgboost" in failure.value.message
+        parse_mlmodel("flavors: {spacy: {data: x}, python_function: {}}", "m")
+    assert "has the MLflow flavours spacy, python_function and is not supported" in failure.value.message
+    assert "supported are the flavours lightgbm, onnx, pytorch, sklearn, xgboost" in failure.value.message
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import lightgbm
 import mlflow.lightgbm
 import mlflow.onnx
 import mlflow.pyfunc
+import mlflow.pytorch
 import mlflow.sklearn
 import mlflow.xgboost
 import numpy as np
 import onnx
 import pandas
 import pytest
+import torch
 import xgboost
 from mlflow.models import infer_signature
 from sklearn.compose import make_column_transformer
@@ -24,7 +26,9 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from backends.base import ModelArguments
 from backends.mlflow.backend import MlflowBackend
-from kernel.errors import Unsupported
+from backends.mlflow.model_folder import parse_mlmodel
+from backends.mlflow.pyfunc import PyfuncPredictor
+from kernel.errors import InvalidArgument, Unsupported
 from tests.backends.mlflow.conftest import by_column, rows
 
 if TYPE_CHECKING:
@@ -200,11 +204,119 @@ def test_a_model_of_onnx(saved: Saved) -> None:
     assert all(equal(found[name], expected[name]) for name in found)
 
 
-def test_a_python_model_is_refused_with_the_flavours_that_are_supported(saved: Saved) -> None:
-    class Doubled(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
-            return model_input
+class Linear(torch.nn.Module):
+    """Four numbers become two."""
 
-    mlflow.pyfunc.save_model(saved.path, python_model=Doubled(), pip_requirements=[])
-    with pytest.raises(Unsupported, match="supported are the flavours lightgbm, onnx, sklearn, xgboost"):
-        saved.served({"input-0": rows(1)})
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.softmax(self.layer(x), dim=1)
+
+
+FLOATS = rows(9).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "pt2"])
+def test_models_of_pytorch_by_tensor_and_by_column(saved: Saved, kind: str) -> None:
+    """Of scripted and exported models no pickle is opened; the others need the flag."""
+    module = Linear().eval()
+    model = torch.jit.script(module) if kind == "script" else module
+    more: dict[str, Any] = {"serialization_format": "pickle"}
+    if kind == "pt2":
+        more = {"serialization_format": "pt2", "input_example": FLOATS}
+    signature = infer_signature(FLOATS, module(torch.from_numpy(FLOATS)).detach().numpy())
+    mlflow.pytorch.save_model(model, saved.path, signature=signature, pip_requirements=[], **more)
+    settings = ALLOWED if kind == "module" else None
+    if settings:
+        with pytest.raises(Unsupported, match="is a pickle .*--allow-pickle=m "):
+            saved.served({"input-0": FLOATS})
+    assert equal(saved.served({"input-0": FLOATS}, settings)["output-0"], saved.expected(FLOATS))
+    if kind == "pt2":  # which takes no columns
+        assert saved.served({"input-0": FLOATS[:1]}, settings)["output-0"].shape == (1, 2), "any number of rows"
+        return
+    columns = Saved(saved.folder / "columns", saved.lab)
+    columns.folder.mkdir()
+    signature = infer_signature(TABLE, CLASSES)
+    mlflow.pytorch.save_model(model, columns.path, signature=signature, pip_requirements=[], **more)
+    found = columns.served(by_column(GIVEN.to_numpy()), settings)
+    assert equal(np.hstack(list(found.values())), columns.expected(GIVEN).to_numpy())
+
+
+class Scores(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """A table becomes a table with a text and a number for each row."""
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+        total = model_input.sum(axis=1)
+        return pandas.DataFrame({"word": np.where(total > 2, "high", "low"), "total": total})
+
+
+class Sums(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """Two named tensors become two."""
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+        return {"sum": model_input["x"] + model_input["y"], "rows": model_input["x"].sum(axis=1)}
+
+
+class Lengths(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+    """Texts become their lengths."""
+
+    def predict(self, model_input: list[str], params: Any = None) -> list[int]:
+        return [len(each) for each in model_input]
+
+
+def test_a_python_model_by_columns_needs_the_flag_and_gives_a_table(saved: Saved) -> None:
+    result = Scores().predict(None, TABLE)
+    mlflow.pyfunc.save_model(
+        saved.path, python_model=Scores(), signature=infer_signature(TABLE, result), pip_requirements=[]
+    )
+    inputs = by_column(GIVEN.to_numpy())
+    with pytest.raises(Unsupported, match="is loaded by 'mlflow.pyfunc.model'.*--allow-pickle=m "):
+        saved.served(inputs)
+    found, expected = saved.served(inputs, ALLOWED), saved.expected(GIVEN)
+    assert list(found) == ["word", "total"]
+    assert [each.decode() for each in found["word"].reshape(-1)] == list(expected["word"])
+    assert equal(found["total"], expected["total"])
+
+
+def test_a_python_model_of_named_tensors(saved: Saved) -> None:
+    given = {"x": rows(9), "y": rows(9, seed=2)}
+    signature = infer_signature(given, Sums().predict(None, given))
+    mlflow.pyfunc.save_model(saved.path, python_model=Sums(), signature=signature, pip_requirements=[])
+    found, expected = saved.served(given, ALLOWED), saved.expected(given)
+    assert found.keys() == expected.keys()
+    assert all(equal(found[name], expected[name]) for name in found)
+
+
+def test_a_python_model_of_texts_has_the_signature_of_its_annotations(saved: Saved) -> None:
+    mlflow.pyfunc.save_model(saved.path, python_model=Lengths(), pip_requirements=[], input_example=["a", "bc"])
+    found = saved.served({"input-0": np.array([[b"one"], [b"fifteen letters"]], object)}, ALLOWED)
+    assert found["output-0"].reshape(-1).tolist() == saved.expected(["one", "fifteen letters"]) == [3, 15]
+
+
+def test_a_loader_in_the_code_of_a_folder(saved: Saved) -> None:
+    code = saved.folder / "doubling_loader.py"
+    code.write_text(
+        "class Doubled:\n    def predict(self, data, params=None):\n        return data * 2\n\n"
+        "def _load_pyfunc(path):\n    return Doubled()\n"
+    )
+    mlflow.pyfunc.save_model(
+        saved.path,
+        loader_module="doubling_loader",
+        code_paths=[str(code)],
+        signature=infer_signature(TRAINED, TRAINED),
+        pip_requirements=[],
+    )
+    assert equal(saved.served({"input-0": rows(5)}, ALLOWED)["output-0"], saved.expected(rows(5)))
+
+
+def test_rows_that_mlflow_refuses_are_wrong_inputs(saved: Saved) -> None:
+    signature = infer_signature(TABLE, Scores().predict(None, TABLE))
+    mlflow.pyfunc.save_model(saved.path, python_model=Scores(), signature=signature, pip_requirements=[])
+    text = (saved.folder / "1/MLmodel").read_text()
+    found = parse_mlmodel(text, "m")
+    arguments = ModelArguments({"name": "m"}, saved.folder, 1, "m_0", backend_config=ALLOWED)
+    predictor = PyfuncPredictor(arguments, found)
+    with pytest.raises(InvalidArgument, match=r"predict: .* Model is missing inputs \['c', 'd'\]"):
+        predictor.predict(GIVEN[["a", "b"]])

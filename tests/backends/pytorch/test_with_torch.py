@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import pickle
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,10 +13,12 @@ import pytest
 
 from kernel.errors import InternalError, InvalidArgument, Unavailable, Unsupported
 from tests.backends.pytorch.conftest import config_of, tensors
+from tests.backends.sklearn.makes_a_folder import MakesAFolder
 
 torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make test-torch")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from shm.arrays import Array
@@ -271,6 +277,50 @@ def test_an_exported_program_is_executed(
     for n, request in zip((1, 3), requests, strict=True):
         assert np.array_equal(lab.outputs(request)[outputs[0]], floats(n, 4) * 2 + 1)
         assert np.array_equal(lab.outputs(request)[outputs[1]], np.full((n, 4), -1, np.float32))
+
+
+def _sample_inputs(pickled: bytes) -> dict[str, bytes]:
+    return {"data/sample_inputs/model.pt": pickled}
+
+
+def _weight(pickled: bytes) -> dict[str, bytes]:
+    entry = {"path_name": "weight_0", "is_param": True, "use_pickle": True, "tensor_meta": None}
+    config = json.dumps({"config": {"layer.weight": entry}}).encode()
+    return {"data/weights/weight_0": pickled, "data/weights/model_weights_config.json": config}
+
+
+def _opaque_object(pickled: bytes) -> dict[str, bytes]:
+    entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True, "tensor_meta": None}
+    config = json.dumps({"config": {"x": entry}}).encode()
+    return {"data/constants/opaque_obj_0": pickled, "data/constants/model_constants_config.json": config}
+
+
+@pytest.mark.parametrize(("members", "archived"), [(_sample_inputs, True), (_weight, True), (_opaque_object, False)])
+def test_nothing_of_a_pickle_in_an_exported_program_is_executed(
+    models: TorchModels, tmp_path: Path, members: Callable[[bytes], dict[str, bytes]], archived: bool
+) -> None:
+    """`torch.export.load` opens pickles of examples, weights and constants, whatever objects they make."""
+    export(models, Identity(), (torch.ones(3),))
+    file = models.file.with_name("model.pt2")
+    mark = tmp_path / "executed"
+    content = io.BytesIO()
+    if archived:
+        torch.save(MakesAFolder(mark), content)
+    else:
+        pickle.dump(MakesAFolder(mark), content)
+    replaced = members(content.getvalue())
+    with zipfile.ZipFile(file) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    folder = next(iter(found)).partition("/")[0]
+    found.update({f"{folder}/{name}": value for name, value in replaced.items()})
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, value in found.items():
+            archive.writestr(name, value)
+    with pytest.raises(Unsupported, match="failed to load model 'model': 'model.pt2' has a pickle .* runs code"):
+        models.loaded(config_of(tensors("a"), tensors("x")))
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(MakesAFolder(mark)))
+    assert mark.exists(), "the pickle is one that runs code"
 
 
 def test_dictionaries_and_lists_of_an_exported_program_have_paths(lab: Lab, models: TorchModels) -> None:

@@ -49,6 +49,7 @@ class FakeWorker:
         self.host, self.unreachable = "", False
         self.helps: list[bool] = []
         self.is_stopped = False
+        self.died = False
         self.terminated = False
         self.stacks_written = 0
         #: Returns the mark of the process at each look.
@@ -77,6 +78,10 @@ class FakeWorker:
         self._on_lost = callback
 
     @property
+    def has_ended(self) -> bool:
+        return self.died
+
+    @property
     def stopped(self) -> bool:
         return self.is_stopped
 
@@ -94,6 +99,7 @@ class FakeWorker:
         self.die("killed by signal 9 (SIGKILL)")
 
     def die(self, cause: str) -> None:
+        self.died = True
         if self._on_lost is not None:
             callback, self._on_lost = self._on_lost, None
             self._theirs.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.transport.framing import MAX_WORKER_FRAME, BadFrame, FrameReader, frame
+from backends.transport.framing import MAX_READ, MAX_WORKER_FRAME, BadFrame, FrameReader, frame
 
 
 @given(st.lists(st.binary(max_size=40)), st.lists(st.integers(1, 17)))
@@ -27,3 +27,15 @@ def test_a_frame_longer_than_any_of_ours_is_refused() -> None:
     with pytest.raises(BadFrame):
         FrameReader(1000).feed(struct.pack("<I", 1001))
     assert FrameReader(1000).feed(struct.pack("<I", 1000)) == []
+
+
+def test_it_says_how_much_a_large_message_lacks_and_nothing_without_one() -> None:
+    reader, message = FrameReader(MAX_WORKER_FRAME), bytes(2 * MAX_READ)
+    stream = frame(message) + frame(b"next")
+    assert (reader.feed(stream[:2]), reader.wanted) == ([], 0)
+    assert (reader.feed(stream[2:100]), reader.wanted) == ([], MAX_READ)
+    assert (reader.feed(stream[100 : MAX_READ + 100]), reader.wanted) == ([], MAX_READ + 4 - 100)
+    assert reader.feed(stream[MAX_READ + 100 : -1]) == [message]
+    assert reader.wanted == 1
+    assert (reader.feed(stream[-1:]), reader.wanted) == ([b"next"], 0)
+    assert (reader.feed(frame(b"x")), reader.wanted) == ([b"x"], 0)

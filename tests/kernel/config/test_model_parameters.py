@@ -186,6 +186,14 @@ def test_a_model_names_its_launcher_and_its_host() -> None:
     found = model_parameters(config(naiad__launcher="agent", naiad__host="far"))
     assert (found.launcher, found.host) == ("agent", "far")
     assert (model_parameters(config()).launcher, model_parameters(config()).host) == ("", "")
+    found = model_parameters(config(naiad__resources="gpus=1, cpus=0.5,memory=2GiB, tpu=3", naiad__placement="spread"))
+    assert found.resources == (("cpus", 0.5), ("gpus", 1.0), ("memory", float(2 << 30)), ("tpu", 3.0))
+    assert found.placement == "spread"
+    for wrong in ("", "gpus", "gpus=", "gpus=x", "gpus=1,gpus=1", "memory=2GB", "a b=1", "gpus=-1"):
+        with pytest.raises(BadConfig, match=r"'naiad.resources' of model 'm' must have the form gpus=1.* found"):
+            model_parameters(config(naiad__resources=wrong))
+    with pytest.raises(BadConfig, match=r"'naiad.placement' of model 'm' must be pack or spread; found 'x'"):
+        model_parameters(config(naiad__placement="x"))
     with pytest.raises(BadConfig, match=r"'naiad.launcher' of model 'm' must be a name; found an empty string_value"):
         model_parameters(config(naiad__launcher=""))
 

@@ -436,8 +436,22 @@ _SERVER_EFFECTS = {
     ),
     "agent-token-file": Effect(
         "--launcher=local,agent --agents=127.0.0.1:1 --agent-token-file={token}",
-        lambda r: [each.token for each in r.supervisors[0].options["launcher"].others.values()],
+        lambda r: [
+            agent.token for each in r.supervisors[0].options["launcher"].others.values() for agent in each.agents
+        ],
         [b"0123456789abcdef"],
+    ),
+    "ray-address": Effect(
+        "--launcher=auto --ray-address=127.0.0.1:1", lambda r: list(r.supervisors[0].options["launcher"].others),
+        ["ray"],
+    ),
+    "worker-lease-secs": Effect(
+        "--launcher=auto --ray-address=127.0.0.1:1 --worker-lease-secs=7.5",
+        lambda r: [each.lease_s for each in r.supervisors[0].options["launcher"].others.values()], [7.5],
+    ),
+    "max-local-workers": Effect(
+        "--launcher=auto --agents=127.0.0.1:1 --max-local-workers=7",
+        lambda r: r.supervisors[0].options["launcher"].max_local_workers, 7,
     ),
     "worker-start": Effect(
         "--worker-start=fork", lambda r: type(r.supervisors[0].options["launcher"].local).__name__, "ForkingLauncher"

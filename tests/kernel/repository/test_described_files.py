@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,13 @@ import pytest
 from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.errors import Unavailable, Unsupported
 from kernel.repository import described_files
-from kernel.repository.described_files import DescribedEnvironment, DescribedFile, LaunchDescription, describe_launch
+from kernel.repository.described_files import (
+    DescribedEnvironment,
+    DescribedFile,
+    FileDigests,
+    LaunchDescription,
+    describe_launch,
+)
 from kernel.repository.execution_environment import ExecutionEnvironment
 from kernel.repository.worker_needs import WorkerNeeds, worker_needs
 
@@ -116,3 +123,49 @@ def test_needs_of_a_worker_are_made_without_reading_the_files_of_the_model(tmp_p
     made(tmp_path, FILES)
     os.mkfifo(tmp_path / "2/pipe")  # whatever opens it waits without end, or fails
     assert worker_needs(ModelConfig(name="m"), str(tmp_path)).folder == str(tmp_path)
+
+
+def test_a_file_that_has_not_changed_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    digests = FileDigests(now_ns=lambda: time.time_ns() + 10**10)
+
+    def read() -> int:
+        with file.open("rb") as opened:
+            assert digests.digest(opened, str(file)) == hashlib.sha256(file.read_bytes()).hexdigest()
+            return opened.tell()
+
+    assert [read(), read()] == [3, 0]
+    other = tmp_path / "other"
+    other.write_bytes(b"two")
+    times = file.stat()
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.replace(file)  # the same size and time of change
+    assert [read(), read()] == [3, 0]
+
+
+def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"one")
+    born_ns = file.stat().st_ctime_ns
+    digests = FileDigests(now_ns=lambda: born_ns + 10**9)
+    for _ in range(2):
+        with file.open("rb") as opened:
+            digests.digest(opened, str(file))
+            assert opened.tell() == 3
+
+
+def test_only_so_many_digests_are_remembered_and_the_latest(tmp_path: Path) -> None:
+    digests = FileDigests(2, now_ns=lambda: time.time_ns() + 10**10)
+
+    for name in "abc":
+        (tmp_path / name).write_bytes(name.encode())
+    read_now = [read_of(digests, tmp_path / name) for name in "abacacb"]
+    assert read_now == [True, True, False, True, False, False, True]
+
+
+def read_of(digests: FileDigests, path: Path) -> bool:
+    """Return whether a file was read for its digest."""
+    with path.open("rb") as opened:
+        digests.digest(opened, str(path))
+        return opened.tell() > 0

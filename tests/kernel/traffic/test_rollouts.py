@@ -303,6 +303,27 @@ def test_a_candidate_that_hangs_is_stopped_and_its_requests_fail(lab: RolloutLab
             lab.respond(request)
 
 
+def test_thousands_of_requests_at_a_candidate_that_hangs_fail_within_a_second_also_if_a_rollout_begins_again(
+    lab: RolloutLab,
+) -> None:
+    lab.kernel.budget.limit_byte_size = 1 << 30
+    lab.start(hang_s=1)
+    requests = [lab.request() for _ in range(4000)]
+    for request in requests:
+        lab.kernel.submit(request)
+    stuck = list(lab.models[4].live.instance_of)
+    assert len(stuck) > 1500
+    while lab.traffic.rollouts.is_active("m"):
+        lab.look()
+    assert sum(request.finished for request in stuck) <= 64, "a slice at a time"
+    lab.start(hang_s=1)
+    lab.front.clock.advance(1_000_000_000)
+    assert all(request.finished for request in stuck)
+    for request in requests:
+        if not request.finished:
+            lab.respond(request)
+
+
 def test_a_candidate_that_is_not_loaded_gets_nothing_until_it_is(lab: RolloutLab) -> None:
     lab.start(to=5)
     assert lab.look()["phase"] == "loading"
@@ -342,7 +363,7 @@ def test_a_version_that_is_named_as_stable_must_be_ready(lab: RolloutLab) -> Non
 
 
 def trial_at_100(stable_errors: float, candidate_errors: float) -> str:
-    """Return the decision at 100 % after 4,000 requests, and 8,000 at 50 % where both had the rate of the stable one."""
+    """Return the decision after 4,000 requests at 100 %, and 8,000 at 50 % with the same errors of both."""
     random_, trial = random.Random(5), RolloutTrial(RolloutSettings(4, guards=("errors",)), sticky=False)
     sides: tuple[tuple[Side, float], ...] = (("stable", stable_errors), ("candidate", stable_errors))
     trial.begin_step(50)

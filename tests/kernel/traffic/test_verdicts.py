@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from bench.verdicts import SimulatedRow, line, simulate
@@ -93,3 +94,19 @@ def test_simulated_rollouts(row: SimulatedRow, decision: str, least: int) -> Non
     stopped = sum(outcome.decision == decision for outcome in outcomes)
     assert stopped >= least if least else stopped <= 1
     assert line(row, outcomes).startswith(f"| {row.title} | {stopped * 5:.1f} %")
+
+
+@pytest.mark.parametrize(
+    ("bound", "bad", "decision"),
+    [
+        (0.5, 0, "pass"),
+        (0.5, 1000, "stop"),
+        (0.8, 0, "pass"),
+        (0.8, 1000, "inconclusive"),
+        (0.999, 1000, "inconclusive"),
+    ],
+)
+def test_a_bound_that_is_nearly_everything_has_a_verdict(bound: float, bad: int, decision: str) -> None:
+    """No share is one and a half times as large as the bound: nothing can say that there are surely more."""
+    guard = msgspec.structs.replace(OUTPUTS, at_most=bound)
+    assert judge(guard, Counts([BadEvents(1.0, candidate=bad)], candidate=1000)).decision == decision

@@ -75,6 +75,21 @@ def test_stop_words_cut_random_texts_as_a_search_in_the_whole_text_does() -> Non
         assert sent + stop.end() == before_stop(text, words), (text, words)
 
 
+def test_long_pieces_are_cut_as_short_ones_are() -> None:
+    """They are searched in another way, and what is at their ends goes on in the next piece."""
+    chosen = random.Random(7)
+    for _ in range(300):
+        words = ["".join(chosen.choices("ab", k=chosen.randint(1, 12))) for _ in range(chosen.randint(1, 3))]
+        alphabet = chosen.choice(("ab", "ccccccccab"))
+        text = "".join(chosen.choices(alphabet, k=2000))
+        short, long = StopWords(words), StopWords(words)
+        expected = "".join([short.add(character) for character in text]) + short.end()
+        cuts = sorted(chosen.choices(range(2000), k=2))
+        pieces = [text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]]
+        assert "".join([long.add(piece) for piece in pieces]) + long.end() == expected, (words, text, cuts)
+        assert long.stopped is short.stopped
+
+
 def test_the_beginning_of_a_stop_word_is_held_back_and_sent_when_it_becomes_another_word() -> None:
     stop = StopWords(["###"])
     assert stop.add("a##") == "a"

@@ -67,7 +67,8 @@ def test_what_json_does_not_have_is_the_least_probability() -> None:
 
 
 def test_a_response_without_them_has_none() -> None:
-    for response in (None, [], [{}]):
+    responses: list[Any] = [None, [], [{}]]
+    for response in responses:
         assert members(chat(1), response) is None
 
 
