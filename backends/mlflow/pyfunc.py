@@ -29,7 +29,7 @@ class PyfuncPredictor:
     """A model that `mlflow.pyfunc` has loaded. See `Predictor`."""
 
     feature_count = 0
-    feature_names = ()
+    feature_names: tuple[str, ...] = ()
     takes_tables = True
     takes_texts = False
     takes_dictionaries = True

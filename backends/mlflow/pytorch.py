@@ -30,7 +30,7 @@ class PytorchPredictor:
     """A module that takes one tensor and returns one. See `Predictor`."""
 
     feature_count = 0
-    feature_names = ()
+    feature_names: tuple[str, ...] = ()
     takes_tables = True
     takes_texts = False
     takes_dictionaries = False
