@@ -114,9 +114,6 @@ FRONT_DOORS = (
     DoorKind("openai", "OpenAI", attrgetter("openai_listener"), "protocols.openai.server"),
 )
 
-#: Those that can be in processes of their own, too.
-_IN_PROCESSES = ("grpc", "http")
-
 
 class StartFailed(Exception):
     """The server cannot start; the message is one line."""
@@ -526,11 +523,12 @@ class Server:
         from protocols.frontend import DoorParts
 
         keys, pool = KeyReader(), self._door_processes
+        in_processes = self._options.protocols_of_front_doors
         return [
             importlib.import_module(door.module).make_door(
                 DoorParts(
                     self._kernel, sock, self._options, keys,
-                    pool.port(door.name) if pool is not None and door.name in _IN_PROCESSES else None,
+                    pool.port(door.name) if pool is not None and door.name in in_processes else None,
                 )
             )
             for door, sock in sockets.items()

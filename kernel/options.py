@@ -291,11 +291,17 @@ class ServerOptions(msgspec.Struct, frozen=True):
     worker_shared_memory: bool = True
     #: How worker processes start: auto, fork or spawn.
     worker_start: str = "auto"
-    #: How many processes serve inference over HTTP and gRPC beside the kernel's process.
+    #: How many processes serve inference over HTTP and gRPC beside the kernel's process, for ports without TLS.
     front_door_processes: int = 0
     #: The Python environments that models have of their own.
     environments: EnvironmentSettings = EnvironmentSettings()
     launchers: LauncherOptions = LauncherOptions()
+
+    @property
+    def protocols_of_front_doors(self) -> list[str]:
+        """The protocols that front doors in processes of their own serve; the kernel's process serves TLS."""
+        ports = {"http": (self.http_listener, self.http.tls), "grpc": (self.grpc_listener, self.grpc.tls)}
+        return [name for name, (listener, tls) in ports.items() if listener.allow and tls is None]
 
     @property
     def demo(self) -> bool:
@@ -379,10 +385,9 @@ def _check_front_door_processes(options: ServerOptions) -> None:
     if not (options.http_listener.allow or options.grpc_listener.allow):
         raise BadOption(f"{flag} serve inference over HTTP and gRPC, and --allow-http=false --allow-grpc=false "
                         "closes these ports")  # fmt: skip
-    if options.http_listener.allow and options.http.tls is not None:
-        raise BadOption(f"{flag} cannot serve a port with TLS: leave it out, or --http-use-ssl")
-    if options.grpc_listener.allow and options.grpc.tls is not None:
-        raise BadOption(f"{flag} cannot serve a port with TLS: leave it out, or --grpc-use-ssl")
+    if not options.protocols_of_front_doors:
+        raise BadOption(f"{flag} cannot serve ports with TLS, and HTTP and gRPC have no other: leave it out, or "
+                        "--http-use-ssl or --grpc-use-ssl")  # fmt: skip
     if not options.worker_shared_memory:
         raise BadOption(f"{flag} share memory with workers, and --worker-shared-memory=false leaves them none")
 

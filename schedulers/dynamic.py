@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.serving.inbox import Inbox
-    from kernel.serving.instance import Instance
     from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
     from kernel.serving.response import Response, ResponseReceiver
@@ -101,11 +100,15 @@ class _Dispatcher:
         self._batcher = batcher
         self._queue = batcher.queue
         self._clock = clock
-        self._instances = instances
+        self._dispatch = instances.dispatch
+        self._next_batch_ns = instances.next_batch_ns
         self._full_rows = max(1, spec.max_batch_size)
         # What was dispatched ahead of time waits outside of the queue, where neither its limits and timeouts nor
         # requests with a higher priority, or of other clients, reach it.
-        self._waits_for_idle = spec.fair is not None or (settings is not None and settings.limits_waiting)
+        self._waits_for_idle = waits = spec.fair is not None or (settings is not None and settings.limits_waiting)
+        # A full batch need not wait to grow: a fast instance gets several of them ahead of time.
+        self._instance_for_full = instances.idle_instance if waits else instances.open_instance
+        self._instance_for_others = instances.idle_instance if waits else instances.soon_idle_instance
         ordered = settings is not None and settings.preserve_ordering
         self._order: ResponseOrder | None = ResponseOrder() if ordered else None
 
@@ -118,22 +121,17 @@ class _Dispatcher:
             if self._queue.next_expiry_ns is not None and self._queue.next_expiry_ns <= now_ns:
                 return  # more have expired than may fail in one iteration: none of them is executed
         batcher, queue, order = self._batcher, self._queue, self._order
-        while queue.count and (instance := self._free_instance()) is not None:
+        while queue.count:
+            find = self._instance_for_full if queue.count >= self._full_rows else self._instance_for_others
+            if (instance := find()) is None:
+                return
             requests = batcher.take(now_ns)
             if not requests:
                 return
             if order is not None:
                 order.reserve(requests)
             entries: list[Request | None] = [*requests]
-            self._instances.dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
-
-    def _free_instance(self) -> Instance | None:
-        """Return an instance for the next batch, or None."""
-        if self._waits_for_idle:
-            return self._instances.idle_instance()
-        if self._queue.count >= self._full_rows:  # the next batch is as large as it may be: it need not wait to grow
-            return self._instances.open_instance()
-        return self._instances.soon_idle_instance()
+            self._dispatch(instance, Batch(entries, closed_by=batcher.closed_by))
 
     def wake_ns(self) -> int | None:
         """Return when to act without another event while requests are queued, or None. Without a free instance only
@@ -143,8 +141,9 @@ class _Dispatcher:
         if expiry_ns is not None and expiry_ns <= self._clock.now_ns():
             return ITERATION_END
         start_ns = None
-        if self._free_instance() is None:
-            start_ns = None if self._waits_for_idle else self._instances.next_batch_ns()
+        find = self._instance_for_full if self._queue.count >= self._full_rows else self._instance_for_others
+        if find() is None:
+            start_ns = None if self._waits_for_idle else self._next_batch_ns()
         elif batcher.delay_ns:
             start_ns = batcher.wait_until_ns()
         if expiry_ns is None or start_ns is None:

@@ -421,8 +421,8 @@ _SERVER = FlagGroup(
              "to workers on other hosts; this is slower."),
         Flag(name="front-door-processes", kind=integer(0, 64), option="front_door_processes", ours=True,
              help="How many processes receive, decode and answer inference requests over HTTP and gRPC beside the "
-             "kernel's process, which serves everything else (docs/scaling.md). For machines with four cores or more; "
-             "not with TLS."),
+             "kernel's process, which serves everything else and ports with TLS (docs/scaling.md). For machines with "
+             "four cores or more."),
         Flag(name="worker-start", kind=one_of("auto", "fork", "spawn"), option="worker_start", ours=True,
              help="How worker processes start. fork: as copies of a process that has imported what they need, which "
              "takes milliseconds. spawn: each as a new Python interpreter. auto: fork, except for instances on GPUs."),

@@ -12,11 +12,14 @@ import trustme
 
 from bench.server import ServerProcess, wait_for
 from kernel.options import CHAT_DEMO_REPOSITORY
+from tests.backends.hosts.agent_process import AgentProcess
 from tests.docs.documents import code_spans, document, section, table
 from tests.end_to_end.echo_model import infer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from tests.end_to_end.conftest import WriteModel
 
@@ -57,10 +60,19 @@ input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }]
 """
 
+#: Its worker is on another host.
+FAR_CONFIG = (
+    REPORTING_CONFIG.replace("reporting", "identity")
+    + """
+parameters { key: "naiad.launcher" value { string_value: "agent" } }
+"""
+)
+
 FLAGS = (
     "--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true",
     "--model-control-mode=poll", "--repository-poll-secs=1", "--cache-config=local,size=1048576",
     "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1", "--openai-port=0", "--front-door-processes=1",
+    "--launcher=local,agent",
 )  # fmt: skip
 
 
@@ -73,7 +85,7 @@ def documented() -> dict[str, str]:
 
 
 def test_a_server_that_has_everything_shows_every_documented_family_and_no_other(
-    write_model: WriteModel, tmp_path: Path
+    write_model: WriteModel, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     write_model("echo", CONFIG, ECHO)
     (tmp_path / "echo" / "2").mkdir()
@@ -84,11 +96,18 @@ def test_a_server_that_has_everything_shows_every_documented_family_and_no_other
     (reporting / "1").mkdir(parents=True)
     (reporting / "config.pbtxt").write_text(REPORTING_CONFIG)
     (reporting / "backend.py").write_text(REPORTING)
+    (tmp_path / "far" / "1").mkdir(parents=True)
+    (tmp_path / "far" / "config.pbtxt").write_text(FAR_CONFIG)
     file = tmp_path / "traces.json"
     certificate = trustme.CA().issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(pem := tmp_path / "certificate.pem")
     secure = ("--grpc-use-ssl=true", f"--grpc-server-cert={pem}", f"--grpc-server-key={pem}")
-    with ServerProcess(tmp_path, *FLAGS, *secure, f"--trace-config=triton,file={file}") as server:
+    with (
+        AgentProcess(tmp_path_factory.mktemp("agent")) as agent,
+        ServerProcess(
+            tmp_path, *FLAGS, *secure, f"--agents={agent.address}", f"--trace-config=triton,file={file}"
+        ) as server,
+    ):
 
         def page() -> str:
             return server.get("/metrics", server.metrics_port)[1]

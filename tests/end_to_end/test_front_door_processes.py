@@ -345,18 +345,25 @@ def test_options_that_doors_cannot_serve_are_refused(models: Path) -> None:
 
     repository = RepositoryOptions((models,))
     tls = HttpOptions(tls=TlsOptions(Path("cert"), Path("key")))
-    with pytest.raises(BadOption, match="cannot serve a port with TLS"):
-        check_options(ServerOptions(repository, http=tls, front_door_processes=1))
     grpc_tls = GrpcOptions(tls=TlsOptions(Path("cert"), Path("key")))
-    with pytest.raises(BadOption, match="leave it out, or --grpc-use-ssl"):
-        check_options(ServerOptions(repository, grpc=grpc_tls, front_door_processes=1))
     closed = ListenAddress(False, "127.0.0.1", 0)
     with pytest.raises(BadOption, match="share memory with workers"):
         check_options(ServerOptions(repository, worker_shared_memory=False, front_door_processes=1))
-    for one in (
-        {"http_listener": closed, "http": HttpOptions(tls=tls.tls)},
-        {"grpc_listener": closed, "grpc": grpc_tls},
+    for without in (
+        {"http": tls, "grpc": grpc_tls},
+        {"http": tls, "grpc_listener": closed},
+        {"grpc": grpc_tls, "http_listener": closed},
     ):
-        check_options(ServerOptions(repository, front_door_processes=1, **one))  # type: ignore[arg-type]
+        with pytest.raises(BadOption, match="cannot serve ports with TLS"):
+            check_options(ServerOptions(repository, front_door_processes=1, **without))  # type: ignore[arg-type]
+    for one, protocols in (
+        ({"http_listener": closed, "http": tls}, ["grpc"]),
+        ({"http": tls}, ["grpc"]),
+        ({"grpc": grpc_tls}, ["http"]),
+        ({}, ["http", "grpc"]),
+    ):
+        options = ServerOptions(repository, front_door_processes=1, **one)
+        check_options(options)
+        assert options.protocols_of_front_doors == protocols
     with pytest.raises(BadOption, match="closes these ports"):
         check_options(ServerOptions(repository, http_listener=closed, grpc_listener=closed, front_door_processes=1))
