@@ -285,7 +285,8 @@ def test_a_server_that_is_killed_while_its_rollout_is_paused_or_aborted_stays_so
         call(server, "/v2/models/m/rollout", {**START, "every_s": 3600, "stable": 3})
         wait_for(lambda: rollout(server)["phase"] == "step")
         call(server, f"/v2/models/m/rollout/{action}", {})
-        wait_for(lambda: f'"phase":"{phase}"' in (tmp_path / "state" / "traffic.json").read_text())
+        file = tmp_path / "state" / "traffic.json"
+        wait_for(lambda: file.exists() and f'"phase":"{phase}"' in file.read_text())  # a thread writes it
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
             server.wait(10)

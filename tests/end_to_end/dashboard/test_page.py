@@ -356,9 +356,10 @@ def test_the_page_breaks_no_rule_of_accessibility(server: ServerProcess, dark: b
     look(server, test, "/#model=strict&version=1")
 
 
-def say(text: str) -> str:
-    """Return an expression that sends a message in the chat box."""
-    return (
+async def say(browser: Browser, text: str) -> None:
+    """Send a message in the chat box, when the last one has its whole response: before, the box takes none."""
+    await browser.until("!document.querySelector('#chat button.main').disabled")
+    await browser.value(
         f"(document.querySelector('#chat textarea').value = {json.dumps(text)}, "
         "document.querySelector('#chat button.main').click())"
     )
@@ -371,16 +372,16 @@ def test_a_chat_model_has_a_chat_box_and_others_have_none(server: ServerProcess)
         assert await browser.value("document.getElementById('chat-card').hidden")
         await browser.value(f"{model_button('chat')}.click()")
         await browser.until("!document.getElementById('chat-card').hidden")
-        await browser.value(say("<b>hello</b> there"))
+        await say(browser, "<b>hello</b> there")
         said = "document.getElementById('chat-said').innerText"
         await browser.until(f"{said}.includes('You said: <b>hello</b> there That is all I know.')")
         await browser.until(f"{_TEXT.format('#chat')}.includes('5 tokens, ')")
         assert await browser.value("document.querySelectorAll('#chat-said b').length") == 0
-        await browser.value(say("word " * 1000))
+        await say(browser, "word " * 1000)
         await browser.until(f"{said}.includes('You said: word')")
         await browser.value("document.querySelectorAll('#chat .bar button')[1].click()")
         await browser.until(f"{_TEXT.format('#chat')}.includes('stopped')")
-        await browser.value(say("again"))
+        await say(browser, "again")
         await browser.until(f"{said}.includes('You said: again')")
 
     look(server, test)
