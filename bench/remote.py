@@ -8,8 +8,8 @@ with many for the rate and the processor time of each request. Figures are media
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.light import LightLoad, run_load
-from bench.scale import BINARY, CONFIG, MODEL, cpu_s, request_of
+from bench.scale import BINARY, CONFIG, MODEL, cpu_s, in_turns, request_of
 from bench.server import ServerProcess, free_ports, wait_for
 
 if TYPE_CHECKING:
@@ -120,12 +120,8 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
             if only not in name:
                 continue
             request = request_of(byte_size // 4, BINARY)
-            costs: dict[str, list[RemoteCost]] = {place: [] for place in servers}
-            for each in servers.values():
-                each.cost(request, connections, 1)  # what is prepared at the first requests
-            for _ in range(rounds):
-                for place in random.sample(list(servers), len(servers)):
-                    costs[place].append(servers[place].cost(request, connections, seconds))
+            cost = functools.partial(_Measured.cost, request=request, connections=connections)
+            costs = in_turns(servers, rounds, seconds, cost)
             found[name] = {place: median(each) for place, each in costs.items()}
     return found
 

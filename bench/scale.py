@@ -8,6 +8,7 @@ poll: that would count as work.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import re
@@ -15,7 +16,7 @@ import statistics
 import struct
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import psutil
@@ -28,7 +29,7 @@ from protocols.grpc.framing import PREFIX
 from protocols.grpc.generated import grpc_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 MODEL = "echo"
 
@@ -158,13 +159,30 @@ def measure(doors: Sequence[int], rounds: int, seconds: int, only: str = "") -> 
         }
         for name, load in loads.items():
             request = request_of(load.elements, load.form)
-            costs: dict[int, list[Cost]] = {count: [] for count in doors}
-            for server in servers.values():
-                server.cost(request, load, 1)  # what is prepared at the first requests
-            for _ in range(rounds):
-                for count in random.sample(list(doors), len(doors)):
-                    costs[count].append(servers[count].cost(request, load, seconds))
+            cost = functools.partial(_Measured.cost, request=request, wanted=load)
+            costs = in_turns(servers, rounds, seconds, cost)
             found[name] = {count: median(each) for count, each in costs.items()}
+    return found
+
+
+_Key = TypeVar("_Key")
+_Server = TypeVar("_Server")
+_Figures = TypeVar("_Figures")
+
+
+def in_turns(
+    servers: Mapping[_Key, _Server], rounds: int, seconds: int, cost: Callable[..., _Figures]
+) -> dict[_Key, list[_Figures]]:
+    """Return `cost(server, seconds=seconds)` of each server for each round, in another order in each of them.
+
+    Before, each server has a second that is not counted: it prepares things at its first requests.
+    """
+    found: dict[_Key, list[_Figures]] = {key: [] for key in servers}
+    for server in servers.values():
+        cost(server, seconds=1)
+    for _ in range(rounds):
+        for key in random.sample(list(servers), len(servers)):
+            found[key].append(cost(servers[key], seconds=seconds))
     return found
 
 
