@@ -50,7 +50,7 @@ class DoorKernelInterface(KernelInterface, Protocol):
     def knows(self, name: str, version: str) -> bool:
         """Whether the door can serve requests for this model, as far as the kernel has said."""
 
-    def when_told(self, name: str, version: str, go_on: Callable[[], None]) -> None:
+    def on_route_reply(self, name: str, version: str, go_on: Callable[[], None]) -> None:
         """Call `go_on` when the kernel has said what a route is, for which a call of `route` has asked."""
 
     def open_calls(self, address: object, identity: str) -> socket.socket:

@@ -243,7 +243,7 @@ class DoorKernel:
         """Whether the kernel has pushed a route."""
         return (name, version) in self.catalog.routes
 
-    def when_told(self, name: str, version: str, go_on: Callable[[], None]) -> None:
+    def on_route_reply(self, name: str, version: str, go_on: Callable[[], None]) -> None:
         """Call `go_on` when the kernel has said what a route is, for which it was asked."""
         self._waiting_for.setdefault((name, version), []).append(go_on)
 
@@ -556,7 +556,7 @@ class DoorKernel:
             del self._open[message.request]
             del self._number_of[request]
         if message.at_once and request.streaming:
-            request.sink.refused_at_once()  # type: ignore[attr-defined]  # of a stream
+            request.sink.refused_at_once()  # type: ignore[attr-defined]  # a `StreamRequest`
         response = Response(
             message.model_name or request.model_name, message.model_version, request.id, message.outputs,
             message.parameters, final=message.final, refused=message.refused,

@@ -231,9 +231,9 @@ class DoorStreamCall(StreamCall):
             return
         self._decoding = opened  # nothing is read before the kernel has said what the model is
         kept = message if isinstance(message, bytes) else raw_message(message)
-        self._kernel.when_told(*target, functools.partial(self._told, opened, target, kept))
+        self._kernel.on_route_reply(*target, functools.partial(self._route_replied, opened, target, kept))
 
-    def _told(self, opened: StreamRequest, target: tuple[str, str], message: bytes) -> None:
+    def _route_replied(self, opened: StreamRequest, target: tuple[str, str], message: bytes) -> None:
         if self._ended.done():
             return
         del self._open_requests[opened]
