@@ -170,7 +170,10 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
 
 def failure_of(error: Exception, log: LimitedLog) -> ServingError:
-    """Return the error that requests get for an exception of the backend. The log has what is no `ServingError`."""
+    """Return the error that requests get for an exception of the backend.
+
+    A `ServingError` is that error. Any other exception is written to the log, and becomes an `InternalError`.
+    """
     if isinstance(error, ServingError):
         return error.with_traceback(None)  # the traceback refers to the inputs
     log.log("the model", "the model failed", exc_info=error)

@@ -196,7 +196,7 @@ class WorkProgress:
         self._update(advance=1)
 
     def reached(self, parts: float, text: str) -> None:
-        """So many parts of the work are done; `text` is what is worked on."""
+        """The first `parts` parts of the work are done; `text` is what is worked on now."""
         self._update(completed=parts, description=text)
 
 

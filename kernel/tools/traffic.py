@@ -15,7 +15,7 @@ from kernel.errors import BadOption, ServingError
 from kernel.records.recording_format import segment_name
 from kernel.tools.client import base_url, call, download, model_path
 from kernel.tools.printing import pretty_json, table_text
-from kernel.traffic.rollout_states import told
+from kernel.traffic.rollout_states import reason_text
 from kernel.traffic.settings import TrafficSettings, read_toml
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def rollout_text(model: str, found: dict[str, Any]) -> str:
     lines = [
         f"{model}: version {found['candidate']} in place of {found['stable']}: {found['described']}, "
         f"{found['seconds_in_phase']:g} s\n",
-        f"why: {told(found['reason'], found.get('by', ''))}\n",
+        f"why: {reason_text(found['reason'], found.get('by', ''))}\n",
     ]
     if found["verdict"] is not None:
         lines.append(f"now: {found['verdict']['decision']}: {found['verdict']['sentence']}\n")

@@ -230,8 +230,8 @@ def described(state: RolloutState) -> str:
     return state.phase
 
 
-def told(reason: str, by: str) -> str:
-    """Return why a rollout is where it is, for those who may know who has done it."""
+def reason_text(reason: str, by: str) -> str:
+    """Return why a rollout is in its state. `by` is who has brought it there; "" if it is nobody, or is not shown."""
     return f"{reason} by {by}" if by else reason
 
 

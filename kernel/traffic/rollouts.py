@@ -22,11 +22,11 @@ from kernel.traffic.rollout_states import (
     looked,
     read_defaults,
     read_rollout,
+    reason_text,
     restarted,
-    told,
 )
 from kernel.traffic.rollout_trial import RolloutTrial, SideObserver
-from kernel.traffic.route import untold
+from kernel.traffic.route import why_not_compared
 from kernel.traffic.settings import ShadowSettings
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Rollouts:
                 "does not say whose they are"
             )
         spec = self._catalog.resolve(name, str(stable)).spec
-        if "outputs" in settings.guards and (why := untold(spec, rule.outputs)):
+        if "outputs" in settings.guards and (why := why_not_compared(spec, rule.outputs)):
             raise InvalidArgument(f"the guard 'outputs' is not possible: {why}")
         state = begun(msgspec.structs.replace(settings, stable=stable), stable, self._clock.now_ns(), by)
         self._rollouts[name] = _Rollout(state, sticky=sticky)
@@ -343,7 +343,7 @@ class Rollouts:
         text = "rollout of version %d of model '%s': %s. %s; version %d gets %d %%, version %d %d %%"
         level = logging.ERROR if state.phase == "aborted" else logging.INFO
         logger.log(
-            level, text, state.candidate, name, described(state), told(state.reason, state.by),
+            level, text, state.candidate, name, described(state), reason_text(state.reason, state.by),
             state.candidate, share, state.stable, 100 - share,
         )  # fmt: skip
         self._rules.use_for_rollout(name, rule_for(state, self._rules.rule_of(name)), by)

@@ -267,7 +267,7 @@ class TrafficRoute:
     def _aim(self, shadow: Shadow) -> None:
         """Let the shadow's target get copies, or say why it cannot."""
         found = self._find(shadow.settings.to)
-        self.shadow_trouble = found if isinstance(found, str) else untold(found.model.spec, shadow.outputs)
+        self.shadow_trouble = found if isinstance(found, str) else why_not_compared(found.model.spec, shadow.outputs)
         shadow.aim(None if self.shadow_trouble or isinstance(found, str) else found.model)
 
     def _find(self, text: str) -> ResolvedTarget | str:
@@ -324,7 +324,7 @@ def signature_difference(own: ModelSpec, other: ModelSpec) -> str | None:
     return None
 
 
-def untold(spec: ModelSpec, rules: dict[str, OutputRule]) -> str:
+def why_not_compared(spec: ModelSpec, rules: dict[str, OutputRule]) -> str:
     """Return why the outputs of a model cannot be compared by `rules`; empty if they can."""
     if spec.decoupled:
         return f"model '{spec.name}' is decoupled: any number of responses cannot be compared in pairs"

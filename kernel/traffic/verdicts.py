@@ -55,7 +55,7 @@ def evidence_good(counts: Iterable[BadEvents], ratio: float) -> float:
 def evidence_above(bad: int, total: int, bound: float) -> float:
     """Return the evidence that more than the share `bound` of events is bad, of which `bad` of `total` are."""
     ratios = [(factor * bound, part) for factor, part in WORSE if factor * bound < 1]
-    if not ratios:  # no share is so much larger
+    if not ratios:  # each of these multiples of `bound` is more than 100 %
         return -math.inf
     return _log_sum(ratios, lambda share: _log_share_ratio(bad, total, share, bound))
 

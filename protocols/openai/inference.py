@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from shm.tensor import Tensor
 
 
-#: How many responses become chunks before other clients are served.
+#: Before other clients are served, at most this number of responses becomes chunks.
 _TAKEN_AT_ONCE = 256
 
 #: Bodies with more bytes are not joined.
 _LONG_BODY_BYTE_SIZE = 256 << 10
 
-#: And so many bytes of their texts.
+#: Before other clients are served, at most this number of bytes of text becomes chunks.
 _TAKEN_BYTE_SIZE = 64 << 10
 
 #: A comment, which clients ignore: something has to come, so that the connection is not taken for dead.

@@ -22,7 +22,8 @@ from protocols.openai.errors import ApiError, unknown_model
 
 _encode = msgspec.json.Encoder().encode
 
-#: As `GET /v2` names the server `triton` unless it is told another name: Triton's clients compare both.
+#: The owner of all models. Triton's tests and clients compare it, so it is Triton's text, as the default name of the
+#: server in `GET /v2` is.
 _OWNER = "Triton Inference Server"
 
 

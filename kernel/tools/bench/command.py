@@ -108,7 +108,7 @@ class _LoadProgress:
         self._done_s = 0.0
 
     def begin(self, name: str, seconds: float) -> None:
-        """A load of so many seconds begins."""
+        """A load begins that takes `seconds` seconds."""
         self._name, self._seconds, self._begin = name, seconds, time.monotonic()
         self._bar.works_on(name)
 

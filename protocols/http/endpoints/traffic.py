@@ -41,7 +41,7 @@ ACTIONS = ("pause", "resume", "promote", "abort")
 async def report(call: HttpCall) -> web.Response:
     """Return the rule of a model, where it comes from, and what its labels and weights mean now.
 
-    Only those who may change rules are told who has changed them: the addresses of clients.
+    Who has changed a rule, which is the address of a client, is shown only to clients that may change it.
     """
     return json_response(_report(call))
 

@@ -11,7 +11,7 @@ from kernel.errors import InternalError, InvalidArgument, RequestCancelled
 from kernel.serving.catalog import ModelState
 from kernel.serving.response import Response
 from kernel.testing import model_spec
-from kernel.traffic.route import untold
+from kernel.traffic.route import why_not_compared
 from kernel.traffic.settings import OutputRule
 from kernel.traffic.shadow import LONGEST_WAIT_NS, LOOK_NS, MOST_INPUT_BYTE_SIZE, MOST_KEPT, PARAMETER
 from protocols.http.endpoints.traffic import segment_of
@@ -311,9 +311,9 @@ def test_a_shadow_that_is_not_ready_gets_nothing_and_the_report_says_why(lab: Sh
 
 
 def test_what_cannot_be_compared_is_refused_with_a_reason() -> None:
-    assert "is decoupled" in untold(model_spec("m", decoupled=True), {})
-    assert "has no output 'X'" in untold(model_spec("m"), {"X": OutputRule()})
-    assert untold(model_spec("m"), {"OUT": OutputRule("top1")}) == ""
+    assert "is decoupled" in why_not_compared(model_spec("m", decoupled=True), {})
+    assert "has no output 'X'" in why_not_compared(model_spec("m"), {"X": OutputRule()})
+    assert why_not_compared(model_spec("m"), {"OUT": OutputRule("top1")}) == ""
     lab = TrafficLab(sequences=True)
     lab.rule(**RULE)
     assert "has sequences" in lab.traffic.report("m")["shadow"]["trouble"]

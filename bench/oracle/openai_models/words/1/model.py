@@ -47,7 +47,7 @@ WORDS = [
     "iron",
 ]
 
-#: After so many words a text ends by itself.
+#: A text has this number of words if nothing ends it before.
 LENGTH = 9
 
 #: Whatever the question of Triton's tests about the weather may be, these are its arguments.
