@@ -158,11 +158,20 @@ class GrpcInferServer:
     def close(self) -> None:
         """Close the connection. A request in flight is cancelled."""
         try:
-            if self._stream is not None:
-                self._runner.run(self._stream.aclose())
+            self._runner.run(self._end_stream())
             self._port.close()
         finally:
             self._runner.close()
+
+    async def _end_stream(self) -> None:
+        """End the stream of the request in flight, if there is one."""
+        # Control-C between two steps of `Runner.run` leaves a task that it made and has not run: it reads the stream.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._stream is not None:
+            await self._stream.aclose()
 
     def _call(self, request: Any, response: type[_Found]) -> _Found:
         return self._run(self._port.call(request, response, _TIMEOUT_S))
@@ -171,6 +180,9 @@ class GrpcInferServer:
         """Return what a coroutine returns. Raises every error of the connection and of gRPC as `ClientError`."""
         try:
             return self._runner.run(coroutine)
+        except asyncio.CancelledError:
+            # Nothing else cancels: Control-C came before `Runner.run` counted it.
+            raise KeyboardInterrupt from None
         except GRPCError as error:
             raise ClientError(f"the server returned {error.status.name}: {error.message or 'no reason'}") from None
         except TimeoutError:

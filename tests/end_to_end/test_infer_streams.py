@@ -9,11 +9,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from bench.server import ServerProcess, free_ports, wait_for
 from kernel.tools import infer as servers
 from kernel.tools.infer import infer_and_print
+from kernel.tools.infer_arguments import GivenInput
+from protocols.clients.grpc_client import GrpcInferServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,3 +213,26 @@ def test_control_c_ends_a_stream_and_cancels_the_request(server: ServerProcess, 
             process.kill()
     assert (shown, said.strip(), process.returncode) == ("", "", 130)
     wait_for(lambda: server.log.count("was cancelled") > before)
+
+
+def test_control_c_between_the_steps_of_asyncio_ends_a_stream_too(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`asyncio.Runner.run` makes its task first and looks at the handler of SIGINT then: the task waits already."""
+    before = server.log.count("was cancelled")
+    client = GrpcInferServer("127.0.0.1", server.grpc_port, tls=False, model="waits", version="")
+    responses = client.responses([GivenInput("IN", "FP32", [1], [1.0], np.float32(1).tobytes())], [])
+    try:
+        next(responses)
+        with monkeypatch.context() as interrupt:
+            interrupt.setattr(signal, "getsignal", raise_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(responses)
+    finally:
+        client.close()
+    wait_for(lambda: server.log.count("was cancelled") > before)
+
+
+def raise_interrupt(number: int) -> None:
+    assert number == signal.SIGINT
+    raise KeyboardInterrupt
