@@ -131,7 +131,7 @@ def test_a_server_that_logs_json_prints_nothing_else(tmp_path: Path) -> None:
             messages = [line["message"] for line in json_lines(log)]
             [started] = [each for each in messages if each.startswith("Started HTTPService at 127.0.0.1:")]
             port = started.rpartition(":")[2]
-            body = urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/logging", timeout=10).read()
+            body = urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/logging", timeout=60).read()
         finally:
             process.terminate()
             printed = process.communicate(timeout=30)[0]

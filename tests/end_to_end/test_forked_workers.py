@@ -83,7 +83,7 @@ def told(server: ServerProcess, count: int) -> list[dict[str, Any]]:
 
 
 def infer(server: ServerProcess, value: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
     connection.request("POST", "/v2/models/m/infer", body)
     response = json.loads(connection.getresponse().read())
@@ -137,7 +137,7 @@ def test_a_wrong_preload_fails_the_load_of_its_model_alone(write_model: WriteMod
     repository = write_model("bad", wrong, TELLS)
     with ServerProcess(repository, "--exit-on-error=false", "--strict-readiness=false") as server:
         assert server.get("/v2/models/good/ready")[0] == 200
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         connection.request("POST", "/v2/repository/index", "{}")
         index = {item["name"]: item for item in json.loads(connection.getresponse().read())}
         connection.close()

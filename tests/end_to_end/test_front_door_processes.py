@@ -54,7 +54,7 @@ def close_connections() -> Iterator[None]:
 
 
 def connect(server: ServerProcess) -> http.client.HTTPConnection:
-    _opened.append(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30))
+    _opened.append(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60))
     return _opened[-1]
 
 
@@ -276,7 +276,7 @@ def test_killed_doors_take_only_their_own_connections(models: Path) -> None:
                 wait_for(is_served)
                 if other is not None:
                     assert psutil.pid_exists(other)
-                assert lost.acquire(timeout=30), "no connection was lost with its door"
+                assert lost.acquire(timeout=60), "no connection was lost with its door"
         finally:
             ended.set()
             for thread in threads:

@@ -60,7 +60,7 @@ class Client:
         self._server = server
 
     def post(self, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=60)
         connection.request("POST", path, json.dumps(body if body is not None else {}))
         reply = connection.getresponse()
         text = reply.read()

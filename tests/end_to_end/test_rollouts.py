@@ -225,7 +225,7 @@ def test_a_restart_with_a_candidate_that_cannot_be_loaded_stays_with_the_stable_
         wait_for_state(tmp_path / "state", 20)
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            server.wait(10)
+            server.wait(60)
     (repository / "m" / "4" / "model.py").write_text("raise ValueError('it has no weights')")
     with ServerProcess(repository, *flags) as server:
         counts = asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] == "aborted"))
@@ -260,7 +260,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(repository: Path, tmp_path
         wait_for_state(state, before["share"])
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            server.wait(10)
+            server.wait(60)
     with ServerProcess(repository, *flags) as server:
         asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] != "loading"))
         after = rollout(server)
@@ -289,7 +289,7 @@ def test_a_server_that_is_killed_while_its_rollout_is_paused_or_aborted_stays_so
         wait_for(lambda: file.exists() and f'"phase":"{phase}"' in file.read_text())  # a thread writes it
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            server.wait(10)
+            server.wait(60)
     with ServerProcess(repository, *flags) as server:
         wait_for(lambda: rollout(server)["phase"] != "loading")
         found = rollout(server)

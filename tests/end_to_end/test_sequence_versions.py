@@ -132,7 +132,7 @@ def test_a_server_that_stops_finishes_requests_and_does_not_wait_for_idle_sequen
         thread.start()
         wait_for(lambda: 'naiad_inference_in_flight_requests{model="m",version="1"} 1' in metrics(server))
         server.terminate()
-        thread.join(20)
+        thread.join(60)
         assert found == [1]
         assert server.wait() == 0
         server.wait_for_log("every accepted request got its response")

@@ -91,7 +91,7 @@ def test_two_streams_of_the_grpc_client_interleave(server: ServerProcess, strate
             )
     sums: dict[str, list[int]] = {"1001": [], "1002": []}
     for _ in range(2 * len(values)):
-        result, error = results.get(timeout=20)
+        result, error = results.get(timeout=60)
         assert error is None, error
         sums[result.get_response().id.split("_")[0]].append(int(result.as_numpy("OUT").item()))
     client.stop_stream()
@@ -207,7 +207,7 @@ def test_a_killed_worker_ends_its_sequences_and_new_ones_begin(write_model: Writ
         wait_for(lambda: _gauge(server, "nv_inference_pending_request_count", "m") == 2)  # and one is executing
         os.kill(lost.info["pid"], signal.SIGKILL)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert len(failed) == 3
         assert all("was lost" in text for text in failed), failed
         assert lost.send(1) is None

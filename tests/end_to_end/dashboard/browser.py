@@ -26,8 +26,8 @@ _FLAGS = (
 )  # fmt: skip
 
 #: How long the browser may take to start, and a condition to come true, in seconds.
-START_S = 30.0
-WAIT_S = 20.0
+START_S = 60.0
+WAIT_S = 60.0
 
 
 def find_chromium() -> str | None:

@@ -186,7 +186,7 @@ def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch
     lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), explicit=True, load_timeout_s=0.5))
     lab.write("m", config=config_with("a"))
     go_on = threading.Event()
-    monkeypatch.setattr(Noting, "load", lambda agent: go_on.wait(20) and None)
+    monkeypatch.setattr(Noting, "load", lambda agent: go_on.wait(60) and None)
 
     async def scenario(lab: RepositoryLab) -> None:
         try:
@@ -208,14 +208,14 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def load(agent: Noting) -> None:
         agent.note("load")
-        go_on.wait(20)
+        go_on.wait(60)
         done.append("load has ended")
         ended.set()
 
     monkeypatch.setattr(Noting, "load", load)
     yield go_on
     go_on.set()
-    assert ended.wait(20), "no thread of this test notes something in the next one"
+    assert ended.wait(60), "no thread of this test notes something in the next one"
 
 
 def test_an_unload_ends_a_load_whose_agent_hangs(
@@ -264,7 +264,7 @@ def test_an_action_that_does_not_end_keeps_nothing_else_from_ending(
     def unload(agent: Noting) -> None:
         agent.note("unload")
         if agent.title == "a":
-            go_on.wait(20)
+            go_on.wait(60)
 
     monkeypatch.setattr(agents, "ACTION_TIMEOUT_S", 0.01)
     monkeypatch.setattr(Noting, "unload", unload)

@@ -74,7 +74,7 @@ class DevSession:
         os.close(slave)
         self._text = ""
 
-    def read(self, until: str, timeout_s: float = 30) -> str:
+    def read(self, until: str, timeout_s: float = 60) -> str:
         """Wait until the terminal shows a text, and return what it shows up to there, which is not shown again."""
         deadline = time.monotonic() + timeout_s
         while until not in self._text:
@@ -164,7 +164,7 @@ def test_an_author_saves_fixes_and_debugs_a_model_at_one_terminal(session: DevSe
     assert session.infer(port, 1) == [4]
 
     session.process.send_signal(signal.SIGINT)
-    assert session.process.wait(20) == 0
+    assert session.process.wait(60) == 0
 
 
 def test_an_ensemble_is_loaded_again_when_a_model_of_its_steps_is_saved(model: Path) -> None:
