@@ -271,7 +271,7 @@ def cancels(tour: Tour, cancel: Callable[[], object]) -> None:
 def http_calls(tour: Tour) -> None:
     waiting = [tour.async_infer("sum", tour.pair()) for _ in range(5)]
     for each in waiting:
-        np.testing.assert_array_equal(each.get_result(block=True, timeout=20).as_numpy("SUM"), RAMP * 2)
+        np.testing.assert_array_equal(each.get_result(block=True, timeout=60).as_numpy("SUM"), RAMP * 2)
 
 
 def grpc_calls(tour: Tour) -> None:

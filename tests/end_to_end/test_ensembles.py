@@ -151,7 +151,7 @@ def repository(write_model: WriteModel) -> Path:
     return write_model("plus", TENSORS, PLUS_ONE)
 
 
-def infer(server: ServerProcess, model: str, values: list[float], timeout: float = 20, **more: Any) -> dict[str, Any]:
+def infer(server: ServerProcess, model: str, values: list[float], timeout: float = 60, **more: Any) -> dict[str, Any]:
     """Return the response, or the error with its status."""
     body = {"inputs": [{"name": "A", "datatype": "FP32", "shape": [len(values)], "data": values}], **more}
     request = urllib.request.Request(f"http://{server.url}/v2/models/{model}/infer", json.dumps(body).encode())

@@ -133,6 +133,7 @@ def test_killed_workers_lose_only_what_they_were_executing(write_model: WriteMod
             kills += 1
             wait_for(lambda victim=victim: victim not in server.workers() and len(server.workers("echo")) == 2)  # type: ignore[misc]
         outcomes = load.finish()
+        wait_for(lambda: server.log.count("was lost: killed by signal 9") >= kills)
         log = server.log
     errors = {number: text for number, text in outcomes.items() if text != "ok"}
     assert len(errors) <= kills, errors
