@@ -174,4 +174,4 @@ def test_the_standard_health_service(server: ServerProcess) -> None:
 
     with grpc.insecure_channel(server.grpc_url) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert check(b"", timeout=10) == b"\x08\x01"
+        assert check(b"", timeout=60) == b"\x08\x01"
