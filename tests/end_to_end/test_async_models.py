@@ -60,7 +60,7 @@ class TritonPythonModel:
 
 
 def infer(server: ServerProcess, value: int, model: str = "meeting") -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(server.url, timeout=50)
+    connection = http.client.HTTPConnection(server.url, timeout=60)
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
     connection.request("POST", f"/v2/models/{model}/infer", body)
     response = connection.getresponse()
@@ -133,7 +133,7 @@ instance_group [{ kind: KIND_CPU count: 2 }]
 
 
 def status_of(server: ServerProcess, path: str) -> int:
-    connection = http.client.HTTPConnection(server.url, timeout=50)
+    connection = http.client.HTTPConnection(server.url, timeout=60)
     connection.request("GET", path)
     status = connection.getresponse().status
     connection.close()

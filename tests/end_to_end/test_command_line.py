@@ -135,7 +135,7 @@ def test_a_server_that_logs_json_prints_nothing_else(tmp_path: Path) -> None:
             body = urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/logging", timeout=60).read()
         finally:
             process.terminate()
-            printed = process.communicate(timeout=30)[0]
+            printed = process.communicate(timeout=60)[0]
     assert json.loads(body)["log_format"] == "json"
     assert (process.returncode, printed) == (0, b"")
     lines = json_lines(log)

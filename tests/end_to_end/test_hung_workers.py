@@ -56,7 +56,7 @@ def timeout(seconds: str) -> str:
 
 
 def post(server: ServerProcess, path: str, body: object) -> tuple[int, Any]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
         connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
         text = response.read().decode()
