@@ -157,7 +157,8 @@ def test_a_process_that_has_left_the_session_of_its_worker_ends_with_it(write_mo
         wait_for(lambda: server.log.count(' end"') == 2)
         second = int(server.log.rpartition("daemon ")[2].split()[0])
         # The process between the worker and the second one has printed, and ends.
-        wait_for(lambda: not [child for child in psutil.Process(server.pid).children(recursive=True) if _is_zombie(child)])
+        kernel = psutil.Process(server.pid)
+        wait_for(lambda: not any(_is_zombie(child) for child in kernel.children(recursive=True)))
     wait_for(lambda: none_lives([second]))
 
 

@@ -21,8 +21,8 @@ input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 """
 
-#: Adds one; an input that begins with -1 is an error, one that begins with -5 waits for its client to leave. The context
-#: of its trace is in the parameters of its response.
+#: Adds one; an input that begins with -1 is an error, one that begins with -5 waits for its client to leave. The
+#: context of its trace is in the parameters of its response.
 PLUS_ONE = """
 import time
 
