@@ -100,7 +100,7 @@ class Lab:
 
 def run(scenario: Callable[[Lab], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(Lab())
 
     asyncio.run(main())
