@@ -236,6 +236,29 @@ def test_who_may_not_change_the_server_sees_no_buttons(repository: Path) -> None
         look(server, test, "/#model=digits&version=1")
 
 
+def test_front_doors_in_processes_of_their_own_are_shown_and_their_restarts(repository: Path) -> None:
+    with ServerProcess(repository, "--front-door-processes=2") as server:
+
+        async def test(browser: Browser) -> None:
+            states = "[...document.querySelectorAll('#doors .state')].map(each => each.innerText).join()"
+            await browser.until(f"{states} == 'ready,ready'")
+            process = "document.querySelector('#doors tr td:nth-child(5)').innerText"
+            pid = await browser.value(process)
+            os.kill(int(pid), signal.SIGKILL)
+            await browser.until(f"{_TEXT.format('#doors-hint')}.includes('1 restart')")
+            await browser.until(f"{states} == 'ready,ready' && {process} != '{pid}'")
+
+        look(server, test)
+
+
+def test_a_server_without_front_door_processes_has_no_table_of_them(server: ServerProcess) -> None:
+    async def test(browser: Browser) -> None:
+        await browser.until("document.getElementById('server-state').innerText == 'ready'")
+        assert await browser.value("document.getElementById('doors-section').hidden")
+
+    look(server, test)
+
+
 def test_every_control_has_a_name_and_nothing_overflows_on_a_small_screen(server: ServerProcess) -> None:
     async def test(browser: Browser) -> None:
         await browser.until("document.querySelector('#example textarea')")
