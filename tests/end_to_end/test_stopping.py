@@ -24,6 +24,8 @@ from tritonclient.utils import InferenceServerException
 from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
@@ -51,6 +53,14 @@ class TritonPythonModel:
 """
 
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]})
+
+
+@pytest.fixture(autouse=True)
+def _servers_are_told_of_a_closed_terminal() -> Iterator[None]:
+    """A server inherits an ignored SIGHUP, which is what nohup gives the tests; what has a handler it does not."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
