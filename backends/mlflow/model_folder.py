@@ -98,7 +98,7 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
     flavour = _flavour(flavours, general, model)
     fields = flavours[flavour]
     names, default = _FILE_FIELDS.get(flavour, ((), ""))
-    filename = next((found for name in names if (found := _text_in(fields, name, model))), default)
+    filename = next((text for name in names if (text := _text_in(fields, name, model))), default)
     _text_in(fields, "model_class", model)
     where = PurePosixPath(filename)
     if where.is_absolute() or ".." in where.parts:
