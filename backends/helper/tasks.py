@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import logging
 import os
 import resource
 import time
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, cast
 
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
-from kernel.errors import ErrorCode, InvalidArgument, NoMemory, ServingError
+from kernel.errors import InvalidArgument, NoMemory, ServingError
+from kernel.serving.helper_tasks import next_step
 from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 
@@ -61,8 +61,6 @@ def lower_priority(autogroup: Path = _AUTOGROUP) -> None:
         else:
             return
 
-
-logger = logging.getLogger(__name__)
 
 #: Private memory that a helper may have, in bytes. A message that becomes more objects than this is refused: the limit
 #: of a message is 64 MiB, and what is legal needs a few times that.
@@ -138,23 +136,12 @@ class TaskRunner:
         steps, number = self._steps, self._number
         assert steps is not None, "no task is running"
         response: wire.ToKernel
-        try:
-            wanted = next(steps) if memory is None else steps.send(memory)
-        except StopIteration as stop:
-            self._end()
-            response = self._done(number, stop.value)
-        except ServingError as error:
-            self._end()
-            response = _failed(number, error)
-        except MemoryError:
-            self._end()
-            response = _failed(number, NoMemory("the message needs too much memory to be decoded or encoded"))
-        except Exception as error:
-            self._end()
-            logger.exception("a task of the helper failed")
-            response = wire.TaskFailed(number, ErrorCode.INTERNAL.value, f"{type(error).__name__}: {error}")
+        found = next_step(steps, memory)
+        if isinstance(found, bytes):
+            response = wire.TaskNeedsMemory(number, found)
         else:
-            response = wire.TaskNeedsMemory(number, wanted)
+            self._end()
+            response = _failed(number, found) if isinstance(found, ServingError) else self._done(number, found)
         try:
             self._send(response)
         except FrameTooLarge as error:

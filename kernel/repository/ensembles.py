@@ -363,7 +363,7 @@ def parts_by_name(
         try:
             content = b"" if path is None else read(path)
             parts = parts_of(from_pbtxt(content, path or "")) if _MARK in content else ()
-        except Exception:  # as above
+        except ServingError:  # as above
             continue
         if parts:
             found[folder.name] = parts

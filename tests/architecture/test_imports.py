@@ -106,6 +106,7 @@ INNER_ROOMS = {
         f"backends/helper/{name}": {
             "backends/launch",
             "backends/supervision",
+            "kernel/background",
             "kernel/repository",
             "kernel/server_parts",
         }
