@@ -23,6 +23,7 @@ import anyio
 
 from backends.doors.door_end import DoorKernel
 from backends.doors.messages import DoorLogged, DoorReady, DoorState
+from backends.helper.tasks import next_step
 from backends.process_control import (
     die_with_parent,
     end_sooner_without_memory,
@@ -33,7 +34,6 @@ from backends.transport.wire import PROTOCOL
 from kernel.background import BackgroundTasks
 from kernel.errors import InternalError, NoMemory, RequestCancelled, ServingError
 from kernel.machine import share_malloc_arena
-from kernel.serving.helper_tasks import next_step
 from shm.tensor import Tensor
 
 if TYPE_CHECKING:

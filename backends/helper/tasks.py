@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import logging
 import os
 import resource
 import time
@@ -21,8 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from backends.transport import wire
 from backends.transport.framing import FrameTooLarge
-from kernel.errors import InvalidArgument, NoMemory, ServingError
-from kernel.serving.helper_tasks import next_step
+from kernel.errors import InternalError, InvalidArgument, NoMemory, ServingError, failing_as
 from shm.arena import INLINE_LIMIT
 from shm.tensor import Tensor
 
@@ -62,6 +62,8 @@ def lower_priority(autogroup: Path = _AUTOGROUP) -> None:
             return
 
 
+logger = logging.getLogger(__name__)
+
 #: Private memory that a helper may have, in bytes. A message that becomes more objects than this is refused: the limit
 #: of a message is 64 MiB, and what is legal needs a few times that.
 _MEMORY_LIMIT = 5 << 28
@@ -95,6 +97,26 @@ def limit_memory(task_module: str) -> None:
 def _data_byte_size() -> int:
     """Return the private memory of this process as RLIMIT_DATA counts it (proc(5), `statm`)."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+
+
+def next_step(steps: TaskSteps, memory: memoryview | None) -> bytes | TaskResult | ServingError:
+    """Go on with a task. Returns what it says when it needs memory, its result, or why it has failed. Never raises."""
+    try:
+        with failing_as(_unexpected, passes=ServingError):
+            try:
+                return next(steps) if memory is None else steps.send(memory)
+            except StopIteration as stop:
+                result: TaskResult = stop.value
+                return result
+            except MemoryError:
+                raise NoMemory("the message needs too much memory to be decoded or encoded") from None
+    except ServingError as error:
+        return error.with_traceback(None)  # the traceback refers to the memory
+
+
+def _unexpected(error: Exception) -> ServingError:
+    logger.error("a task of a helper has failed", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")
 
 
 class TaskRunner:

@@ -6,20 +6,18 @@ so far. Then the task ends with a result or an error. All methods of tasks are c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from kernel.errors import InternalError, NoMemory, ServingError, failing_as
+from kernel.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kernel.errors import ServingError
     from shm.tensor import Buffer, Span, Tensor
-
-logger = logging.getLogger(__name__)
 
 
 class HelperTask(Protocol):
@@ -143,26 +141,6 @@ class TaskResult(msgspec.Struct):
 #: A task function is a generator function of the arguments and the bytes of the sources. It may yield once, a message,
 #: and gets writable memory. It returns the result, or raises `ServingError`.
 TaskSteps = Generator[bytes, memoryview, TaskResult]
-
-
-def next_step(steps: TaskSteps, memory: memoryview | None) -> bytes | TaskResult | ServingError:
-    """Go on with a task. Returns what it says when it needs memory, its result, or why it has failed. Never raises."""
-    try:
-        with failing_as(_unexpected, passes=ServingError):
-            try:
-                return next(steps) if memory is None else steps.send(memory)
-            except StopIteration as stop:
-                result: TaskResult = stop.value
-                return result
-            except MemoryError:
-                raise NoMemory("the message needs too much memory to be decoded or encoded") from None
-    except ServingError as error:
-        return error.with_traceback(None)  # the traceback refers to the memory
-
-
-def _unexpected(error: Exception) -> ServingError:
-    logger.error("a task of a helper has failed", exc_info=error)
-    return InternalError(f"{type(error).__name__}: {error}")
 
 
 class TaskFunction(Protocol):
