@@ -216,7 +216,11 @@ class Broker:
             return
         try:
             with failing_as(RayFailed):
-                actor = self._ray.remote(AgentActor).options(**placement_options(message)).remote(message.lease_s)
+                actor = (
+                    self._ray.remote(AgentActor)
+                    .options(**placement_options(message))
+                    .remote(message.lease_s, message.certificate)
+                )
                 self._watch(message.name, actor)
         except RayFailed as error:  # Ray checks what was asked for
             refused = isinstance(error.__cause__, (TypeError, ValueError))

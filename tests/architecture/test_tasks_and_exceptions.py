@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FREE_TASKS = {
     "backends/hosts/launcher.py HostConnection.launch": "the launch awaits it; if that is cancelled, its end closes "
     "the socket",
+    "backends/hosts/launcher.py HostConnection._connect": "awaited at once; its end closes the socket",
     "kernel/observe/gpu_figures.py GpuFigureReader.refresh": "a driver may take longer than a page waits; "
     "`close` cancels it",
     "backends/python/requests.py InferenceRequest.async_exec": "the model gets it, to await it or not",
