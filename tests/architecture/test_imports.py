@@ -64,7 +64,8 @@ _SUPERVISION = {"backends/environments", "backends/helper", "backends/launch", "
 _FOR_PROTOCOLS = {
     "kernel", "kernel/background", "kernel/certificates", "kernel/config", "kernel/errors", "kernel/file_threads",
     "kernel/loop", "kernel/machine", "kernel/memory", "kernel/observe", "kernel/options", "kernel/records",
-    "kernel/regular_files", "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/version",
+    "kernel/regular_files", "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts",
+    "kernel/version",
 }  # fmt: skip
 _PROTOCOLS_SHARED = {
     "protocols/access", "protocols/file_watch", "protocols/forwarding", "protocols/frontend", "protocols/intake",
