@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernel.background import BackgroundTasks
 from kernel.config.model_parameters import model_parameters
-from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable
+from kernel.errors import ModelLoadFailed, ServerStopping, ServingError, Unavailable, failing_as
 from kernel.file_threads import in_file_thread
 from kernel.repository.autoscaling import RESTART_PAUSE_S, Autoscaling, ServingVersion
 from kernel.repository.ensembles import Composition, LoadRequest
 from kernel.repository.layout import check_model_name, overriding_folder
 from kernel.repository.load_failures import (
+    UnexpectedFailure,
     all_loaded,
     log_failure,
     log_not_found,
@@ -270,11 +272,9 @@ class Lifecycle(ServerPart):
     async def _load_guarded(self, folder: ModelFolder, request: LoadRequest) -> None:
         """Load a model. Raises only `ServingError`: whatever happens to one model must not end the work on others."""
         try:
-            await self._load(folder, request)
-        except ServingError:
-            raise
-        except Exception as error:
-            failure = unexpected_failure(folder.identifier, error)
+            with failing_as(partial(unexpected_failure, folder.identifier), passes=ServingError):
+                await self._load(folder, request)
+        except UnexpectedFailure as failure:
             self._mark_broken(folder, failure, request.config_override, is_model=False)
             raise ModelLoadFailed(f"load failed for model '{folder.identifier}': {failure.message}\n") from failure
 
