@@ -14,7 +14,7 @@ import numpy as np
 from backends.mlflow.library import pyfunc_library
 from backends.mlflow.model_folder import MLMODEL
 from backends.sklearn.model_file import check_pickles_allowed
-from kernel.errors import InternalError, InvalidArgument
+from kernel.errors import InternalError, InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     from backends.base import ModelArguments
@@ -47,6 +47,12 @@ class PyfuncPredictor:
         try:
             # mlflow refuses links that lead out of the folder, and `naiad run` links the files of a folder.
             self._model = library.load_model(str((arguments.version_dir / MLMODEL).resolve().parent))
+        except ImportError as error:
+            raise Unavailable(
+                f"model '{arguments.model_name}' needs a package that the server's Python does not have: "
+                f"mlflow.pyfunc.load_model: {_text(error)}. Install what the folder's requirements.txt has, or serve "
+                "the folder by a Python model with an environment of its own (docs/mlflow.md)"
+            ) from error
         except Exception as error:  # code of the model's author may raise all of them
             raise InternalError(
                 f"failed to load model '{arguments.model_name}': mlflow.pyfunc.load_model: {_text(error)}"
