@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-ray test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-ray drills test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -77,6 +77,11 @@ test-mlflow: .venv-mlflow/installed
 # Workers that Ray places, on a cluster of one host that the tests start: the contract of launchers, and drills.
 test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pytest tests/backends/launch/test_launcher_contract.py tests/backends/hosts/with_ray.py $(ARGS)
+
+# Faults of two hosts under load: workers, agents, whole hosts, links, and a cluster of Ray with its state in Redis. Each
+# host has a network, a /dev/shm and files of its own on this machine. Some minutes. ARGS="--only agents" leaves Ray out.
+drills: .venv-ray/installed
+	.venv-ray/bin/python -m tests.drills $(ARGS)
 
 .venv-ray/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-ray

@@ -167,7 +167,7 @@ def test_a_worker_that_is_killed_is_forked_again_and_computes(server: ServerProc
         [worker] = [psutil.Process(pid) for pid in server.workers(name)]
         assert any(word.startswith("--mark=") for word in worker.cmdline()), "it is a fork"
         worker.kill()
-        worker.wait(30)
+        worker.wait(60)
         assert output_over_http(server.http_port, name, by_column=name == "table") == expected
 
 
