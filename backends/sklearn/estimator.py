@@ -86,8 +86,8 @@ def _column_examples(estimator: Any, names: Sequence[str]) -> dict[str, str | fl
     for part in _parts(estimator):
         for _, transformer, selected in getattr(part, "transformers_", ()):
             columns = [selected] if isinstance(selected, str) else selected
-            if isinstance(columns, slice) or not all(isinstance(each, str) and each in names for each in columns):
-                continue
+            if not hasattr(columns, "__iter__") or not all(isinstance(each, str) and each in names for each in columns):
+                continue  # numbers of columns, a slice, or a mask
             for step in _parts(transformer):
                 if hasattr(step, "vocabulary_"):
                     found.update(dict.fromkeys(columns, "text"))
