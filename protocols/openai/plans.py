@@ -489,6 +489,8 @@ def _check_content(content: Any, message: dict[str, Any], place: str, dialect: D
     for number, part in enumerate(content):
         where = f"{place}.content.{number}"
         kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise invalid_field(f"{where}.type", "string_type", "Input should be a valid string")
         if kind in _TEXT_PARTS:
             if not isinstance(part.get(_TEXT_PARTS[kind]), str):
                 raise invalid_field(f"{where}.{_TEXT_PARTS[kind]}", "string_type", "Input should be a valid string")
