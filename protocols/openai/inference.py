@@ -175,7 +175,8 @@ class _ModelRequests:
         finally:
             if texts:
                 meter.add_texts(texts)
-            meter.came(number, now_ns)
+            if meter.came(number, now_ns):
+                call.first_token_came(now_ns)
         self._byte_size = byte_size
         call.consumed(count)
         return count
@@ -215,7 +216,7 @@ class _ModelRequests:
         if call.ended:
             self.open -= 1
             receiver.end(number)
-            meter.ended(number, now_ns)
+            meter.ended(number, now_ns, receiver.tool_failures(number))
         return byte_size
 
 

@@ -104,6 +104,10 @@ class Receiver:
         """Whether the text of the choice is complete, so that a later failure changes nothing."""
         return False
 
+    def tool_failures(self, number: int) -> int:
+        """How often a call of a tool had begun in the text of the choice, and was none."""
+        return 0
+
     def is_plain(self, number: int) -> bool:
         """Whether `add_plain` may be called instead of `add`, until `add` or `end` is called."""
         return False
@@ -142,6 +146,9 @@ class _TextReceiver(Receiver):
 
     def is_finished(self, number: int) -> bool:
         return bool(self._choices.all[number].finish_reason)
+
+    def tool_failures(self, number: int) -> int:
+        return 0 if self._tools is None else self._tools[number].failures
 
 
 def _tools_of(plan: GenerationPlan) -> list[ToolText] | None:

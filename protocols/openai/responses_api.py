@@ -188,6 +188,9 @@ class _AroundChat(Receiver):
     def is_finished(self, number: int) -> bool:
         return self._receiver.is_finished(number)
 
+    def tool_failures(self, number: int) -> int:
+        return self._receiver.tool_failures(number)
+
 
 class ResponseBody(_AroundChat):
     """The body of a response that is no stream, from that of a chat."""
