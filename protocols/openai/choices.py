@@ -108,7 +108,7 @@ class ChoiceText:
 
     def __init__(self, stop_words: Sequence[str]) -> None:
         self._characters = WholeCharacters()
-        #: With the first piece it becomes a `StopWords`: a request may have a thousand choices, with sixteen words each.
+        #: They become `StopWords` with the first piece: a request may have a thousand choices with sixteen words each.
         self._words = stop_words
         self._stop: StopWords | None = None
 
