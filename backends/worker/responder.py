@@ -352,8 +352,12 @@ class BatchResponder:
             return
         self._send_later(message)
         if not self._kept_since_ns:
+            try:
+                asyncio.get_running_loop().call_soon(self._flush_kept)
+            except RuntimeError:  # the event loop has ended
+                self._flush()
+                return
             self._kept_since_ns = now_ns
-            asyncio.get_running_loop().call_soon(self._flush_kept)
         elif now_ns - self._kept_since_ns > MAX_KEPT_NS:
             self._flush()
             self._kept_since_ns = now_ns
