@@ -402,7 +402,7 @@ def _tagged(text: str, tag: str, begin: int, end: int) -> Iterator[tuple[str, in
     while (place := text.find(opening, begin, end)) >= 0:
         begin = place + len(opening)
         named = text.find(">", begin, min(begin + _MAX_NAME + 1, end))
-        if named <= begin or "\n" in (name := text[begin:named]):
+        if named < 0 or "\n" in (name := text[begin:named]) or not name.strip():
             continue
         last = text.find(closing, named + 1, end)
         if last < 0:

@@ -201,3 +201,30 @@ def test_the_stop_words_of_a_thousand_choices_take_no_time_before_their_texts_co
     body.add(1023, Piece(b"a" + words[15].encode() + b"b"))
     assert body.is_stopped(1023)
     assert not body.is_stopped(0)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, "/v1/completions", "/v1/embeddings", "/tokenize"])
+@pytest.mark.parametrize("length", [10_000, 500_000])
+def test_a_long_name_of_a_model_is_not_repeated(path: str, length: int) -> None:
+    """The longer one is decoded by a helper, whose messages have a limit."""
+
+    async def test(door: Door) -> None:
+        common = {"messages": ASKED["messages"], "input": "a", "prompt": "a"}
+        wanted = {CHAT: ["messages"], "/v1/completions": ["prompt"], "/tokenize": ["prompt"]}.get(path, ["input"])
+        status, body = await door.post(path, {"model": "m" * length, **{name: common[name] for name in wanted}})
+        assert status == 400
+        assert body["error"]["message"].startswith("Unknown model: mmm")
+        assert len(body["error"]["message"]) < 3000
+
+    run(test, talk())
+
+
+def test_a_long_name_of_a_tool_is_not_repeated() -> None:
+    async def test(door: Door) -> None:
+        choice = {"type": "function", "function": {"name": "n" * 1_000_000}}
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        status, body = await door.post(CHAT, {**ASKED, "tools": tools, "tool_choice": choice})
+        assert status == 400
+        assert len(json.dumps(body)) < 10_000
+
+    run(test, talk(more='parameters { key: "naiad.tool_parser" value { string_value: "hermes" } }'))
