@@ -265,9 +265,7 @@ class Cluster:
 
     def start_head(self) -> None:
         """Start the head, which runs no workers, and wait until it responds."""
-        (client,) = free_ports(1)
         words = ["--head", "--port=6379", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={OWN / 'ray'}"]
-        words += [f"--ray-client-server-port={client}"]
         self._head.start(self._command(self._head.address, *words), self._folder / "head", **self.variables,
                          RAY_REDIS_ADDRESS=self._store)  # fmt: skip
         wait_for(lambda: self._listens(6379), LIMIT_S)
