@@ -103,7 +103,7 @@ def encrypted(door: str, client: str = "plain") -> Callable[[Running], object]:
         hello = hello if door == "grpc" else b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", running.ports[door]), timeout=20) as sock,
+            socket.create_connection(("127.0.0.1", running.ports[door]), timeout=60) as sock,
             context.wrap_socket(sock) as wrapped,
         ):
             wrapped.sendall(hello)
