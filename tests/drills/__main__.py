@@ -290,6 +290,8 @@ class Cluster:
         """Kill everything of the head's host; start it again after 10 s."""
         assert self._head.kill()
         time.sleep(10.0)
+        # Ray looks among all processes for one that uses the address in this file, and sees those of the other hosts.
+        subprocess.run([*self._head.enter, "rm", "-f", str(OWN / "ray" / "ray_current_cluster")], check=True)
         self.start_head()
 
     def close(self) -> None:
