@@ -211,18 +211,23 @@ class Lifecycle(ServerPart):
         if not self.settings.explicit:
             raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
 
-    def load_for_rollout(self, name: str, failed: Callable[[str], None]) -> None:
+    def load_for_rollout(self, name: str, ended: Callable[[str], None]) -> bool:
         """Load what is new of a model in explicit mode. See `kernel.traffic.rollouts.ModelLoads`."""
         if not self.settings.explicit:
-            return
+            if not self.settings.poll_s:
+                ended("with --model-control-mode=none the server loads versions only at its start")
+            return False
 
         async def load() -> None:
             try:
                 await self.load(name)
             except ServingError as error:
-                failed(error.message)
+                ended(error.message)
+            else:
+                ended("")
 
         self.background.start(load())
+        return True
 
     # ---- loading -----------------------------------------------------------------------------
 
