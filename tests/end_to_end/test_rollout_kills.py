@@ -175,3 +175,22 @@ def test_a_version_that_is_not_there_ends_the_rollout_at_once(
         call(server, "/v2/models/m/rollout", {**START, "to": 9})
         wait_for(until(server, "aborted"))
         assert rollout(server)["reason"] == f"the candidate cannot be loaded: {reason}"
+
+
+def test_a_server_that_starts_again_serves_the_stable_version_while_the_candidate_loads(
+    repository: Path, candidate: Candidate, tmp_path: Path
+) -> None:
+    """The candidate may take minutes, or hang."""
+    state = tmp_path / "state"
+    with ServerProcess(repository, *FLAGS, f"--state-directory={state}") as server:
+        candidate.write()
+        call(server, "/v2/models/m/rollout", START)
+        candidate.worker()
+        wait_for(lambda: (kept(state) or {}).get("phase") == "loading")
+        kill(server)
+    with ServerProcess(repository, *FLAGS, f"--state-directory={state}") as server:
+        candidate.worker()
+        assert asyncio.run(load(server, 4, each=10)).keys() == {"3"}
+        assert rollout(server)["phase"] == "loading"
+        candidate.go_on()
+        assert asyncio.run(load(server, 8, until=until(server, "done"))).keys() == {"3", "4"}
