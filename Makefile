@@ -6,7 +6,7 @@ LOWEST := .venv-lowest
 UV = VIRTUAL_ENV=$(LOWEST) $(LOWEST)/bin/uv pip
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-ray test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
+.PHONY: run gpu gpu-names test test-nightly test-onnx test-torch test-mlflow test-ray drills test-vllm test-collector test-grafana test-lowest test-pythons coverage lint format docs drawings bench scoreboard soak fuzz oracle oracle-openai clients proto demo image lock audit sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/python -m kernel run $(ARGS)
@@ -63,6 +63,7 @@ test-torch: .venv-torch/installed
 # -W ignore: what mlflow warns of at its import is not ours.
 test-mlflow: .venv-mlflow/installed
 	.venv-mlflow/bin/python -m pytest -W ignore tests/backends/mlflow/with_mlflow.py \
+	  tests/end_to_end/test_mlflow_models.py \
 	  'tests/docs/test_examples.py::test_a_trained_model_is_served_as_shown[docs/mlflow.md-mlflow-cancer-]' $(ARGS)
 
 .venv-mlflow/installed: pyproject.toml
@@ -75,6 +76,11 @@ test-mlflow: .venv-mlflow/installed
 # Workers that Ray places, on a cluster of one host that the tests start: the contract of launchers, and drills.
 test-ray: .venv-ray/installed
 	.venv-ray/bin/python -m pytest tests/backends/launch/test_launcher_contract.py tests/backends/hosts/with_ray.py $(ARGS)
+
+# Faults of two hosts under load: workers, agents, whole hosts, links, and a cluster of Ray with its state in Redis. Each
+# host has a network, a /dev/shm and files of its own on this machine. Some minutes. ARGS="--only agents" leaves Ray out.
+drills: .venv-ray/installed
+	.venv-ray/bin/python -m tests.drills $(ARGS)
 
 .venv-ray/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-ray

@@ -1,8 +1,9 @@
 """`python -m bench remote`: a worker on another host against one on this machine, over HTTP.
 
-Three servers: with a local worker, with a local worker without shared memory, and with a worker of an agent over
-loopback TCP. They are loaded in turns, in another order in each round, by wrk: with one connection for the latency, and
-with many for the rate and the processor time of each request. Figures are medians of the rounds. Servers do not poll.
+Four servers: with a local worker, with a local worker without shared memory, and with a worker of an agent over
+loopback TCP, without and with TLS. They are loaded in turns, in another order in each round, by wrk: with one
+connection for the latency, and with many for the rate and the processor time of each request. Figures are medians of
+the rounds. Servers do not poll.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
+import trustme
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from bench.light import LightRequest
 
-LOCAL, INLINE, REMOTE = "local", "local, no shared memory", "agent"
+LOCAL, INLINE, REMOTE, ENCRYPTED = "local", "local, no shared memory", "agent", "agent, TLS"
 
 #: Bytes of the tensor, in and out, by name; and connections of the load for the rate.
 SIZES = {"64 B": (64, 32), "16 KiB": (16 << 10, 32), "1 MiB": (1 << 20, 4), "16 MiB": (16 << 20, 2)}
@@ -42,6 +44,8 @@ class RemoteCost(msgspec.Struct, frozen=True):
 
     kernel_us: float
     worker_us: float
+    #: 0 without an agent.
+    agent_us: float
     #: Requests a second.
     rate: float
     p50_us: float
@@ -58,6 +62,7 @@ class _Measured:
     """A server, and the process of its one worker."""
 
     def __init__(self, server: ServerProcess, parent: int) -> None:
+        self.agents = [psutil.Process(parent)] if parent != server.pid else []
         self.port = server.http_port
         self.kernel = psutil.Process(server.pid)
         children = psutil.Process(parent).children(recursive=True)
@@ -68,24 +73,25 @@ class _Measured:
     def cost(self, request: LightRequest, connections: int, seconds: int) -> RemoteCost:
         """Load the server. Raises `RuntimeError` for a load that has failed."""
         alone = run_load(LightLoad("http", self.port, request, 1, seconds=seconds))
-        before = cpu_s([self.kernel]), cpu_s(self.workers)
+        groups = [self.kernel], self.workers, self.agents
+        before = [cpu_s(group) for group in groups]
         many = run_load(LightLoad("http", self.port, request, connections, seconds=seconds))
         if isinstance(many, str) or isinstance(alone, str):
             raise RuntimeError(many if isinstance(many, str) else str(alone))
-        kernel, worker = (
-            1e6 * (cpu_s(group) - start) / many.requests
-            for group, start in zip(([self.kernel], self.workers), before, strict=True)
+        kernel, worker, agent = (
+            1e6 * (cpu_s(group) - start) / many.requests for group, start in zip(groups, before, strict=True)
         )
-        return RemoteCost(kernel, worker, many.rate, alone.p50_us)
+        return RemoteCost(kernel, worker, agent, many.rate, alone.p50_us)
 
 
 @contextlib.contextmanager
-def agent(folder: Path) -> Iterator[tuple[int, int]]:
+def agent(folder: Path, *flags: str) -> Iterator[tuple[int, int]]:
     """Run an agent with its cache and its log in `folder`; yields its process id and its port."""
+    folder.mkdir(exist_ok=True)
     (port,) = free_ports(1)
     log = folder / "log"
     command = [sys.executable, "-m", "backends.hosts", f"--listen=127.0.0.1:{port}", "--host-name=far",
-               f"--cache-directory={folder / 'copies'}"]  # fmt: skip
+               f"--cache-directory={folder / 'copies'}", *flags]  # fmt: skip
     with log.open("wb") as opened:
         process = subprocess.Popen(command, stdout=opened, stderr=subprocess.STDOUT, env=dict(os.environ))
     try:
@@ -105,7 +111,10 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
         folder = Path(temporary)
         (folder / "models" / MODEL / "1").mkdir(parents=True)
         (folder / "models" / MODEL / "config.pbtxt").write_text(CONFIG)
-        agent_pid, port = stack.enter_context(agent(folder))
+        agent_pid, port = stack.enter_context(agent(folder / "plain"))
+        files = _certificate_files(folder)
+        flags = [f"--{flag}={path}" for flag, path in files.items()]
+        encrypted_pid, encrypted_port = stack.enter_context(agent(folder / "encrypted", *flags))
 
         def server(*flags: str, parent: int = 0) -> _Measured:
             running = stack.enter_context(ServerProcess(folder / "models", "--busy-poll-us=0", *flags))
@@ -115,6 +124,12 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
             LOCAL: server(),
             INLINE: server("--worker-shared-memory=false"),
             REMOTE: server("--launcher=agent", f"--agents=127.0.0.1:{port}", parent=agent_pid),
+            ENCRYPTED: server(
+                "--launcher=agent",
+                f"--agents=127.0.0.1:{encrypted_port}",
+                *(f"--agent-{flag}={path}" for flag, path in files.items()),
+                parent=encrypted_pid,
+            ),
         }
         for name, (byte_size, connections) in SIZES.items():
             if only not in name:
@@ -126,13 +141,25 @@ def measure(rounds: int, seconds: int, only: str = "") -> dict[str, dict[str, Re
     return found
 
 
+def _certificate_files(folder: Path) -> dict[str, Path]:
+    """Write a certificate that both sides show; returns flag → file."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    found = {flag: folder / f"{flag}.pem" for flag in ("cert-file", "key-file", "root-cert-file")}
+    issued.cert_chain_pems[0].write_to_path(found["cert-file"])
+    issued.private_key_pem.write_to_path(found["key-file"])
+    authority.cert_pem.write_to_path(found["root-cert-file"])
+    return found
+
+
 def run(rounds: int, seconds: int, only: str = "") -> None:
     """Measure, and print the table."""
-    table = Table("tensor", "worker", "requests/s", "kernel µs", "to local", "worker µs", "p50 µs, c=1")
+    table = Table("tensor", "worker", "requests/s", "kernel µs", "to local", "worker µs", "agent µs", "p50 µs, c=1")
     for name, places in measure(rounds, seconds, only).items():
         for place, cost in places.items():
             table.add_row(
                 f"{name}, c={SIZES[name][1]}", place, f"{cost.rate:,.0f}", f"{cost.kernel_us:.1f}",
-                f"{cost.kernel_us / places[LOCAL].kernel_us:.2f}", f"{cost.worker_us:.1f}", f"{cost.p50_us:,.0f}",
+                f"{cost.kernel_us / places[LOCAL].kernel_us:.2f}", f"{cost.worker_us:.1f}",
+                f"{cost.agent_us:.1f}", f"{cost.p50_us:,.0f}",
             )  # fmt: skip
     Console().print(table)

@@ -132,7 +132,7 @@ class ServerProcess:
         wants_openai = any(flag.startswith("--openai-port") for flag in self._flags)
         return len(found) == 3 + wants_openai
 
-    def stop(self, timeout_s: float = 40) -> int:
+    def stop(self, timeout_s: float = 60) -> int:
         """Send SIGTERM and wait. Returns the exit code. A server that does not end in time is killed."""
         process = self._process
         assert process is not None
@@ -155,7 +155,7 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s: float = 40) -> int:
+    def wait(self, timeout_s: float = 60) -> int:
         """Wait until the server has ended. Returns the exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
@@ -173,7 +173,7 @@ class ServerProcess:
 
     def get(self, path: str, port: int | None = None) -> tuple[int, str]:
         """Send a GET request. Returns the status and the body."""
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=60)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -215,7 +215,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     """Wait until `condition()` is true. Raises `TimeoutError`."""
     deadline = time.monotonic() + timeout_s
     while not condition():

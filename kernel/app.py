@@ -397,15 +397,19 @@ class Server:
         found: dict[str, HostLauncher] = {}
         for name in options.others:
             if name == AGENT:
-                from backends.hosts.launcher import AgentLauncher  # most servers do without it
+                from backends.hosts.encryption import Encryption  # most servers do without it
+                from backends.hosts.launcher import AgentLauncher
                 from backends.hosts.messages import read_token
 
                 token = b"" if options.token_file is None else read_token(options.token_file)
-                found[name] = self._part(AgentLauncher(options.agents, token, limits))
+                encryption = None if options.tls is None else Encryption(options.tls, listens=False)
+                found[name] = self._part(AgentLauncher(options.agents, token, limits, encryption))
             elif name == RAY:
                 from backends.hosts.ray_launcher import RayLauncher
 
-                found[name] = self._part(RayLauncher(spawning, options.ray_address, options.lease_s, limits))
+                found[name] = self._part(
+                    RayLauncher(spawning, options.ray_address, options.lease_s, limits, options.tls)
+                )
             else:
                 found[name] = self._part(packaged_launcher(name, limits))
         return found

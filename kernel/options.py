@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from kernel.repository.execution_environment import EnvironmentSettings
 from kernel.repository.gpus import GpuOptions
 from kernel.repository.host_policy import parse_host_policies
 from kernel.settings import LogSettings, LogValues, TraceValues
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: The demo models of the package. The server uses them if no repository is given.
 DEMO_REPOSITORY = Path(__file__).parent / "demo"
@@ -217,12 +221,23 @@ class LauncherOptions(msgspec.Struct, frozen=True):
     agents: tuple[tuple[str, int], ...] = ()
     #: The file with the token of the agents; None for none.
     token_file: Path | None = None
+    #: PEM files of the server's own certificate, its key, and the authority of the agents: all three, or none.
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    root_cert_file: Path | None = None
     #: As the address of `ray.init`; "" for the cluster that this machine is in.
     ray_address: str = ""
     #: How long an agent that Ray has placed waits for its server, in seconds.
     lease_s: float = 60.0
     #: How many workers `auto` starts on this machine; 0 for as many as it has processors.
     max_local_workers: int = 0
+
+    @property
+    def tls(self) -> TlsOptions | None:
+        """The TLS of connections to agents; None without."""
+        if self.cert_file is None or self.key_file is None:
+            return None
+        return TlsOptions(self.cert_file, self.key_file, self.root_cert_file, mutual=True)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -319,6 +334,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_together(files: Mapping[str, Path | None]) -> None:
+    """Raise `BadOption` if some of the flags of a certificate are given, and others are not."""
+    lacking = [flag for flag, path in files.items() if path is None]
+    if lacking and len(lacking) < len(files):
+        raise BadOption(f"{' and '.join(lacking)} are missing: {', '.join(files)} are given together or not at all")
+
+
 def _check_launchers(launchers: LauncherOptions) -> None:
     """Raise `BadOption` for agents without the launcher that uses them, and for what would need a token."""
     if launchers.agents and AGENT not in launchers.others:
@@ -329,6 +351,14 @@ def _check_launchers(launchers: LauncherOptions) -> None:
         raise BadOption(f"--ray-address needs --launcher={RAY}, or a list of launchers with that name or {AUTO}")
     if AUTO in launchers.names and not launchers.others:
         raise BadOption(f"--launcher={AUTO} needs other hosts: --agents=HOST:PORT,... or --ray-address")
+    files = {
+        "--agent-cert-file": launchers.cert_file,
+        "--agent-key-file": launchers.key_file,
+        "--agent-root-cert-file": launchers.root_cert_file,
+    }
+    check_together(files)
+    if launchers.tls is not None and not {AGENT, RAY} & set(launchers.others):
+        raise BadOption(f"--agent-cert-file needs --launcher={AGENT} or {RAY}, or a list of launchers with one of them")
     if launchers.token_file is None:
         for host, port in launchers.agents:
             if not is_loopback(host):

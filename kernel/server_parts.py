@@ -57,6 +57,8 @@ class DoorProcessFigures(msgspec.Struct, frozen=True):
     granted_byte_size: int
     #: Whether it takes connections.
     ready: bool
+    #: 0 until the next process has been started in the place of one that has ended.
+    pid: int = 0
 
 
 class DoorProcessList(msgspec.Struct, frozen=True):

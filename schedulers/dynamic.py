@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kernel.config.spec import ModelSpec
     from kernel.loop.clock import Clock
     from kernel.serving.inbox import Inbox
+    from kernel.serving.instance import Instance
     from kernel.serving.instances import InstanceSet
     from kernel.serving.request import Request
     from kernel.serving.response import Response, ResponseReceiver
@@ -103,14 +104,27 @@ class _Dispatcher:
         self._dispatch = instances.dispatch
         self._next_batch_ns = instances.next_batch_ns
         self._full_rows = max(1, spec.max_batch_size)
+        self._idle_instance = instances.idle_instance
+        self._idle_or_fast_instance = instances.idle_or_fast_instance
         # What was dispatched ahead of time waits outside of the queue, where neither its limits and timeouts nor
         # requests with a higher priority, or of other clients, reach it.
-        self._waits_for_idle = waits = spec.fair is not None or (settings is not None and settings.limits_waiting)
+        self._is_fair = spec.fair is not None
+        self._has_rules = rules = self._is_fair or (settings is not None and settings.limits_waiting)
         # A full batch need not wait to grow: a fast instance gets several of them ahead of time.
-        self._instance_for_full = instances.idle_instance if waits else instances.open_instance
-        self._instance_for_others = instances.idle_instance if waits else instances.soon_idle_instance
+        self._instance_for_full = self._instance_with_rules if rules else instances.open_instance
+        self._instance_for_others = self._instance_with_rules if rules else instances.soon_idle_instance
         ordered = settings is not None and settings.preserve_ordering
         self._order: ResponseOrder | None = ResponseOrder() if ordered else None
+
+    def _instance_with_rules(self) -> Instance | None:
+        """Return an instance for a request whose wait has rules: an idle one, or a fast one that is about to be idle.
+
+        Requests that can expire, or whose clients have shares, wait in the queue to the last.
+        """
+        queue = self._queue
+        if self._is_fair or queue.next_expiry_ns is not None:
+            return self._idle_instance()
+        return self._idle_or_fast_instance(full=queue.count >= self._full_rows)
 
     def start(self) -> None:
         """Fail requests whose timeout has expired, then dispatch the batches that are ready."""
@@ -143,7 +157,7 @@ class _Dispatcher:
         start_ns = None
         find = self._instance_for_full if self._queue.count >= self._full_rows else self._instance_for_others
         if find() is None:
-            start_ns = None if self._waits_for_idle else self._next_batch_ns()
+            start_ns = None if self._has_rules else self._next_batch_ns()
         elif batcher.delay_ns:
             start_ns = batcher.wait_until_ns()
         if expiry_ns is None or start_ns is None:

@@ -550,6 +550,7 @@ class DoorPool(ServerPart):
                     self._earlier_requests.get(number, 0) + (door.requests.count if door is not None else 0),
                     door.granted_byte_size if door is not None else 0,
                     door is not None and door.ready,
+                    door.process.pid if door is not None else 0,
                 )
                 for number in range(1, self._count + 1)
                 for door in [self._doors.get(number)]

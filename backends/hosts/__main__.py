@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
@@ -16,13 +17,17 @@ from typer.exceptions import TyperException
 
 from backends.environments.messages import EnvironmentFailed
 from backends.hosts.agent import AgentSettings, HostAgent
+from backends.hosts.encryption import Encryption
 from backends.hosts.files import ModelCopies, default_cache_folder
 from backends.hosts.messages import read_token
 from kernel.errors import BadOption, ServingError
 from kernel.flags.flag import BadValue, parse_host_port
 from kernel.machine import raise_descriptor_limit
-from kernel.options import is_loopback
+from kernel.options import TlsOptions, check_together, is_loopback
 from kernel.repository.execution_environment import EnvironmentSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,15 @@ def agent(
     token_file: Annotated[
         Path | None,
         typer.Option(help="A file with the token that servers must have; needed unless HOST is a loopback address."),
+    ] = None,
+    cert_file: Annotated[
+        Path | None, typer.Option(help="The agent's certificate (PEM): servers need TLS and a certificate as well.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="The private key (PEM) of --cert-file, without passphrase.")
+    ] = None,
+    root_cert_file: Annotated[
+        Path | None, typer.Option(help="The authority (PEM) that has signed the certificates of servers.")
     ] = None,
     host_name: Annotated[str, typer.Option(help="The name of this host for servers.")] = socket.gethostname(),
     max_workers: Annotated[int, typer.Option(min=0, help="The most workers at the same time; 0 for no limit.")] = 0,
@@ -57,7 +71,7 @@ def agent(
 ) -> None:
     """Start workers on this host for servers on other hosts (naiad run --launcher=agent --agents=HOST:PORT).
 
-    Who has the token may run programs here. The connections are not encrypted: use a private network.
+    Who has the token may run programs here. Without --cert-file connections are not encrypted: use a private network.
     """
     try:
         address = parse_host_port(listen, 0)
@@ -66,6 +80,7 @@ def agent(
     if token_file is None and not is_loopback(address[0]):
         raise BadOption(f"--listen={listen} is an address for other hosts: it needs --token-file")
     token = b"" if token_file is None else read_token(token_file)
+    encryption = _encryption(cert_file, key_file, root_cert_file)
     folder = cache_directory or default_cache_folder()
     environments = EnvironmentSettings(
         "" if environment_cache_directory is None else str(environment_cache_directory.absolute()),
@@ -77,17 +92,24 @@ def agent(
     raise_descriptor_limit()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family, backlog=128) as listener:
-        anyio.run(_serve, settings, copies, environments, listener, backend_options={"use_uvloop": True})
+        agent = functools.partial(HostAgent, settings, copies, environments, encryption)
+        anyio.run(_serve, settings.host, agent, listener, backend_options={"use_uvloop": True})
 
 
-async def _serve(
-    settings: AgentSettings, copies: ModelCopies, environments: EnvironmentSettings, listener: socket.socket
-) -> None:
+def _encryption(certificate: Path | None, key: Path | None, authority: Path | None) -> Encryption | None:
+    """Return what the files say. Raises `BadOption`."""
+    check_together({"--cert-file": certificate, "--key-file": key, "--root-cert-file": authority})
+    if certificate is None or key is None:
+        return None
+    return Encryption(TlsOptions(certificate, key, authority, mutual=True), listens=True)
+
+
+async def _serve(host: str, make: Callable[[], HostAgent], listener: socket.socket) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    logger.info("the agent of host '%s' listens at %s:%d", settings.host, *listener.getsockname()[:2])
-    await HostAgent(settings, copies, environments).serve(listener, stop)
+    logger.info("the agent of host '%s' listens at %s:%d", host, *listener.getsockname()[:2])
+    await make().serve(listener, stop)
 
 
 def run_command(arguments: list[str] | None = None) -> int:

@@ -56,6 +56,7 @@ from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from backends.hosts.encryption import Encryption
     from backends.hosts.files import BroughtFiles, ModelCopies
     from backends.hosts.messages import ToAgent
     from backends.launch.local_process import LocalProcess
@@ -319,9 +320,17 @@ def _needs(message: LaunchWorker, files: BroughtFiles, description: LaunchDescri
 class HostAgent:
     """The agent. `serve` is its whole life."""
 
-    def __init__(self, settings: AgentSettings, copies: ModelCopies, environments: EnvironmentSettings) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        copies: ModelCopies,
+        environments: EnvironmentSettings,
+        encryption: Encryption | None = None,
+    ) -> None:
+        """Without `encryption` connections are not encrypted."""
         self.settings = settings
         self.copies = copies
+        self._encryption = encryption
         self.sessions: list[ServerSession] = []
         self._children = KernelChildren()
         self._watcher = SessionWatcher(self._children)
@@ -359,6 +368,8 @@ class HostAgent:
                 accepting.cancel()
                 await self._end_all()
         finally:
+            if self._encryption is not None:
+                self._encryption.close()
             await self._watcher.close()
             await self._children.close()
 
@@ -398,6 +409,9 @@ class HostAgent:
             sock.setblocking(False)
             prepare_socket(sock)
             async with asyncio.timeout(PROOF_S):
+                if self._encryption is not None:
+                    sock = (await self._encryption.secure(sock)).socket
+                    sock.setblocking(False)
                 purpose = await admit(sock, self.settings.token)
             task = asyncio.current_task()
             assert task is not None

@@ -14,6 +14,7 @@ import select
 import socket
 from typing import TYPE_CHECKING, Any
 
+from backends.hosts.encryption import Secured
 from backends.hosts.files import SILENCE_S, send_files
 from backends.hosts.link import Link, prepare_socket
 from backends.hosts.messages import (
@@ -48,6 +49,7 @@ from kernel.server_parts import LauncherFigures, ServerPart
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from backends.hosts.encryption import Encryption
     from backends.hosts.messages import ToServer
     from backends.launch.launcher import Announce, Pending
     from kernel.repository.described_files import LaunchDescription
@@ -254,28 +256,42 @@ class HostConnection:
 
     async def _connect(self) -> None:
         self._session, self._epoch = secrets.token_bytes(16), self._epoch + 1
-        sock = await in_own_thread(f"agent {self.title}", self._proven, Purpose(self._session))
+        sock = await in_own_thread(f"agent {self.title}", socket.create_connection, self.address, PROOF_S)
         self.family, self.reached = sock.family, sock.getpeername()
-        self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
+        secured = await self._secure(sock)
+        proving = asyncio.ensure_future(
+            in_own_thread(f"agent {self.title}", self._prove, secured, Purpose(self._session))
+        )
         try:
-            await link.begin(sock)
+            await asyncio.shield(proving)
+            self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
+            await link.begin(secured.socket)
         except BaseException:
-            sock.close()
+            _close_after(proving, secured.socket)
             raise
         limits = self._launcher.limits
         link.send(Claim(self._launcher.identity, self._epoch, PROTOCOL, limits.lines_per_s, limits.bytes_per_s))
 
-    def _proven(self, purpose: Purpose, sock: socket.socket | None = None) -> socket.socket:
-        """Return a connected socket whose peer is the agent. Blocks. Raises `OSError`, `NotAdmitted`."""
-        made = socket.create_connection(self.address, PROOF_S) if sock is None else sock
+    async def _secure(self, sock: socket.socket) -> Secured:
+        """Return what stands for a connected socket, which is not the caller's any more.
+
+        Raises `OSError`, `NotAdmitted`.
+        """
+        prepare_socket(sock)
+        encryption = self._launcher.encryption
+        return Secured(sock) if encryption is None else await encryption.secure(sock, self.address[0])
+
+    def _prove(self, secured: Secured, purpose: Purpose) -> None:
+        """Find out that the peer is the agent, and let it find out that this is its server. Blocks.
+
+        Raises `OSError`, `NotAdmitted`.
+        """
         try:
-            prepare_socket(made)
-            prove(made, self.token, purpose)
-            made.settimeout(None)
-        except BaseException:
-            made.close()
+            prove(secured.socket, self.token, purpose)
+        except (OSError, NotAdmitted) as error:
+            if problem := secured.problem_after(error):
+                raise NotAdmitted(problem) from error
             raise
-        return made
 
     def _take(self, message: ToServer) -> None:
         match message:
@@ -304,13 +320,14 @@ class HostConnection:
                 worker.pending(message.text)
             case WorkerStarted() if not worker.started.done():
                 worker.started.set_result(message.folder)
-            case NotStarted():
+            case NotStarted() if not worker.started.done():
+                error = worker_error(ErrorCode(message.code), message.text)  # first: a wrong code is a ValueError
                 del self.workers[worker.number]
                 if message.full:  # another server was faster: the next heartbeat says when there is room
                     self.others = self.max_workers - len(self.workers)
                     worker.fail(HostFull(message.text))
                 else:
-                    worker.fail(worker_error(ErrorCode(message.code), message.text))
+                    worker.fail(error)
                 self.left()
             case Printed():
                 worker.output.log(message.level, message.text)
@@ -347,15 +364,13 @@ class HostConnection:
             await worker.expected
             archive = "" if needs.environment is None else needs.environment.path
 
-            def bring() -> None:
-                worker.socket.settimeout(PROOF_S)
-                worker.socket.connect(self.reached)
-                self._proven(Purpose(self._session, number), worker.socket)
-                worker.socket.settimeout(SILENCE_S)
-                send_files(worker.socket, needs.folder, description, archive)
+            def send(secured: Secured) -> None:
+                self._prove(secured, Purpose(self._session, number))
+                secured.socket.settimeout(SILENCE_S)
+                send_files(secured.socket, needs.folder, description, archive)
 
             try:
-                bringing = asyncio.ensure_future(in_own_thread(f"files of {title}"[:60], bring))
+                bringing = asyncio.ensure_future(self._bring(worker, send))
                 await asyncio.shield(bringing)
             except (OSError, NotAdmitted, Unavailable) as error:
                 await asyncio.wait([worker.started], timeout=_REASON_S)
@@ -368,14 +383,22 @@ class HostConnection:
             if not sent and self.workers.pop(number, None) is not None:  # the agent does not know it
                 self._launcher.changed()
             worker.kill()
-            with contextlib.suppress(OSError):
-                worker.socket.shutdown(socket.SHUT_RDWR)
-            if bringing is None or bringing.done():
+            if bringing is None:
                 worker.socket.close()
-            else:  # not before: the thread would write to whatever gets the number of the descriptor next
-                bringing.add_done_callback(lambda done: _close_after(done, worker.socket))
+            else:
+                _close_after(bringing, worker.socket)
+                bringing.add_done_callback(lambda _: worker.socket.close())  # another one if it is encrypted
             raise
         return worker
+
+    async def _bring(self, worker: RemoteProcess, send: Callable[[Secured], None]) -> None:
+        """Connect a worker's socket, and let `send` bring its files. Who ends the socket ends it."""
+        title = f"files of {worker.title}"[:60]
+        worker.socket.settimeout(PROOF_S)
+        await in_own_thread(title, worker.socket.connect, self.reached)
+        secured = await self._secure(worker.socket)
+        worker.socket = secured.socket
+        await in_own_thread(title, send, secured)
 
     def close(self) -> None:
         """End the connection."""
@@ -384,10 +407,23 @@ class HostConnection:
         self._down.set()
 
 
-def _close_after(done: asyncio.Future[None], sock: socket.socket) -> None:
-    if not done.cancelled():
-        done.exception()  # `launch` has raised it; without this line the event loop would log it
-    sock.close()
+def _close_after(work: asyncio.Future[None], sock: socket.socket) -> None:
+    """End a socket that a thread uses, and close it after that work.
+
+    Not before: the thread would write to whatever gets the number of the descriptor next.
+    """
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+    def close(done: asyncio.Future[None]) -> None:
+        if not done.cancelled():
+            done.exception()  # who has waited has raised it; without this line the event loop would log it
+        sock.close()
+
+    if work.done():
+        close(work)
+    else:
+        work.add_done_callback(close)
 
 
 class AgentLauncher(ServerPart):
@@ -396,9 +432,15 @@ class AgentLauncher(ServerPart):
     name = "agent"
 
     def __init__(
-        self, addresses: Sequence[tuple[str, int]], token: bytes = b"", limits: OutputLimits | None = None
+        self,
+        addresses: Sequence[tuple[str, int]],
+        token: bytes = b"",
+        limits: OutputLimits | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
+        """Without `encryption` connections are not encrypted."""
         self.limits = limits or OutputLimits()
+        self.encryption = encryption
         #: Of this server; agents end workers of its earlier connections.
         self.identity = secrets.token_hex(16)
         self.agents = [HostConnection(address, self, token) for address in addresses]
@@ -421,6 +463,8 @@ class AgentLauncher(ServerPart):
             await asyncio.wait(self._keepers)
         for agent in self.agents:
             agent.close()
+        if self.encryption is not None:
+            self.encryption.close()
 
     def changed(self) -> None:
         """Let launches look again whether there is room."""

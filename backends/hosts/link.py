@@ -133,6 +133,14 @@ class Link(asyncio.Protocol, Generic[_Received]):
         self._schedule()
 
 
+#: After how long without data the system looks whether the peer is there, how often again, and how many times, in
+#: seconds. What is between the hosts (NAT, firewalls) forgets connections that are idle for minutes.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+
+
 def prepare_socket(sock: socket.socket) -> None:
-    """Let small messages leave at once."""
+    """Let small messages leave at once, and an idle connection be noticed that is cut."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

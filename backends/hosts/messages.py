@@ -2,7 +2,8 @@
 
 The agent listens. A server has one *control* connection to it, and one *data* connection for each worker, which becomes
 the worker's own after the model's files have come over it. Each begins with `prove` and `admit`: the token itself is
-never sent, and an answer cannot be used a second time. What follows is not encrypted.
+never sent, and an answer cannot be used a second time. It is encrypted if both sides have certificates, see
+`backends.hosts.encryption`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import hmac
 import secrets
 import struct
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -76,28 +78,46 @@ class NotAdmitted(Exception):
     """The peer does not have the same token, or is no agent; the message says it."""
 
 
-def prove(sock: socket.socket, token: bytes, purpose: Purpose) -> None:
-    """Prove to an agent that this side has its token, and check that the agent has it. Blocks, by the socket's timeout.
+def prove(sock: socket.socket, token: bytes, purpose: Purpose, limit_s: float = PROOF_S) -> None:
+    """Prove to an agent that this side has its token, and check that the agent has it. Blocks for up to `limit_s`.
 
-    Raises `OSError` and `NotAdmitted`.
+    Raises `OSError` and `NotAdmitted`. The socket has no timeout afterwards.
     """
-    if receive_exactly(sock, len(_MAGIC)) != _MAGIC:
+    end_s = time.monotonic() + limit_s
+    sock.settimeout(limit_s)
+    try:
+        magic = receive_exactly(sock, len(_MAGIC), end_s)
+    except TimeoutError as error:
+        raise NotAdmitted(
+            f"it has said nothing for {limit_s:g} s. It may be no agent, or one that needs TLS (--agent-cert-file)"
+        ) from error
+    if magic != _MAGIC:
         raise NotAdmitted("what listens there is no agent of this version")
-    theirs, ours = receive_exactly(sock, _NONCE), secrets.token_bytes(_NONCE)
+    theirs, ours = receive_exactly(sock, _NONCE, end_s), secrets.token_bytes(_NONCE)
     about = _PURPOSE.pack(purpose.session, purpose.worker)
     sock.sendall(ours + about + _proof(token, b"server", theirs, ours, about))
     try:
-        found = receive_exactly(sock, _PROOF)
+        found = receive_exactly(sock, _PROOF, end_s)
     except ConnectionError as error:
         raise NotAdmitted("the agent has another token (--agent-token-file)") from error
     if not hmac.compare_digest(found, _proof(token, b"agent", theirs, ours, about)):
         raise NotAdmitted("the agent has another token (--agent-token-file)")
+    sock.settimeout(None)
 
 
-def receive_exactly(sock: socket.socket, byte_size: int) -> bytes:
-    """Return exactly `byte_size` bytes from a blocking socket. Raises `OSError`, and `ConnectionError` at its end."""
+def receive_exactly(sock: socket.socket, byte_size: int, end_s: float = 0.0) -> bytes:
+    """Return exactly `byte_size` bytes from a blocking socket. Raises `OSError`, and `ConnectionError` at its end.
+
+    They must come before the time `end_s` of `time.monotonic`, else `TimeoutError`: a peer may send a byte at a time. 0
+    for no such limit.
+    """
     data = bytearray()
     while len(data) < byte_size:
+        if end_s:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("timed out")
+            sock.settimeout(left_s)
         if not (portion := sock.recv(byte_size - len(data))):
             raise ConnectionResetError("the connection ended")
         data += portion

@@ -16,14 +16,17 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import anyio
 import msgspec
 
 from backends.hosts.agent import AgentSettings, HostAgent
+from backends.hosts.encryption import Encryption
 from backends.hosts.files import ModelCopies, default_cache_folder
 from backends.hosts.ray_messages import PlacedAgent
 from kernel.machine import own_command, raise_descriptor_limit
+from kernel.options import TlsOptions
 from kernel.repository.execution_environment import EnvironmentSettings
 
 logger = logging.getLogger(__name__)
@@ -35,8 +38,11 @@ _CACHE_BYTE_SIZE = 20 << 30
 class StartedAgent:
     """The process of an agent, from its start to its end. Blocks."""
 
-    def __init__(self, host: str, lease_s: float) -> None:
-        """Start it at an address of this host. Raises `RuntimeError` if it does not listen there."""
+    def __init__(self, host: str, lease_s: float, certificate: tuple[str, str, str] | None = None) -> None:
+        """Start it at an address of this host. Raises `RuntimeError` if it does not listen there.
+
+        `certificate` as in `Place`.
+        """
         self.host = host
         self.token = secrets.token_hex(32)
         self._process = subprocess.Popen(
@@ -44,7 +50,7 @@ class StartedAgent:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        settings = PlacedAgent(self.host, self.token, lease_s)
+        settings = PlacedAgent(self.host, self.token, lease_s, certificate)
         with contextlib.suppress(BrokenPipeError):  # it has ended
             self._process.stdin.write(msgspec.json.encode(settings) + b"\n")
             self._process.stdin.flush()
@@ -72,14 +78,14 @@ class StartedAgent:
 class AgentActor:
     """The actor. Nothing of a request comes here."""
 
-    def __init__(self, lease_s: float) -> None:
-        """Start the agent. Raises `RuntimeError` if it does not start."""
+    def __init__(self, lease_s: float, certificate: tuple[str, str, str] | None = None) -> None:
+        """Start the agent; `certificate` as in `Place`. Raises `RuntimeError` if it does not start."""
         import ray  # here it is imported already
 
         own = ray.get_runtime_context().get_node_id()
         # Where the node says that others reach it. `ray.util.get_node_ip_address` guesses an address of the machine.
         (host,) = (node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
-        self._agent = StartedAgent(str(host), lease_s)
+        self._agent = StartedAgent(str(host), lease_s, certificate)
         threading.Thread(target=self._end_with_agent, daemon=True).start()
 
     def _end_with_agent(self) -> None:
@@ -104,7 +110,14 @@ async def _serve(settings: PlacedAgent, listener: socket.socket) -> None:
         loop.add_signal_handler(number, stop.set)
     agent = AgentSettings(settings.host, settings.token.encode(), 1, settings.lease_s, single=True)
     copies = ModelCopies(default_cache_folder(), _CACHE_BYTE_SIZE)
-    await HostAgent(agent, copies, EnvironmentSettings()).serve(listener, stop)
+    await HostAgent(agent, copies, EnvironmentSettings(), _encryption(settings)).serve(listener, stop)
+
+
+def _encryption(settings: PlacedAgent) -> Encryption | None:
+    if settings.certificate is None:
+        return None
+    certificate, key, authority = (Path(path) for path in settings.certificate)
+    return Encryption(TlsOptions(certificate, key, authority, mutual=True), listens=True)
 
 
 def main() -> None:

@@ -196,7 +196,11 @@ class Broker:
         if self._ray is None:
             return
         try:
-            actor = self._ray.remote(AgentActor).options(**placement_options(message)).remote(message.lease_s)
+            actor = (
+                self._ray.remote(AgentActor)
+                .options(**placement_options(message))
+                .remote(message.lease_s, message.certificate)
+            )
             self._watch(message.name, actor)
         except Exception as error:  # Ray checks what was asked for, and raises errors of many kinds
             self._tell(Gone(message.name, text_of(error), refused=isinstance(error, (TypeError, ValueError))))

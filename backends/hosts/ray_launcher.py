@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
+from backends.hosts.encryption import Encryption
 from backends.hosts.launcher import AgentLauncher, HostConnection
 from backends.hosts.link import Link
 from backends.hosts.messages import Beat
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from backends.launch.local_process import LocalProcess
     from backends.launch.output import OutputLimits
     from backends.launch.spawning import SpawningLauncher
+    from kernel.options import TlsOptions
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class Placement:
         self.connected: asyncio.Future[PlacedHost] = asyncio.get_running_loop().create_future()
         self.host: PlacedHost | None = None
 
-    def request(self, lease_s: float) -> Place:
+    def request(self, launcher: RayLauncher) -> Place:
         """Return the message to the broker."""
         custom = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU", "memory")}
         return Place(
@@ -99,7 +102,8 @@ class Placement:
             int(self.resources.get("memory", 0)),
             custom,
             self.spread,
-            lease_s,
+            launcher.lease_s,
+            launcher.certificate,
         )
 
     def fail(self, error: InvalidArgument | Unavailable) -> None:
@@ -132,13 +136,26 @@ class RayLauncher(AgentLauncher):
     name = "ray"
 
     def __init__(
-        self, spawning: SpawningLauncher, address: str = "", lease_s: float = 60.0, limits: OutputLimits | None = None
+        self,
+        spawning: SpawningLauncher,
+        address: str = "",
+        lease_s: float = 60.0,
+        limits: OutputLimits | None = None,
+        tls: TlsOptions | None = None,
     ) -> None:
         """`spawning` starts the broker. `address` is that of `ray.init`; "" for the cluster of this machine.
 
-        An agent that this server does not connect with within `lease_s` seconds ends.
+        An agent that this server does not connect with within `lease_s` seconds ends. With `tls` agents read the files
+        of the same paths on their hosts. Raises `BadOption` for wrong ones here.
         """
-        super().__init__((), limits=limits)
+        super().__init__((), limits=limits, encryption=None if tls is None else Encryption(tls, listens=False))
+        #: As `Place.certificate`.
+        self.certificate: tuple[str, str, str] | None = None
+        if tls is not None:
+            certificate, key, authority = (
+                os.path.abspath(path or "") for path in (tls.certificate, tls.key, tls.client_ca)
+            )
+            self.certificate = certificate, key, authority
         self._spawning = spawning
         self._address = address
         self.lease_s = lease_s
@@ -197,7 +214,7 @@ class RayLauncher(AgentLauncher):
             link.send(Begin(self._address, tuple(each.name for each in placements if each.host is not None)))
             for placement in placements:
                 if placement.host is None:  # Ray has it already if the last broker has asked for it
-                    link.send(placement.request(self.lease_s))
+                    link.send(placement.request(self))
             await down.wait()
             link.close()
             broker.kill()
@@ -290,7 +307,7 @@ class RayLauncher(AgentLauncher):
             placement = Placement(f"{self.identity}-{self._next}", title, needs, pending)
             self._next += 1
             self._placements[placement.name] = placement
-            self._send(placement.request(self.lease_s))
+            self._send(placement.request(self))
             self._show(placement)
             try:
                 host = await placement.connected

@@ -36,6 +36,8 @@ class Place(AgentMessage, frozen=True, tag=True, array_like=True):
     spread: bool
     #: How long the agent waits for its server, in seconds.
     lease_s: float
+    #: The files on its host of its certificate, its key, and the authority of the server; none without TLS.
+    certificate: tuple[str, str, str] | None = None
 
 
 class EndPlacement(AgentMessage, frozen=True, tag=True, array_like=True):
@@ -95,3 +97,5 @@ class PlacedAgent(msgspec.Struct, frozen=True):
     host: str
     token: str
     lease_s: float
+    #: As `Place.certificate`.
+    certificate: tuple[str, str, str] | None = None

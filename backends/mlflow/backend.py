@@ -6,13 +6,14 @@ flavour onnx is left to the backend of ONNX Runtime, and all others to the packa
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from backends.base import Backend
 from backends.batch_tensors import batch_sizes, execute_alone, gather, requested_outputs, scatter
-from backends.mlflow.model_folder import read_model_folder
+from backends.mlflow.model_folder import MLMODEL, read_model_folder
 from backends.mlflow.outputs import (
     as_configured,
     divided,
@@ -48,6 +49,8 @@ class MlflowBackend(Backend):
         super().__init__(host)
         self._model: PyfuncModel | None = None
         self._onnx: Backend | None = None
+        #: What `complete` has opened, for the `load` that follows, after what changes with its files.
+        self._opened: tuple[object, MlflowModel, Predictor] | None = None
 
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
         """As `Backend.gpu_obstacle`."""
@@ -60,7 +63,7 @@ class MlflowBackend(Backend):
         found = read_model_folder(arguments)
         if found.flavour == "onnx":
             return self._onnx_backend().complete(_onnx_arguments(arguments, found))
-        predictor = open_predictor(arguments, found, self._warn)
+        predictor = self._open(arguments, found)
         plan = _plan(arguments, found, predictor)
         config = self._completed(arguments, found, predictor, plan)
         plan.check(arguments.model_name, tensor_specs(config, "input"))
@@ -72,8 +75,7 @@ class MlflowBackend(Backend):
         if found.flavour == "onnx":
             self._onnx_backend().verify(_onnx_arguments(arguments, found))
         else:
-            predictor = open_predictor(arguments, found, self._warn)
-            PyfuncModel(arguments, found, predictor)
+            PyfuncModel(arguments, found, self._open(arguments, found))
 
     def load(self, arguments: ModelArguments) -> None:
         if arguments.kind == "GPU":
@@ -89,8 +91,8 @@ class MlflowBackend(Backend):
             self._onnx = onnx
             self.pipelines = onnx.pipelines
             return
-        predictor = open_predictor(arguments, found, self._warn)
-        self._model = PyfuncModel(arguments, found, predictor)
+        self._model = PyfuncModel(arguments, found, self._open(arguments, found))
+        self._opened = None
 
     def execute(self, requests: Sequence[WorkerRequest], timings: Timings) -> None:
         if self._onnx is not None:
@@ -108,6 +110,15 @@ class MlflowBackend(Backend):
         if self._onnx is not None:
             self._onnx.finalize()
         self._model = self._onnx = None
+
+    def _open(self, arguments: ModelArguments, found: MlflowModel) -> Predictor:
+        """Return what computes the model. One that was opened before is taken again if its files are the same."""
+        state = _files_state(arguments, found)
+        if self._opened is not None and self._opened[:2] == (state, found):
+            return self._opened[2]
+        predictor = open_predictor(arguments, found, self._warn)
+        self._opened = state, found, predictor
+        return predictor
 
     def _onnx_backend(self) -> Backend:
         from backends.onnxruntime.backend import OnnxRuntimeBackend  # most folders are of other flavours
@@ -147,6 +158,16 @@ class MlflowBackend(Backend):
             for line in lines:
                 self._warn(line)
         return config
+
+
+def _files_state(arguments: ModelArguments, found: MlflowModel) -> list[object]:
+    """Return what changes with the files of a folder."""
+    state: list[object] = []
+    for name in (MLMODEL, found.filename):
+        with contextlib.suppress(OSError):  # the error of what opens it is better
+            status = (arguments.version_dir / name).stat()
+            state.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return state
 
 
 def _plan(arguments: ModelArguments, found: MlflowModel, predictor: Predictor) -> InputPlan:

@@ -85,7 +85,7 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
     """Return what the text of an `MLmodel` file says. Raises `ServingError`."""
     yaml = yaml_library()
     try:
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(text, _loader(yaml))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InvalidArgument(f"the file {MLMODEL} of model '{model}' cannot be read as YAML: {reason}") from None
@@ -98,13 +98,14 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
     flavour = _flavour(flavours, general, model)
     fields = flavours[flavour]
     names, default = _FILE_FIELDS.get(flavour, ((), ""))
-    filename = next((str(fields[name]) for name in names if fields.get(name)), default)
+    filename = next((text for name in names if (text := _text_in(fields, name, model))), default)
+    _text_in(fields, "model_class", model)
     where = PurePosixPath(filename)
     if where.is_absolute() or ".." in where.parts:
         raise InvalidArgument(
             f"the file {MLMODEL} of model '{model}' names the model file '{filename}'; expected a path in the folder"
         )
-    method = str(general.get("predict_fn") or "predict")
+    method = _text_in(general, "predict_fn", model) or "predict"
     signature = read_signature(found.get("signature"), model)
     if signature.has_params and flavour in _PASS_PARAMS:  # the other flavours ignore them, in MLflow, too
         raise Unsupported(
@@ -114,9 +115,36 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
     return MlflowModel(flavour, filename, fields, method, signature)
 
 
+def _loader(yaml: Any) -> Any:
+    """Return the class that reads a file. It makes nothing but plain values, and refuses merged mappings, which MLflow
+    does not write: a few lines of them can have billions of keys."""
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc]  # it is known at run time only
+        def flatten_mapping(self, node: Any) -> None:
+            for key, _ in node.value:
+                if key.tag == "tag:yaml.org,2002:merge":
+                    raise yaml.constructor.ConstructorError(None, None, "merged mappings (<<) are refused")
+
+    return Loader
+
+
+def _text_in(fields: dict[str, Any], name: str, model: str) -> str:
+    """Return a text of a mapping; "" if it has none. Raises `InvalidArgument` for a value that is no text.
+
+    To show such a value could take forever: with aliases, a few lines can be a list of billions of elements.
+    """
+    value = fields.get(name) or ""
+    if not isinstance(value, str):
+        raise InvalidArgument(
+            f"'{name}' in the file {MLMODEL} of model '{model}' is a {type(value).__name__}; expected a text"
+        )
+    return value
+
+
 def _flavour(flavours: dict[str, Any], general: dict[str, Any], model: str) -> str:
     """Return the flavour that `mlflow.pyfunc` would load, one of `FLAVOURS`, or `PYFUNC`. Raises `Unsupported`."""
-    loader = str(general.get("loader_module") or "")
+    loader = _text_in(general, "loader_module", model)
     chosen = loader.removeprefix("mlflow.") if loader else next((each for each in FLAVOURS if each in flavours), "")
     if chosen in FLAVOURS and chosen in flavours:
         return chosen

@@ -14,7 +14,7 @@ from backends.batch_tensors import batch_sizes, execute_alone, gather, requested
 from backends.reshape import tensor_specs
 from backends.sklearn.estimator import call, rows_of, signature_of, use_one_thread
 from backends.sklearn.library import limit_threads
-from backends.sklearn.model_file import load_estimator
+from backends.sklearn.model_file import file_state, load_estimator
 from kernel.errors import InternalError, InvalidArgument, ServingError
 from kernel.machine import processor_count
 from shm.arrays import NUMPY_TYPES, datatype_of
@@ -38,6 +38,9 @@ class SklearnBackend(ModelBackend):
 
     shares_worker = True
 
+    #: What `complete` has opened, for the `load` that follows: the path, size and time of its file come first.
+    _opened: tuple[object, Any, EstimatorSignature] | None = None
+
     def gpu_obstacle(self, arguments: ModelArguments) -> str:
         return "the backend 'sklearn' computes on the CPU"
 
@@ -59,11 +62,17 @@ class SklearnBackend(ModelBackend):
     def load(self, arguments: ModelArguments) -> None:
         limit_threads(processor_count())
         self._model = EstimatorModel(arguments, *self._open(arguments))
+        self._opened = None
 
     def _open(self, arguments: ModelArguments) -> tuple[Any, EstimatorSignature]:
+        """Return the estimator. One that was opened before is taken again if its file is still the same."""
+        file = file_state(arguments)
+        if self._opened is not None and self._opened[0] == file:
+            return self._opened[1:]
         estimator = load_estimator(arguments, lambda line: self.host.log("WARNING", line))
         signature = signature_of(estimator, arguments.model_name)
         use_one_thread(estimator)
+        self._opened = file, estimator, signature
         return estimator, signature
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Methods that can be outputs, by the names that MLServer has for the first three.
 METHODS = ("predict", "predict_proba", "transform", "decision_function", "score_samples")
 
+#: The most elements of a list that may be estimators: longer ones are words, or rows.
+_MOST_PARTS = 10_000
+
 
 class EstimatorSignature(msgspec.Struct, frozen=True):
     """What a fitted estimator says of itself."""
@@ -46,13 +49,24 @@ def signature_of(estimator: Any, model: str) -> EstimatorSignature:
 
 
 def use_one_thread(estimator: Any) -> None:
-    """Set `n_jobs` to 1 in an estimator and its parts: joblib would start processes or threads for each call."""
-    get_params = getattr(estimator, "get_params", None)
-    if get_params is None:
-        return
-    for part in (estimator, *get_params(deep=True).values()):
-        if getattr(part, "n_jobs", None) not in (None, 1) and hasattr(part, "get_params"):
-            part.n_jobs = 1
+    """Set `n_jobs` to 1 in an estimator and its parts: joblib would start processes or threads for each call.
+
+    The fitted parts of a search or a vote are in attributes that `get_params` does not show.
+    """
+    waiting, seen = [estimator], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, (list, tuple, dict)):
+            if len(part) <= _MOST_PARTS:
+                waiting.extend(part.values() if isinstance(part, dict) else part)
+        elif hasattr(type(part), "get_params") or type(part).__module__.startswith("sklearn."):
+            attributes = getattr(part, "__dict__", {})
+            if attributes.get("n_jobs") not in (None, 1):
+                part.n_jobs = 1
+            waiting.extend(attributes.values())
 
 
 def rows_of(columns: Mapping[str, Array], signature: EstimatorSignature, *, by_column: bool) -> Any:

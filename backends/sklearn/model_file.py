@@ -9,10 +9,12 @@ the server's own, whatever a file or a folder says. None of these runs code that
 from __future__ import annotations
 
 import warnings
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from backends.sklearn.library import required
-from kernel.errors import InternalError, ServingError, Unavailable, Unsupported
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
+from kernel.machine import available_memory_byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -95,6 +97,9 @@ ALLOW_PICKLE = "allow-pickle"
 
 _SKOPS = ".skops"
 
+#: How often what is in an archive is in memory while it is opened: as bytes, and as an array.
+_COPIES = 2
+
 
 def find_model_file(arguments: ModelArguments) -> Path:
     """Return the path of a model's file. Raises `Unavailable`."""
@@ -109,6 +114,16 @@ def find_model_file(arguments: ModelArguments) -> Path:
         f"unable to find a file for model '{arguments.model_name}' in '{folder}': expected one of "
         f"{', '.join(FILE_NAMES)}, or default_model_filename in the configuration"
     )
+
+
+def file_state(arguments: ModelArguments) -> tuple[object, ...]:
+    """Return what changes with the file of a model. Raises `Unavailable` if there is none."""
+    path = find_model_file(arguments)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise Unavailable(f"'{path}' of model '{arguments.model_name}' cannot be read: {error.strerror}") from error
+    return path, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def may_load_pickles(arguments: ModelArguments) -> bool:
@@ -164,11 +179,26 @@ def load_estimator(arguments: ModelArguments, warn: Callable[[str], None]) -> An
 
 def _load_skops(path: Path, arguments: ModelArguments) -> Any:
     skops = required("skops.io")
-    types = skops.get_untrusted_types(file=path)
-    if refused := not_trusted(types, arguments.backend_config):
-        raise Unsupported(
-            f"model '{arguments.model_name}' has types that the server does not trust: {', '.join(refused)}. If making "
-            "objects of these types cannot do harm, start the server with "
-            f"--backend-config={arguments.config.get('backend') or 'sklearn'},{TRUSTED_TYPES}={','.join(refused)}"
+    _check_unpacked_size(path, arguments.model_name)
+    try:
+        return skops.load(path, trusted=sorted(trusted_types(arguments.backend_config)))
+    except TypeError:  # what skops raises for types that it is not to trust, and for damaged files
+        refused = not_trusted(skops.get_untrusted_types(file=path), arguments.backend_config)
+        if not refused:
+            raise
+    raise Unsupported(
+        f"model '{arguments.model_name}' has types that the server does not trust: {', '.join(refused)}. If making "
+        "objects of these types cannot do harm, start the server with "
+        f"--backend-config={arguments.config.get('backend') or 'sklearn'},{TRUSTED_TYPES}={','.join(refused)}"
+    )
+
+
+def _check_unpacked_size(path: Path, model: str) -> None:
+    """Raise `InvalidArgument` for an archive that needs more memory than there is: a small one may have terabytes."""
+    with zipfile.ZipFile(path) as archive:
+        byte_size = sum(each.file_size for each in archive.infolist())
+    if _COPIES * byte_size > available_memory_byte_size():
+        raise InvalidArgument(
+            f"model '{model}' cannot be loaded: '{path.name}' has {byte_size} bytes when it is unpacked, and there is "
+            "not memory for them"
         )
-    return skops.load(path, trusted=types)

@@ -1,7 +1,7 @@
 """A model for the rehearsal of a worker before the forks: see `backends/zygote/rehearsal.py`.
 
-It is loaded, and never computes: in a fork of a process in which scikit-learn has computed with OpenMP, the next
-computation waits for threads that do not exist.
+The worker only loads it. The calls of a request are made here, with one thread: in a fork of a process in which
+scikit-learn has computed with several, the next computation waits for threads that do not exist.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.sklearn.library import required
+from backends.sklearn.estimator import call
+from backends.sklearn.library import limit_threads, required
+from kernel.machine import processor_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMPUTES = False
+
+#: As often as the worker is rehearsed.
+_CALLS = 10
 
 
 @contextmanager
@@ -27,7 +32,12 @@ def rehearsed_model() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="naiad-rehearsal-") as folder:
         version = Path(folder, "1")
         version.mkdir()
-        required("skops.io").dump(pipeline(), version / "model.skops")
+        model = pipeline()
+        required("skops.io").dump(model, version / "model.skops")
+        limit_threads(1)
+        for _ in range(_CALLS):
+            call(model, ["predict", "predict_proba"], np.zeros((1, 4)))
+        limit_threads(processor_count())
         yield folder
 
 

@@ -1,4 +1,7 @@
-"""Tensors of a worker that shares no memory with the kernel: they are sent in chunks, in both directions.
+"""Tensors of a worker that shares no memory with the kernel: they are sent over the connection, in both directions.
+
+Small tensors are in the message of their request or response (`wire.SENT_INLINE_BYTE_SIZE`), others are sent before it
+in chunks.
 
 Has the interface of `backends/supervision/worker_memory.py`. The helper reads and writes client regions, so a batch may
 wait before it is sent, and a response before its client gets it. Both keep their order.
@@ -51,6 +54,37 @@ def _is_large(tensor: Tensor) -> bool:
     return tensor.byte_size > INLINE_LIMIT or tensor.data is None
 
 
+def _with_small_tensors(requests: list[wire.RequestMessage]) -> list[wire.RequestMessage] | None:
+    """Return the requests of a batch with the bytes of all inputs; None if there is an input that is sent apart."""
+    found: list[wire.RequestMessage] = []
+    room = wire.CHUNK_BYTE_SIZE  # of the whole batch
+    for request in requests:
+        spans = [tensor.span for tensor in request.inputs if tensor.span is not None]
+        byte_size = sum(span.byte_size for span in spans)
+        room -= byte_size
+        if byte_size > wire.SENT_INLINE_BYTE_SIZE or room < 0 or any(map(_is_read_by_helper, spans)):
+            return None
+        if spans:
+            request = msgspec.structs.replace(request, inputs=[_with_bytes(each) for each in request.inputs])
+        found.append(request)
+    return found
+
+
+def _with_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor with its bytes, which are copied when the message is made."""
+    span = tensor.span
+    if span is None:
+        return tensor
+    data = span.lease.region.view(span.offset, span.byte_size)
+    return Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+
+
+def _is_read_by_helper(span: Span) -> bool:
+    """Whether the helper reads the bytes: they are a client's, or on a device."""
+    region = span.lease.region
+    return region.of_client or isinstance(region.handle, CudaIpcHandle)
+
+
 class RemoteMemory:
     """Copies tensors to and from one worker. Every `ValueError` is for a message that breaks the protocol."""
 
@@ -93,9 +127,16 @@ class RemoteMemory:
         """Do nothing: the bytes of regions are sent with each batch."""
 
     def send_execute(self, message: wire.Execute) -> None:
-        """Send a batch after earlier ones. Its tensors are sent before it."""
+        """Send a batch after earlier ones, with its tensors."""
+        if self._sending is None and (requests := _with_small_tensors(message.requests)) is not None:
+            self._send_batch(message, requests)
+            return
         self._batches.append(message)
         self._send_soon()
+
+    def _send_batch(self, message: wire.Execute, requests: list[wire.RequestMessage]) -> None:
+        self._session.send(wire.Execute(message.batch, requests, message.poll_ns))
+        self.last_sent = message.batch
 
     def _send_soon(self) -> None:
         if self._sending is None:
@@ -115,8 +156,7 @@ class RemoteMemory:
                     except ServingError as error:
                         self.finished(request.number)
                         self._not_sent(message.batch, request.number, error)
-                self._session.send(wire.Execute(message.batch, requests, message.poll_ns))
-                self.last_sent = message.batch
+                self._send_batch(message, requests)
         finally:
             self._sending = None
 
@@ -135,7 +175,7 @@ class RemoteMemory:
 
     async def _send_span(self, request: int, span: Span) -> Span:
         copy: Span | None = None
-        if isinstance(span.lease.region.handle, CudaIpcHandle) or span.lease.region.of_client:
+        if _is_read_by_helper(span):
             span = copy = await self._helper.read(span)
         try:
             number = new_region_number()

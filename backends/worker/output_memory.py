@@ -47,7 +47,7 @@ class OutputMemory(Protocol):
         """The worker ends, and its process may continue. The kernel keeps the memory of responses that it has."""
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
-        """Make these tensors readable for the kernel, before the response that names them is sent."""
+        """Make these tensors readable for the kernel, before the response that has them is sent."""
 
 
 class ArenaOutputs:
@@ -110,7 +110,10 @@ class ArenaOutputs:
 
 
 class SentOutputs:
-    """`OutputMemory` of a worker that shares no memory with the kernel: each output is sent in chunks and freed."""
+    """`OutputMemory` of a worker that shares no memory with the kernel: outputs are sent and freed.
+
+    Small ones are sent with their response, the others in chunks before it.
+    """
 
     def __init__(self, send: Callable[[wire.ToKernel], None]) -> None:
         self.byte_size = 1 << 34
@@ -140,10 +143,15 @@ class SentOutputs:
         self._unsent.clear()
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
+        room = wire.SENT_INLINE_BYTE_SIZE
         for tensor in tensors:
             if tensor.span is not None and self.owns(tensor.span):
                 number = tensor.span.lease.region_number
                 memory = memoryview(self._unsent.pop(number))
+                if len(memory) <= room:
+                    room -= len(memory)
+                    tensor.data, tensor.span = memory, None
+                    continue
                 self._send(wire.Transfer(number, len(memory)))
                 for start in range(0, len(memory), wire.CHUNK_BYTE_SIZE):
                     self._send(wire.Chunk(number, start, memory[start : start + wire.CHUNK_BYTE_SIZE]))

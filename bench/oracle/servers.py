@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
-_TIMEOUT_S = 15
+_TIMEOUT_S = 60
 
 #: Responses within this time of one another came together.
 SAME_TIME_S = 0.05

@@ -60,10 +60,11 @@ FORMATS = (
     ModelFormat("openvino", "", "model.xml", FileKind.EITHER),
     ModelFormat("pytorch", "pytorch_libtorch", "model.pt", FileKind.FILE),
     ModelFormat("pytorch", "torch_aoti", "model.pt2", FileKind.FILE),
+    # Triton does not know this one. A folder of MLflow may have the files of the formats below, too: a `model.py` in it
+    # is code of the model's author, which runs only with --allow-pickle.
+    ModelFormat("mlflow", "", "MLmodel", FileKind.FILE, backend_only=True),
     ModelFormat("python", "", "model.py", FileKind.EITHER),
     # From here on Triton knows no format.
-    # Before the others: a folder of MLflow has their files, too.
-    ModelFormat("mlflow", "", "MLmodel", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "xgboost.json", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "xgboost.ubj", FileKind.FILE, backend_only=True),
     ModelFormat("fil", "", "xgboost.model", FileKind.FILE, backend_only=True),

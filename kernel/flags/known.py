@@ -435,6 +435,13 @@ _SERVER = FlagGroup(
              help="Where the agents of other hosts listen (naiad agent); for --launcher=agent and auto."),
         Flag(name="agent-token-file", kind=FILE, option="launchers.token_file", ours=True, default="none",
              help="A file with the token of these agents. Agents on other hosts need one."),
+        Flag(name="agent-cert-file", kind=FILE, option="launchers.cert_file", ours=True, default="none",
+             help="The certificate (PEM) that this server shows to agents; then connections with them are encrypted "
+             "(TLS 1.3), and agents must show one as well. With --agent-key-file and --agent-root-cert-file."),
+        Flag(name="agent-key-file", kind=FILE, option="launchers.key_file", ours=True, default="none",
+             help="The private key (PEM) of --agent-cert-file, without passphrase."),
+        Flag(name="agent-root-cert-file", kind=FILE, option="launchers.root_cert_file", ours=True, default="none",
+             help="The certificate authority (PEM) that has signed the certificates of the agents."),
         Flag(name="ray-address", kind=TEXT, option="launchers.ray_address", ours=True, default="auto",
              help="The Ray cluster of --launcher=ray and auto: HOST:PORT of its head, or auto for the cluster that "
              "this machine is in. Needs the extra ray."),

@@ -209,6 +209,16 @@ class InstanceSet:
             return only
         return self._with_room(2 if self._depth > 1 else 1) or self._about_to_end()
 
+    def idle_or_fast_instance(self, *, full: bool) -> Instance | None:
+        """Return an idle instance, or one of a fast model that has no batch ahead of time; or None.
+
+        For schedulers with rules that do not reach what was dispatched. A batch that is `full` may be one of several
+        ahead of time: together they are expected to take as long as the one execution of a fast model at most.
+        """
+        if self._depth == 1 or self._calls:
+            return self._with_room(1)
+        return self._with_room(max(2, 1 + self._depth * FAST_EXECUTION_NS // PREFETCH_NS) if full else 2)
+
     def open_instance(self) -> Instance | None:
         """Return the instance with the fewest batches that may get another, also ahead of time, or None."""
         return self._with_room(self._depth) or self._about_to_end()

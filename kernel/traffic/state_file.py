@@ -87,7 +87,7 @@ class StateFile(ServerPart):
                 self._changed.wait_for(
                     lambda: self._document is not None or self._closing, None if failed is None else self._retry_s
                 )
-                document, self._document = self._document or failed, None
+                document, self._document = failed if self._document is None else self._document, None
                 closing = self._closing
             if document is None:
                 return

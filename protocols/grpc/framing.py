@@ -264,6 +264,10 @@ class MessageReader:
         """Return where the next bytes of a large message belong, None if no large message is being received."""
         if self._large is None and self._refusal is None and self._is_due(directly=True):
             self._allocate()
+        return self.rest_of_large()
+
+    def rest_of_large(self) -> memoryview | None:
+        """Return where the rest of the large message belongs that has memory of its own already, None for no such."""
         return None if self._large is None else self._large[self._filled :]
 
     def received_directly(self, byte_size: int) -> None:

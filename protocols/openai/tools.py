@@ -124,11 +124,34 @@ def new_parser(name: str) -> ToolParser:
 # ---- values within a text ----------------------------------------------------------------------
 
 
+class _Forms(msgspec.Struct, frozen=True):
+    """How a value is looked through, of which brackets and texts in quotes have to be known."""
+
+    #: All up to the next bracket, or to a quote whose text has no end yet.
+    skipped: re.Pattern[str]
+    #: Quote → all of a text up to its end, or to a backslash with nothing behind it.
+    within: dict[str, re.Pattern[str]]
+
+
+def _forms(quotes: str, brackets: str) -> _Forms:
+    """Return the patterns. They take linear time: each text matches in one way, and nothing follows that may fail."""
+    text = r"[^{0}\\]*(?:\\.[^{0}\\]*)*"
+    texts = "|".join(quote + text.format(quote) + quote for quote in quotes)
+    outside = re.escape(quotes + brackets)
+    return _Forms(
+        re.compile(f"(?:[^{outside}]+|{texts})*", re.DOTALL),
+        {quote: re.compile(text.format(quote), re.DOTALL) for quote in quotes},
+    )
+
+
+_JSON, _PYTHON = _forms('"', "[]{}"), _forms("\"'", "[]{}()")
+
+
 class _Value:
     """Finds the end of a JSON value in brackets, or of a Python one, in a text that comes in pieces."""
 
-    def __init__(self, quotes: str = '"') -> None:
-        self._outside = re.compile(f"[{quotes}\\[\\]{{}}()]" if "'" in quotes else f"[{quotes}\\[\\]{{}}]")
+    def __init__(self, forms: _Forms = _JSON) -> None:
+        self._forms = forms
         self._depth = 0
         self._quote = ""
         self._escaped = False
@@ -136,28 +159,29 @@ class _Value:
     def find_end(self, text: str) -> int:
         """Return where the value ends in the next piece of text, -1 if it does not end there."""
         place, end = 0, len(text)
+        if self._escaped and text:
+            self._escaped, place = False, 1
+        skipped, within = self._forms.skipped, self._forms.within
         while place < end:
-            if self._escaped:
-                self._escaped = False
-                place += 1
-            elif self._quote:
-                if (found := re.compile(f"[{self._quote}\\\\]").search(text, place)) is None:
-                    return -1
-                place = found.end()
-                if found[0] == "\\":
+            pattern = within[self._quote] if self._quote else skipped
+            found = pattern.match(text, place)
+            assert found is not None, "the pattern matches also nothing"
+            place = found.end()
+            if place == end:
+                return -1
+            character = text[place]
+            place += 1
+            if self._quote:
+                if character == "\\":  # nothing is behind it yet
                     self._escaped = True
                 else:
                     self._quote = ""
+            elif character in within:
+                self._quote = character
             else:
-                if (found := self._outside.search(text, place)) is None:
-                    return -1
-                place = found.end()
-                if found[0] in "\"'":
-                    self._quote = found[0]
-                else:
-                    self._depth += 1 if found[0] in "[{(" else -1
-                    if self._depth <= 0:
-                        return place
+                self._depth += 1 if character in "[{(" else -1
+                if self._depth <= 0:
+                    return place
         return -1
 
 
@@ -175,13 +199,18 @@ def _call_of(value: object) -> FoundCall | None:
 
 
 def _calls_of(text: str) -> list[FoundCall]:
-    """Return the calls of a JSON object or of a list of them; none if it is something else."""
+    """Return the calls of a JSON object or of a list of them; none if it is something else, or too many."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return []
-    calls = [_call_of(each) for each in (value if isinstance(value, list) else [value])]
-    return [each for each in calls if each is not None] if all(calls) else []
+    found: list[FoundCall] = []
+    for each in value if isinstance(value, list) else [value]:
+        call = _call_of(each) if len(found) < MOST_CALLS else None
+        if call is None:
+            return []
+        found.append(call)
+    return found
 
 
 def _begun(text: str, mark: str) -> int:
@@ -195,6 +224,9 @@ def _begun(text: str, mark: str) -> int:
 #: How many calls may begin in one response; behind that, all is text. It bounds what a response costs the event loop.
 _MOST_MARKS = 512
 
+#: How many calls one response may have; behind that, all is text. A client's list of tools has 128 at OpenAI.
+MOST_CALLS = 256
+
 
 class _Parser:
     """A parser in states: each takes the text in front of it, and returns what follows, or holds it."""
@@ -207,6 +239,7 @@ class _Parser:
         self._raw: list[str] = []
         self._raw_size = 0
         self._marks = 0
+        self._call_count = 0
 
     def add(self, text: str) -> list[Found]:
         """As `ToolParser.add`."""
@@ -252,6 +285,14 @@ class _Parser:
     def _plain(self, text: str, found: list[Found]) -> str:
         found.append(text)
         return ""
+
+    def _admits(self, calls: list[FoundCall]) -> bool:
+        """Whether there are calls, and the response may have them; then they count."""
+        count = self._call_count + len(calls)
+        if not calls or count > MOST_CALLS:
+            return False
+        self._call_count = count
+        return True
 
     def _until_mark(self, text: str, found: list[Found], mark: str) -> tuple[bool, str]:
         """Pass text on up to a mark; returns whether the mark has come, and what follows it."""
@@ -301,13 +342,17 @@ class HermesParser(_Parser):
         if not self._keep(text[:place]):
             return self._give_up(text[place:], found)
         raw = self._drop()
-        found.extend(_marked_calls(raw[len(self.BEGIN) :]) or [raw + self.END])
+        calls = _marked_calls(raw[len(self.BEGIN) :])
+        if self._admits(calls):
+            found.extend(calls)
+        else:
+            found.append(raw + self.END)
         self._state = self._content
         return text[place + len(self.END) :]
 
     def end(self) -> list[Found]:
         """As `ToolParser.end`. Of a call only the last mark may be missing: engines leave it out as a stop word."""
-        if self._raw and (calls := _marked_calls("".join(self._raw)[len(self.BEGIN) :])):
+        if self._raw and self._admits(calls := _marked_calls("".join(self._raw)[len(self.BEGIN) :])):
             self._drop()
             rest, self._held = self._held, ""
             return [*calls, *([rest] if rest and not self.END.startswith(rest) else [])]
@@ -319,8 +364,8 @@ def _marked_calls(text: str) -> list[FoundCall]:
     return function_calls(text) if text.startswith("<function=") else _calls_of(text)
 
 
-#: The most characters of the name of a function or of a parameter.
-_MAX_NAME = 200
+#: The most characters of the name of a function or of a parameter, and the most parameters of calls between two marks.
+_MAX_NAME, _MOST_PARAMETERS = 200, 1024
 
 
 def function_calls(text: str) -> list[FoundCall]:
@@ -328,11 +373,15 @@ def function_calls(text: str) -> list[FoundCall]:
 
     Each character is looked for a limited number of times, also where tags begin and do not end.
     """
-    found = []
+    found: list[FoundCall] = []
+    if text.count("<parameter=") > _MOST_PARAMETERS:
+        return found
     for name, begin, end in _tagged(text, "function", 0, len(text)):
         arguments = {
             key.strip(): _json_or_text(text[first:last]) for key, first, last in _tagged(text, "parameter", begin, end)
         }
+        if len(found) == MOST_CALLS:
+            return []
         found.append(FoundCall(name.strip(), _encode(arguments).decode()))
     return found
 
@@ -382,10 +431,10 @@ class _ValueParser(_Parser):
         if not self._keep(text[:end]):
             return self._give_up(text[end:], found)
         value = "".join(self._raw)[self._begin :]
-        calls = _calls_of(value)
         if self._name:
-            calls = _calls_of(f'{{"name":{_encode(self._name).decode()},"arguments":{value}}}')
-        if not calls:
+            value = f'{{"name":{_encode(self._name).decode()},"arguments":{value}}}'
+        calls = _calls_of(value)
+        if not self._admits(calls):
             return self._give_up(text[end:], found)
         self._drop()
         found.extend(calls)
@@ -483,7 +532,7 @@ class PythonicParser(_Parser):
 
     def __init__(self) -> None:
         super().__init__(self._start)
-        self._value = _Value("\"'")
+        self._value = _Value(_PYTHON)
 
     def _start(self, text: str, found: list[Found]) -> str:
         begun = text.lstrip()
@@ -508,6 +557,8 @@ class PythonicParser(_Parser):
 
 def _python_calls(text: str) -> list[FoundCall]:
     """Return the calls in a list of Python's calls, whose arguments are names and constants. Nothing is executed."""
+    if text.count("(") > MOST_CALLS:  # Python's parser takes milliseconds for them
+        return []
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         if not isinstance(tree, ast.List):

@@ -38,7 +38,7 @@ ALLOWED = {
 LAYERS = (
     {"loop", "naiad_module", "operator", "regular_files", "server_parts", "texts", "tree_files", "version"},
     {"errors", "machine"},
-    {"config", "file_threads", "settings"},
+    {"certificates", "config", "file_threads", "settings"},
     {"extensions", "observe", "packaging"},
     {"background", "serving"},
     {"cache", "memory", "records", "testing", "traffic"},
@@ -62,7 +62,7 @@ _WORKER_SIDE = {
 }  # fmt: skip
 _SUPERVISION = {"backends/environments", "backends/helper", "backends/launch", "backends/transport"}
 _FOR_PROTOCOLS = {
-    "kernel", "kernel/background", "kernel/config", "kernel/errors", "kernel/file_threads", "kernel/loop",
+    "kernel", "kernel/background", "kernel/certificates", "kernel/config", "kernel/errors", "kernel/file_threads", "kernel/loop",
     "kernel/machine", "kernel/memory", "kernel/observe", "kernel/options", "kernel/records", "kernel/regular_files",
     "kernel/server_parts", "kernel/serving", "kernel/settings", "kernel/texts", "kernel/version",
 }  # fmt: skip

@@ -10,6 +10,7 @@ from tests.architecture.source import PACKAGES, SourceFile, planted, source_file
 FREE_TASKS = {
     "backends/hosts/launcher.py HostConnection.launch": "the launch awaits it; if that is cancelled, its end closes "
     "the socket",
+    "backends/hosts/launcher.py HostConnection._connect": "awaited at once; its end closes the socket",
     "protocols/clients/http_shadow.py Copies._begin": "one for each copy in flight; `__aexit__` awaits it",
     "backends/doors/__main__.py OwnHelpers.add": "its end, also by a failure, ends the task of the front door",
     "backends/doors/__main__.py _Process._adopt": "in the group of `wait`",

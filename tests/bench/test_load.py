@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def spec(server: ServerProcess, protocol: str, models: list[str]) -> Spec:
     port = server.http_port if protocol == "http" else server.grpc_port
-    return Spec(protocol, port, 3, models, 0.05, server.pid)
+    return Spec(protocol, port, 3, models, 0.5, server.pid)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

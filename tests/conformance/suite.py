@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 #: How often a case is sent whose requests race: on a busy machine one may be sent, or served, later than planned.
-RACES = 3
+RACES = 10
 
 
 class Suite:

@@ -57,7 +57,7 @@ class Stream:
         self._client.async_stream_infer(model, inputs, **more)
 
     def next(self) -> tuple[Any, Any]:
-        return self.answers.get(timeout=20)
+        return self.answers.get(timeout=60)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_asynchronous_calls(client: Any) -> None:
     for _ in range(50):
         client.async_infer("add_sub", pair(), callback=lambda result, error: answers.put((result, error)))
     for _ in range(50):
-        result, error = answers.get(timeout=20)
+        result, error = answers.get(timeout=60)
         assert error is None
         np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), RAMP + ONES)
 
@@ -174,4 +174,4 @@ def test_the_standard_health_service(server: ServerProcess) -> None:
 
     with grpc.insecure_channel(server.grpc_url) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert check(b"", timeout=10) == b"\x08\x01"
+        assert check(b"", timeout=60) == b"\x08\x01"

@@ -182,7 +182,7 @@ class Client:
     """One HTTP connection, opened again where the server has closed it."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
 
     def __enter__(self) -> Client:
         return self
@@ -234,7 +234,7 @@ def test_integers_that_are_taken_come_back_as_they_were(server: ServerProcess) -
 def test_names_in_paths(server: ServerProcess, path: str) -> None:
     words = ("..", "%2e%2e", "%00", "%0a", "a%2Fb", "%ff", "s%C3%B8n", "%", "%zz", "a" * 300, "sum%20", "*", ";", "~")
     for word, method in itertools.product(words, ("GET", "POST")):
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         connection.request(method, f"/v2/models/{word}/{path}", b"{}" if method == "POST" else None)
         reply = connection.getresponse()
         assert reply.status in (400, 404, 405), (word, method, reply.status)
@@ -335,7 +335,7 @@ def calls() -> Iterator[tuple[str, Any]]:
 def refusal(call: Any, request: Any) -> Any:
     """Return the error of a call, or None."""
     try:
-        call(request, timeout=20)
+        call(request, timeout=60)
     except grpc.RpcError as error:
         return error
     return None

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.http
 
 from backends.registry import BUILT_IN, known_backends
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 from kernel.embedding import EmbeddedServer
 from shm.cuda import BINDINGS_VARIABLE
 from tests.docs.documents import ROOT, code_blocks, code_spans, document, section, table
@@ -190,7 +190,7 @@ def test_a_folder_of_backends_has_files_and_python_based_backends(folder: Path) 
             f"http://{server.url}/v2/models/greets/infer", json.dumps(body).encode()
         ) as response:
             assert json.load(response)["outputs"][0]["data"] == ["Hello, you"]
-        assert str(folder / "backends" / "greeter" / "model.py") in "".join(server.log.split())
+        wait_for(lambda: str(folder / "backends" / "greeter" / "model.py") in "".join(server.log.split()))
 
 
 def test_the_table_names_every_backend_that_is_built_in() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import tomllib
 import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.server import ServerFailed, ServerProcess
+from bench.server import ServerFailed, ServerProcess, wait_for
 from kernel.cache.caching import ENTRY_POINT_GROUP, make_cache
 from kernel.cache.config import CacheChoice
 from kernel.cache.redis_store import redis_settings
@@ -80,9 +79,7 @@ def test_a_package_adds_a_cache_by_its_entry_point(package: Path, repository: Pa
         with ServerProcess(repository, f"--cache-config=folder,path={kept}") as server:
             assert ask(server) == [1, 2]
             assert hits(server) == expected
-            deadline = time.monotonic() + 20
-            while not list(kept.iterdir()):
-                assert time.monotonic() < deadline, server.log
+            wait_for(lambda: bool(list(kept.iterdir())))
 
 
 def test_settings_that_the_package_refuses_end_the_start(package: Path, repository: Path) -> None:

@@ -168,7 +168,7 @@ class Served:
 
     async def settle(self) -> None:
         """Wait until no memory is leased: workers report soon what their models have dropped."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await until(lambda: not self.memory())
         self.kernel.check()
         assert not len(self.kernel.calls.waits), "calls wait that nobody has made"

@@ -42,7 +42,7 @@ class TritonPythonModel:
 
 def infer(server: ServerProcess, rows: int, value: int) -> int:
     tensor = {"name": "IN", "datatype": "INT32", "shape": [rows, 1], "data": [value] * rows}
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.request("POST", "/v2/models/echo/infer", json.dumps({"inputs": [tensor]}))
     status = connection.getresponse().status
     connection.close()

@@ -57,5 +57,5 @@ def rollout(server: ServerProcess) -> Any:
 
 #: A rollout that takes a moment where nothing is wrong.
 START = {
-    "to": 4, "steps": [20, 50, 100], "every_s": 0.5, "least_requests": 20, "guards": ["errors"], "hang_s": 2,
+    "to": 4, "steps": [20, 50, 100], "every_s": 0.5, "least_requests": 20, "guards": ["errors"], "hang_s": 60,
 }  # fmt: skip

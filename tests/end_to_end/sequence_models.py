@@ -78,7 +78,7 @@ def accumulate(version: int = 1) -> str:
 class Client:
     """Sends requests of one sequence over HTTP."""
 
-    def __init__(self, server: ServerProcess, model: str, sequence: int | str, timeout_s: float = 20) -> None:
+    def __init__(self, server: ServerProcess, model: str, sequence: int | str, timeout_s: float = 60) -> None:
         self._server = server
         self._timeout_s = timeout_s
         self._model = model

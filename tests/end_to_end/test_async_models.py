@@ -60,7 +60,7 @@ class TritonPythonModel:
 
 
 def infer(server: ServerProcess, value: int, model: str = "meeting") -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection(server.url, timeout=50)
+    connection = http.client.HTTPConnection(server.url, timeout=60)
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
     connection.request("POST", f"/v2/models/{model}/infer", body)
     response = connection.getresponse()
@@ -92,10 +92,10 @@ def test_a_model_sees_that_one_of_its_requests_is_cancelled(write_model: WriteMo
                 b"POST /v2/models/meeting/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
             )
             client.sendall(body)
-            wait_for(lambda: (folder / "begun 1 1").exists(), 20)
+            wait_for(lambda: (folder / "begun 1 1").exists())
             assert infer(server, 5)[0] == 200, "it does not wait for the other"
             assert not (folder / "cancelled").exists()
-        wait_for(lambda: (folder / "cancelled").exists(), 20)
+        wait_for(lambda: (folder / "cancelled").exists())
         assert infer(server, 6)[0] == 200
 
 
@@ -103,9 +103,9 @@ def test_a_lost_worker_fails_what_it_was_executing_and_the_next_one_takes_the_re
     repository = write_model("meeting", CONFIG, MEETING)
     with ServerProcess(repository) as server, ThreadPoolExecutor(CONCURRENCY + 4) as pool:
         waiting = [pool.submit(infer, server, 3) for _ in range(CONCURRENCY - 1)]
-        wait_for(lambda: (repository / f"meeting/1/begun 3 {CONCURRENCY - 1}").exists(), 20)
+        wait_for(lambda: (repository / f"meeting/1/begun 3 {CONCURRENCY - 1}").exists())
         ending = infer(server, 2)
-        for status, content in [ending, *(each.result(30) for each in waiting)]:
+        for status, content in [ending, *(each.result() for each in waiting)]:
             assert status == 503
             assert "was lost" in content["error"]
             assert "while it executed the request" in content["error"]
@@ -133,7 +133,7 @@ instance_group [{ kind: KIND_CPU count: 2 }]
 
 
 def status_of(server: ServerProcess, path: str) -> int:
-    connection = http.client.HTTPConnection(server.url, timeout=50)
+    connection = http.client.HTTPConnection(server.url, timeout=60)
     connection.request("GET", path)
     status = connection.getresponse().status
     connection.close()

@@ -52,7 +52,7 @@ def test_a_loaded_model_gets_instances_and_gives_them_back_and_no_request_is_los
 
     def send(server: ServerProcess) -> None:
         body = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [7]}]})
-        with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
             while not stop.is_set():
                 connection.request("POST", "/v2/models/m/infer", body)
                 response = connection.getresponse()

@@ -184,7 +184,7 @@ def test_batched_and_unbatched_responses_are_the_same(server: ServerThread, name
         counts["requests"] += len(given)
 
         async def run() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 sinks = [submit(server.kernel, f"{name}_batched", arrays) for arrays in given]
                 together = [await outputs(sink) for sink in sinks]
                 alone = [await outputs(submit(server.kernel, f"{name}_alone", arrays)) for arrays in given]

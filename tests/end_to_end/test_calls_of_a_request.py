@@ -141,7 +141,7 @@ def register_regions(port: int) -> None:
         try:
             settings = {"key": f"/{file.name}", "offset": 0, "byte_size": SHARED_BYTE_SIZE}
             message = _post(f"/v2/systemsharedmemory/region/{name}/register", msgspec.json.encode(settings))
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 connection.sendall(message)
                 assert b" 200 " in connection.recv(1 << 16)
         finally:
@@ -174,7 +174,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, CallPa
 
 def shortest_path(recorder: CallRecorder, client: HttpLoadClient | GrpcLoadClient, port: int) -> CallPath:
     recorder.paths.clear()
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for _ in range(WARM_UP + COUNTED):
             connection.sendall(client.pending)
             client.pending.clear()

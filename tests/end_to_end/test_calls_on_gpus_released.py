@@ -51,7 +51,7 @@ def test_a_result_that_the_model_keeps_stays_leased_until_it_is_dropped(models: 
         async def run() -> None:
             for _ in range(3):
                 await server.ask("caller", LARGE)
-            assert server.memory() == {"plus_0_0 blocks on a GPU": 3, "caller_0_0 results": 3}
+            await until(lambda: server.memory() == {"plus_0_0 blocks on a GPU": 3, "caller_0_0 results": 3})
             await server.ask("caller", LARGE[:1])
             await server.settle()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import os
@@ -49,6 +50,7 @@ class Typist:
         os.close(terminal)
         #: What was printed since the last call of `sees`.
         self._text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def __enter__(self) -> Typist:
         return self
@@ -85,7 +87,7 @@ class Typist:
             assert left_s > 0, f"{pattern!r} is not in {self._text!r}"
             if select.select([self._keys], [], [], left_s)[0]:
                 try:
-                    self._text += os.read(self._keys, 4096).decode()
+                    self._text += self._decoder.decode(os.read(self._keys, 4096))
                 except OSError:  # the program has ended
                     assert re.search(pattern, self._text), f"{pattern!r} is not in {self._text!r}"
         shown, self._text = self._text[: found.end()], self._text[found.end() :]

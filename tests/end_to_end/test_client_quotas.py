@@ -60,7 +60,7 @@ def body(value: int) -> bytes:
 
 
 def post(server: ServerProcess, path: str, octets: object, tenant: str, **headers: str) -> tuple[int, str | None]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
         connection.request("POST", PATH + path, octets, {"x-TENANT": tenant, **headers})  # type: ignore[arg-type]
         response = connection.getresponse()
         response.read()
@@ -88,7 +88,7 @@ def grpc_input() -> grpc_client.InferInput:
 def unary(server: ServerProcess, tenant: str) -> tuple[int, str | None]:
     with grpc_client.InferenceServerClient(server.grpc_url) as client:
         try:
-            client.infer("gated", [grpc_input()], headers={"x-tenant": tenant}, client_timeout=50)
+            client.infer("gated", [grpc_input()], headers={"x-tenant": tenant}, client_timeout=60)
         except InferenceServerException as error:
             return {str(grpc.StatusCode.RESOURCE_EXHAUSTED): 429}.get(error.status(), 0), "1"
         return 200, None

@@ -171,16 +171,26 @@ def test_a_timeout_of_the_client_is_raised_there(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="chat", messages=HELLO, timeout=0.01)
 
 
-def ended(server: ServerProcess) -> int:
-    """Return how many requests the model has ended, completely or because they were cancelled."""
+def requests_of_chat(server: ServerProcess, *families: str) -> int:
+    """Return the sum of the figures of the model `chat` in these families."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as page:
         lines = page.read().decode().splitlines()
-    names = ("nv_inference_request_success{", "nv_inference_request_failure{")
+    names = tuple(f"{family}{{" for family in families)
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(names) and '"chat"' in line)
+
+
+def ended(server: ServerProcess) -> int:
+    """Return how many requests the model has ended, completely or because they were cancelled."""
+    return requests_of_chat(server, "nv_inference_request_success", "nv_inference_request_failure")
+
+
+def running(server: ServerProcess) -> int:
+    return requests_of_chat(server, "naiad_inference_in_flight_requests")
 
 
 def test_a_stream_that_is_closed_or_cancelled_ends_the_work_of_the_model(server: ServerProcess) -> None:
     words: list[Any] = [{"role": "user", "content": "word " * 3000}]  # more than a minute
+    wait_for(lambda: running(server) == 0)  # also those of clients that left
     before = ended(server)
 
     async def leave() -> None:
@@ -191,8 +201,9 @@ def test_a_stream_that_is_closed_or_cancelled_ends_the_work_of_the_model(server:
                 if chunk.choices[0].delta.content:
                     break
             await stream.close()
+            await asyncio.to_thread(wait_for, lambda: running(server) == 0)
             task = asyncio.ensure_future(client.chat.completions.create(model="chat", messages=words))
-            await asyncio.sleep(0.2)
+            await asyncio.to_thread(wait_for, lambda: running(server) == 1)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

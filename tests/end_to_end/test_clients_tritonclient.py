@@ -271,7 +271,7 @@ def cancels(tour: Tour, cancel: Callable[[], object]) -> None:
 def http_calls(tour: Tour) -> None:
     waiting = [tour.async_infer("sum", tour.pair()) for _ in range(5)]
     for each in waiting:
-        np.testing.assert_array_equal(each.get_result(block=True, timeout=20).as_numpy("SUM"), RAMP * 2)
+        np.testing.assert_array_equal(each.get_result(block=True, timeout=60).as_numpy("SUM"), RAMP * 2)
 
 
 def grpc_calls(tour: Tour) -> None:
@@ -283,15 +283,15 @@ def grpc_calls(tour: Tour) -> None:
     for _ in range(5):
         tour.async_infer("sum", tour.pair(), callback=note)
     for _ in range(5):
-        result, error = answers.get(timeout=20)
+        result, error = answers.get(timeout=60)
         assert error is None
         np.testing.assert_array_equal(result.as_numpy("SUM"), RAMP * 2)
     call = tour.async_infer("slow", slow(tour), callback=note)
     cancels(tour, call.cancel)
-    assert "ancel" in str(answers.get(timeout=20)[1])
+    assert "ancel" in str(answers.get(timeout=60)[1])
     tour.start_stream(callback=note, headers={"x-tour": "yes"})
     tour.async_stream_infer("tokens", tokens(tour, 3), enable_empty_final_response=True, request_id="s")
-    found = [answers.get(timeout=20)[0].get_response() for _ in range(4)]
+    found = [answers.get(timeout=60)[0].get_response() for _ in range(4)]
     assert [each.parameters["triton_final_response"].bool_param for each in found] == [False, False, False, True]
     assert {each.id for each in found} == {"s"}
     tour.stop_stream()

@@ -140,7 +140,7 @@ def test_a_store_that_fails_takes_no_model_away(store: FakeS3) -> None:
         for trouble in (403, "html"):
             store.met.clear()
             store.troubles[""] = trouble
-            assert store.met.wait(30)
+            assert store.met.wait(60)
             server.wait_for_log("failed to poll model repository")
             assert result(server) == 1
         wait_for(lambda: call(server, "repository/index")[0] == 500)
@@ -190,7 +190,7 @@ def test_an_unload_ends_a_copy_that_hangs_and_others_do_not_wait(store: FakeS3) 
     with serve(store, EXPLICIT, "--load-model=plus") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         connection.request("POST", "/v2/repository/models/stuck/load", "{}")
-        assert store.met.wait(30)
+        assert store.met.wait(60)
         assert result(server) == 1
         put(store, "late", 9)
         assert call(server, "repository/models/late/load")[0] == 200

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
     from tests.end_to_end.conftest import WriteModel
@@ -41,9 +41,11 @@ class TritonPythonModel:
 
 def test_an_instance_has_nothing_that_completing_has_left_behind(write_model: WriteModel) -> None:
     with ServerProcess(write_model("completed", "instance_group [{ count: 2 }]", COMPLETED)) as server:
-        completed = re.findall(r'"completed(?:_\d+)?: completed in (\d+)"', server.log)
-        loaded = re.findall(r"loaded in (\d+) (clean|with what was left)", server.log)
         server.wait_for_log("the last line has no end")
+        loads = r"loaded in (\d+) (clean|with what was left)"
+        wait_for(lambda: len(re.findall(loads, server.log)) == 2)
+        completed = re.findall(r'"completed(?:_\d+)?: completed in (\d+)"', server.log)
+        loaded = re.findall(loads, server.log)
         assert len(completed) == 1
         assert [state for _, state in loaded] == ["clean", "clean"]
         assert len({pid for pid, _ in loaded} | set(completed)) == 3
@@ -55,7 +57,7 @@ def test_an_instance_has_nothing_that_completing_has_left_behind(write_model: Wr
     [
         ("raise RuntimeError('no such file')", "no such file"),
         ("os._exit(3)", "exit code 3"),
-        ("import time; time.sleep(600)", "the model was still completing its configuration after 2 s"),
+        ("import time; time.sleep(600)", "the model was still completing its configuration after 8 s"),
     ],
 )
 def test_a_model_that_cannot_be_completed_says_why_and_the_server_goes_on(
@@ -63,7 +65,7 @@ def test_a_model_that_cannot_be_completed_says_why_and_the_server_goes_on(
 ) -> None:
     repository = write_model("broken", "", COMPLETED.replace('print("completed in", os.getpid())', ends))
     write_model("completed", "", COMPLETED)
-    flags = ("--exit-on-error=false", "--strict-readiness=false", "--model-load-timeout-secs=2")
+    flags = ("--exit-on-error=false", "--strict-readiness=false", "--model-load-timeout-secs=8")
     with ServerProcess(repository, *flags) as server:
         server.wait_for_log(text)
         assert server.workers("completed")

@@ -36,7 +36,7 @@ class TritonPythonModel:
 def load(stub: grpc.Channel, name: str) -> tuple[grpc.StatusCode, str]:
     call = stub.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
     with pytest.raises(grpc.RpcError) as caught:
-        call(pb.RepositoryModelLoadRequest(model_name=name).SerializeToString(), timeout=20)
+        call(pb.RepositoryModelLoadRequest(model_name=name).SerializeToString(), timeout=60)
     return caught.value.code(), caught.value.details()
 
 
@@ -44,7 +44,7 @@ def infer_over_http(server: ServerProcess, request_id: str) -> str:
     tensor = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}
     body = json.dumps({"id": request_id, "inputs": [tensor]}).encode()
     request = urllib.request.Request(f"http://{server.url}/v2/models/refuse/infer", body)
-    with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request, timeout=20):
+    with pytest.raises(urllib.error.HTTPError) as caught, urllib.request.urlopen(request, timeout=60):
         pass
     with caught.value as error:
         return str(json.loads(error.read())["error"])
@@ -56,7 +56,7 @@ def infer_over_grpc(channel: grpc.Channel, request_id: str, value: bytes) -> str
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     metadata: Any = (("my-bin", value),)
     with pytest.raises(grpc.RpcError) as caught:
-        call(message.SerializeToString(), metadata=metadata, timeout=20)
+        call(message.SerializeToString(), metadata=metadata, timeout=60)
     return str(caught.value.details())
 
 

@@ -63,7 +63,7 @@ class TritonPythonModel:
 
 
 def post(server: ServerProcess, path: str, body: str = "") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.request("POST", path, body)
     status = connection.getresponse().status
     connection.close()

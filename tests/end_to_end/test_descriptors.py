@@ -61,7 +61,7 @@ def all_taken(port: int) -> Iterator[bytes]:
     """Open connections until one is refused, and keep them while the block runs; the value is what it has read."""
     with contextlib.ExitStack() as stack:
         for _ in range(LIMIT):
-            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
             sock.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             if b" 200 " not in (received := sock.recv(4096)):
                 yield received
@@ -75,7 +75,7 @@ def processor_s(pid: int) -> float:
 
 
 def test_clients_that_take_all_descriptors_leave_some_for_workers(server: ServerProcess) -> None:
-    known = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    known = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     assert infer(known, 10) == (200, 10)
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     with all_taken(server.http_port) as received:
@@ -87,9 +87,9 @@ def test_clients_that_take_all_descriptors_leave_some_for_workers(server: Server
         with grpc.insecure_channel(server.grpc_url) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
             with pytest.raises(grpc.RpcError) as caught:
-                call(b"", timeout=20)
+                call(b"", timeout=60)
             assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, TEXT)
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=20)) as metrics:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.metrics_port, timeout=60)) as metrics:
             metrics.request("GET", "/metrics")
             assert metrics.getresponse().status == 503
 
@@ -99,7 +99,7 @@ def test_clients_that_take_all_descriptors_leave_some_for_workers(server: Server
         assert infer(known, 1_000_000) == (200, 1_000_000), "an arena needs a descriptor, too"
 
         before, start_s = processor_s(server.pid), time.monotonic()
-        refused = socket.create_connection(("127.0.0.1", server.http_port), timeout=20)
+        refused = socket.create_connection(("127.0.0.1", server.http_port), timeout=60)
         with refused:
             while refused.recv(4096):
                 pass
@@ -116,7 +116,7 @@ def test_clients_that_take_all_descriptors_leave_some_for_workers(server: Server
 
 
 def test_without_any_descriptor_a_request_is_refused_with_503_and_later_served(server: ServerProcess) -> None:
-    known = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    known = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     assert infer(known, 10) == (200, 10)
     highest = max(int(fd) for fd in os.listdir(f"/proc/{server.pid}/fd"))
     _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)

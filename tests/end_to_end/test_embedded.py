@@ -228,7 +228,7 @@ def test_triton_clients_stream_from_the_example_backends(
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         client.start_stream(take)
         client.async_stream_infer(model, tensors, enable_empty_final_response=True)
-        assert ended.wait(30)
+        assert ended.wait(60)
         client.stop_stream()
     assert answers == expected
 

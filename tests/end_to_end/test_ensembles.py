@@ -151,7 +151,7 @@ def repository(write_model: WriteModel) -> Path:
     return write_model("plus", TENSORS, PLUS_ONE)
 
 
-def infer(server: ServerProcess, model: str, values: list[float], timeout: float = 20, **more: Any) -> dict[str, Any]:
+def infer(server: ServerProcess, model: str, values: list[float], timeout: float = 60, **more: Any) -> dict[str, Any]:
     """Return the response, or the error with its status."""
     body = {"inputs": [{"name": "A", "datatype": "FP32", "shape": [len(values)], "data": values}], **more}
     request = urllib.request.Request(f"http://{server.url}/v2/models/{model}/infer", json.dumps(body).encode())
@@ -169,7 +169,7 @@ def outputs(response: dict[str, Any]) -> dict[str, list[float]]:
 
 def post(server: ServerProcess, path: str) -> None:
     request = urllib.request.Request(f"http://{server.url}{path}", b"{}")
-    urllib.request.urlopen(request, timeout=20).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 # ---- memory ---------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_step_that_only_reads_a_large_tensor_passes_it_on_where_it_is(
 
 def copied_tensors(server: ServerProcess) -> dict[str, int]:
     """Return how many large tensors the workers of the models `plus` and `same` have copied."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=20) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=60) as response:
         text = response.read().decode()
     counts = dict(re.findall(r'^naiad_copied_tensors_total\{.*model="(plus|same)".*\} (\d+)', text, re.MULTILINE))
     return {name: int(count) for name, count in counts.items()}
@@ -268,7 +268,7 @@ def test_strings_go_from_model_to_model(repository: Path, write_model: WriteMode
     body = {"inputs": [{"name": "A", "datatype": "BYTES", "shape": [2], "data": words}]}
     with ServerProcess(repository) as server:
         request = urllib.request.Request(f"http://{server.url}/v2/models/shout/infer", json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             assert json.loads(response.read())["outputs"][0]["data"] == [word.upper() for word in words]
 
 
@@ -338,10 +338,10 @@ def test_responses_of_a_stream_arrive_in_order_and_no_faster_than_the_client_rea
         given = grpcclient.InferInput("A", [1], "FP32")
         given.set_data_from_numpy(np.zeros(1, np.float32))
         client.async_stream_infer("streams", [given])
-        assert done.wait(30)
+        assert done.wait(60)
         client.stop_stream()
         assert found == [float(number + 1) for number in range(300)]
-        with urllib.request.urlopen(f"http://{server.url}/v2/models/streams/stats", timeout=20) as response:
+        with urllib.request.urlopen(f"http://{server.url}/v2/models/streams/stats", timeout=60) as response:
             (stats,) = json.loads(response.read())["model_stats"]
     assert stats["inference_stats"]["success"]["count"] == 1
     assert stats["inference_stats"]["compute_infer"]["ns"] > 0

@@ -82,7 +82,7 @@ class Terminal:
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._shell.pid, 9)
-        self._shell.wait(20)
+        self._shell.wait(60)
         os.close(self._master)
 
 

@@ -83,13 +83,13 @@ def told(server: ServerProcess, count: int) -> list[dict[str, Any]]:
 
 
 def infer(server: ServerProcess, value: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    """Return the value of the output; -1 if there is an error instead."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     body = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]})
     connection.request("POST", "/v2/models/m/infer", body)
     response = json.loads(connection.getresponse().read())
     connection.close()
-    result: int = response["outputs"][0]["data"][0]
-    return result
+    return -1 if "error" in response else int(response["outputs"][0]["data"][0])
 
 
 def zygotes(server: ServerProcess) -> list[int]:
@@ -137,7 +137,7 @@ def test_a_wrong_preload_fails_the_load_of_its_model_alone(write_model: WriteMod
     repository = write_model("bad", wrong, TELLS)
     with ServerProcess(repository, "--exit-on-error=false", "--strict-readiness=false") as server:
         assert server.get("/v2/models/good/ready")[0] == 200
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         connection.request("POST", "/v2/repository/index", "{}")
         index = {item["name"]: item for item in json.loads(connection.getresponse().read())}
         connection.close()
@@ -156,9 +156,10 @@ def test_a_process_that_has_left_the_session_of_its_worker_ends_with_it(write_mo
         wait_for(lambda: none_lives([first, worker]))
         wait_for(lambda: server.log.count(' end"') == 2)
         second = int(server.log.rpartition("daemon ")[2].split()[0])
-        children = psutil.Process(server.pid).children(recursive=True)
-        assert [child for child in children if child.status() == psutil.STATUS_ZOMBIE] == []
-    assert none_lives([second])
+        # The process between the worker and the second one has printed, and ends.
+        kernel = psutil.Process(server.pid)
+        wait_for(lambda: not any(_is_zombie(child) for child in kernel.children(recursive=True)))
+    wait_for(lambda: none_lives([second]))
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -200,7 +201,14 @@ def test_the_server_goes_on_when_zygote_and_workers_are_killed(order: tuple[str,
                     kill(pid)
             wait_for(lambda victims=victims: none_lives(victims["zygote"] + victims["worker"]))  # type: ignore[misc]
             wait_for(lambda count=2 * number + 4: server.log.count("is ready again") >= count - 2)  # type: ignore[misc]
-            assert infer(server, number) == number + 1
+            # A start that was under way when the zygote was killed has failed, and there is none for a moment.
+            wait_for(lambda number=number: infer(server, number) == number + 1)  # type: ignore[misc]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _is_of(process: psutil.Process, kernel: int) -> bool:

@@ -38,7 +38,7 @@ def test_a_refusal_of_a_full_queue_says_when_to_come_again(tmp_path: Path) -> No
                 return found.get("naiad_inference_in_flight_requests") == count
 
             wait_for(pending)
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         with contextlib.closing(connection):
             connection.request("POST", "/v2/models/obey/infer", number_body(1))
             response = connection.getresponse()
@@ -46,7 +46,7 @@ def test_a_refusal_of_a_full_queue_says_when_to_come_again(tmp_path: Path) -> No
             assert json.loads(response.read())["error"].endswith("Exceeds maximum queue size")
         with grpc.insecure_channel(server.grpc_url) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary(f"{SERVICE}ModelInfer")(number_message("obey", 1), timeout=30)
+                channel.unary_unary(f"{SERVICE}ModelInfer")(number_message("obey", 1), timeout=60)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
         server.terminate()

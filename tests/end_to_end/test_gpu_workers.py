@@ -17,7 +17,7 @@ import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from backends.helper.device_tasks import NVML_VARIABLE
-from bench.server import ServerFailed, ServerProcess
+from bench.server import ServerFailed, ServerProcess, wait_for
 from shm.cuda import BINDINGS_VARIABLE
 from tests.end_to_end.gpu_clients import COUNT, PLUS_ONE, PYTHON_CONFIG, Client, Regions, copies, page, rows
 
@@ -109,9 +109,9 @@ def test_figures_of_gpus_are_on_the_metrics_page_under_tritons_names(
     repository: Callable[[str], Path], served: Callable[..., ServerProcess]
 ) -> None:
     server = served(repository("kind: KIND_GPU gpus: 0"), "--metrics-interval-ms=1", gpus=2)
-    page(server)
-    lines = page(server).splitlines()
     first, second = (f'{{gpu_uuid="GPU-00000000-0000-0000-0000-00000000000{number}"}}' for number in "01")
+    wait_for(lambda: f"nv_gpu_utilization{first} 0.25" in page(server))  # a helper asks for them
+    lines = page(server).splitlines()
     assert f"nv_gpu_utilization{first} 0.25" in lines
     assert f"nv_gpu_memory_total_bytes{second} {1 << 30}" in lines
     assert f"nv_gpu_memory_used_bytes{first} 0" in lines
@@ -186,6 +186,8 @@ def test_shared_memory_of_requests_is_pinned_while_they_go_on(
         assert np.array_equal(client.infer(values), values + 1)
     finally:
         shared_memory.destroy_shared_memory_region(region)
+    if not possible:
+        server.wait_for_log("cannot be pinned, and are copied without")
     assert server.log.count("cannot be pinned, and are copied without") == (0 if possible else 1)
 
 
@@ -297,4 +299,5 @@ def test_an_onnx_model_without_a_kind_runs_on_the_cpu_where_onnxruntime_has_no_c
         values = tritonclient.http.InferInput("A", [1, 2], "FP32").set_data_from_numpy(np.ones((1, 2), np.float32))
         assert client.infer(name, [values]).as_numpy("X").tolist() == [[-1, -1]]
     line = "models of backend 'onnxruntime' run on the CPU unless their configuration says KIND_GPU: the installed"
+    server.wait_for_log(line)
     assert server.log.count(line) == 1

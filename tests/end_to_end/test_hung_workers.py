@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def timeout(seconds: str) -> str:
 
 
 def post(server: ServerProcess, path: str, body: object) -> tuple[int, Any]:
-    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
         connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
         text = response.read().decode()
@@ -103,11 +104,14 @@ def test_a_model_in_an_endless_loop_is_replaced_and_its_request_says_why(
     repository = write_model("m", CONFIG + timeout("2.0"), LOOPING)
     with ServerProcess(repository, f"--worker-shared-memory={shared}") as server:
         [looping] = server.workers("m")
-        with in_flight(server, value, 5) as results:
-            wait_for(lambda: len(results) == 2)
-        assert results == [(503, results[0][1]), (200, 5)], "what waited is executed by the next worker"
-        assert "model 'm' was still executing the request after" in results[0][1]
-        assert "its limit is 2 s (parameter naiad.execution_timeout of the model)" in results[0][1]
+        with ThreadPoolExecutor(2) as threads:
+            ended = threads.submit(infer, server, value)
+            server.wait_for_log("m: looping")
+            waited = threads.submit(infer, server, 5)
+        status, error = ended.result()
+        assert (status, waited.result()) == (503, (200, 5)), "what waited is executed by the next worker"
+        assert "model 'm' was still executing the request after" in error
+        assert "its limit is 2 s (parameter naiad.execution_timeout of the model)" in error
         [worker] = server.workers("m")
         assert worker != looping
         assert not Path(f"/proc/{looping}").exists()

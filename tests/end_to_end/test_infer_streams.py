@@ -208,7 +208,7 @@ def test_control_c_ends_a_stream_and_cancels_the_request(server: ServerProcess, 
             assert process.stdout is not None
             assert "NUMBER = 1" in process.stdout.readline(), "responses are printed as they come"
             os.kill(process.pid, signal.SIGINT)
-            shown, said = process.communicate(timeout=30)
+            shown, said = process.communicate(timeout=60)
         finally:
             process.kill()
     assert (shown, said.strip(), process.returncode) == ("", "", 130)

@@ -42,7 +42,7 @@ class Clients:
             thread.start()
 
     def _run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=60)
         number = 0
         while not self._stop.is_set():
             number += 1

@@ -99,7 +99,7 @@ def test_a_request_is_executed_until_the_model_is_done(write_model: WriteModel, 
             client.async_infer("m", given(value), callback=lambda result, error: results.put((result, error)))
         found = []
         for _ in wanted:
-            result, error = results.get(timeout=20)
+            result, error = results.get(timeout=60)
             assert error is None, error
             found.append(int(result.as_numpy("OUT").item()))
         assert sorted(found) == sorted(wanted)
@@ -123,7 +123,7 @@ def test_a_decoupled_model_responds_at_each_execution_and_keeps_its_state(
             client.async_stream_infer("m", given(value), request_id=str(value))
         found: dict[str, list[int]] = {}
         for _ in range(4 + 2 + 6 + 1 + 3):
-            result, error = results.get(timeout=20)
+            result, error = results.get(timeout=60)
             assert error is None, error
             found.setdefault(result.get_response().id, []).append(int(result.as_numpy("OUT").item()))
         client.stop_stream()

@@ -93,7 +93,7 @@ def test_files_of_a_load_request_are_removed_by_the_next_server(
     config = json.dumps({"backend": "identity", "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
                          "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}]})  # fmt: skip
     with ServerProcess(repository, *flags) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         files = {"file:1/model.identity": base64.b64encode(b"x").decode()}
         connection.request(
             "POST", "/v2/repository/models/m/load", json.dumps({"parameters": {"config": config, **files}})

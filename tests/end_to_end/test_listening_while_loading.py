@@ -65,7 +65,7 @@ class Loading:
         (self._repository / "new gate").rename(self._repository / "gate")
 
     def get(self, path: str, body: Any = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports["HTTPService"], timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports["HTTPService"], timeout=60)
         with contextlib.closing(connection):
             connection.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
             response = connection.getresponse()
@@ -133,7 +133,7 @@ def test_the_log_says_when_each_model_begins_to_load_and_when_it_is_loaded(start
 def test_a_server_that_is_told_to_stop_while_its_models_load_stops(start: Callable[..., Loading]) -> None:
     loading = listening(start())
     loading.process.send_signal(signal.SIGTERM)
-    assert loading.process.wait(30) == 0
+    assert loading.process.wait(60) == 0
     with pytest.raises(ConnectionRefusedError):
         loading.get("/v2/health/live")
 
@@ -141,7 +141,7 @@ def test_a_server_that_is_told_to_stop_while_its_models_load_stops(start: Callab
 def test_a_server_that_listens_ends_all_the_same_if_a_model_cannot_be_loaded(start: Callable[..., Loading]) -> None:
     loading = listening(start())
     loading.open_gate("no luck")
-    assert loading.process.wait(30) == 1
+    assert loading.process.wait(60) == 1
     assert "no luck" in loading.log
     assert "failed to load all models: slow" in loading.log
     with pytest.raises(ConnectionRefusedError):

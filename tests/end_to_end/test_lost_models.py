@@ -55,7 +55,7 @@ ensemble_scheduling { step [{
 
 
 def infer(server: ServerProcess, value: int = 5, **parameters: Any) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     inputs = [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]
     body = {"inputs": inputs, "parameters": parameters}
     connection.request("POST", "/v2/models/echo/infer", json.dumps(body))
@@ -67,7 +67,7 @@ def infer(server: ServerProcess, value: int = 5, **parameters: Any) -> tuple[int
 
 def told(server: ServerProcess) -> dict[str, Any]:
     """Return what the server says of the model and of the ensemble, by way of asking."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.request("POST", "/v2/repository/index", "{}")
     index = {item["name"]: item for item in json.loads(connection.getresponse().read())}
     connection.close()

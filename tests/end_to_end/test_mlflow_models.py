@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import urllib.request
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 joblib: Any = pytest.importorskip("joblib")
+lightgbm: Any = pytest.importorskip("lightgbm")
+onnx: Any = pytest.importorskip("onnx")
 pandas: Any = pytest.importorskip("pandas")
 skops: Any = pytest.importorskip("skops.io", reason="needs the extra mlflow")
 xgboost: Any = pytest.importorskip("xgboost")
@@ -56,6 +59,44 @@ def trained_trees() -> Any:
     return xgboost.train({"nthread": 1}, xgboost.DMatrix(TRAINED, CLASSES), 5)
 
 
+def write_leaves(folder: Path) -> None:
+    """Write a folder of MLflow with a model of LightGBM."""
+    folder.mkdir(parents=True)
+    data = lightgbm.Dataset(TRAINED, CLASSES)
+    lightgbm.train({"objective": "binary", "num_threads": 1, "verbose": -1}, data, 5).save_model(folder / "model.lgb")
+    (folder / "MLmodel").write_text(mlmodel("lightgbm", {"data": "model.lgb"}, TENSOR))
+
+
+def write_graph(folder: Path) -> None:
+    """Write a folder of MLflow with an ONNX file that doubles four numbers."""
+    folder.mkdir(parents=True)
+    helper = onnx.helper
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, ["batch", 4]) for name in ("input-0", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["input-0", "input-0"], ["y"])], "g", values[:1], values[1:])
+    saved = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(saved, folder / "model_of_onnx.onnx")
+    (folder / "MLmodel").write_text(mlmodel("onnx", {"data": "model_of_onnx.onnx"}, TENSOR))
+
+
+def write_module(folder: Path) -> None:
+    """Write a folder of MLflow with a scripted module of PyTorch that doubles four numbers."""
+    torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make test-mlflow")
+    (folder / "data").mkdir(parents=True)
+
+    class Double(torch.nn.Module):  # type: ignore[misc]  # torch is not installed where mypy runs
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return given + given
+
+    torch.jit.script(Double()).save(str(folder / "data/model.pth"))
+    (folder / "MLmodel").write_text(mlmodel("pytorch", {"model_data": "data"}, TENSOR))
+
+
+#: Model → what writes its folder: one of each flavour that the server calls without mlflow.
+WRITERS = {"table": write_table, "trees": write_trees, "leaves": write_leaves, "graph": write_graph}
+if importlib.util.find_spec("torch") is not None:
+    WRITERS["module"] = write_module
+
+
 @pytest.fixture(scope="module")
 def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the pickle of the server makes if it is executed."""
@@ -65,8 +106,8 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, mark: Path) -> Iterator[ServerProcess]:
     models = tmp_path_factory.mktemp("models")
-    write_table(models / "table" / "1")
-    write_trees(models / "trees" / "1")
+    for name, write in WRITERS.items():
+        write(models / name / "1")
     (models / "refused/1").mkdir(parents=True)
     joblib.dump(MakesAFolder(mark), models / "refused/1/model.pkl")
     text = mlmodel("sklearn", {"pickled_model": "model.pkl"}, TENSOR, allow_pickle="true")
@@ -77,13 +118,22 @@ def server(tmp_path_factory: pytest.TempPathFactory, mark: Path) -> Iterator[Ser
 
 
 def classes_over_http(port: int, name: str) -> list[int]:
-    columns = [{"name": each, "datatype": "FP64", "shape": [5, 1], "data": rows(5)[:, number].tolist()}
-               for number, each in enumerate("abcd")]  # fmt: skip
-    url = f"http://127.0.0.1:{port}/v2/models/{name}/infer"
-    with urllib.request.urlopen(url, json.dumps({"inputs": columns}).encode()) as response:
-        [output] = json.load(response)["outputs"]
+    output = output_over_http(port, name)
     assert (output["name"], output["datatype"], output["shape"]) == ("output-0", "INT64", [5, 1])
     found: list[int] = output["data"]
+    return found
+
+
+def output_over_http(port: int, name: str, *, by_column: bool = True) -> dict[str, Any]:
+    """Return the only output for five rows."""
+    inputs = [{"name": each, "datatype": "FP64", "shape": [5, 1], "data": rows(5)[:, number].tolist()}
+              for number, each in enumerate("abcd")]  # fmt: skip
+    if not by_column:
+        inputs = [{"name": "input-0", "datatype": "FP64", "shape": [5, 4], "data": rows(5).reshape(-1).tolist()}]
+    url = f"http://127.0.0.1:{port}/v2/models/{name}/infer"
+    with urllib.request.urlopen(url, json.dumps({"inputs": inputs}).encode()) as response:
+        [output] = json.load(response)["outputs"]
+    found: dict[str, Any] = output
     return found
 
 
@@ -110,14 +160,15 @@ def test_columns_over_http_and_a_tensor_in_shared_memory_give_what_the_libraries
     assert np.array_equal(shared.reshape(-1), trees)
 
 
-def test_a_worker_that_is_killed_is_forked_again_and_computes(server: ServerProcess) -> None:
-    expected = classes_over_http(server.http_port, "table")
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_worker_that_is_killed_is_forked_again_and_computes(server: ServerProcess, name: str) -> None:
+    expected = output_over_http(server.http_port, name, by_column=name == "table")
     for _ in range(2):
-        [worker] = [psutil.Process(pid) for pid in server.workers("table")]
+        [worker] = [psutil.Process(pid) for pid in server.workers(name)]
         assert any(word.startswith("--mark=") for word in worker.cmdline()), "it is a fork"
         worker.kill()
-        worker.wait(30)
-        assert classes_over_http(server.http_port, "table") == expected
+        worker.wait(60)
+        assert output_over_http(server.http_port, name, by_column=name == "table") == expected
 
 
 def test_a_pickle_in_a_folder_is_refused_and_not_executed(server: ServerProcess, mark: Path) -> None:
@@ -128,7 +179,7 @@ def test_a_pickle_in_a_folder_is_refused_and_not_executed(server: ServerProcess,
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["table", "trees"])
+@pytest.mark.parametrize("name", WRITERS)
 def test_two_hundred_loads_leave_nothing(server: ServerProcess, name: str) -> None:
     load_two_hundred_times(server, name)
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}") as client:

@@ -70,7 +70,7 @@ def server(tmp_path: Path) -> Iterator[ServerThread]:
 
 def on_loop(server: ServerThread, work: Callable[[Kernel], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await work(server.kernel)
             server.kernel.check()
 

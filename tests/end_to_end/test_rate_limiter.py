@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from bench.server import ServerProcess
+from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
     from tests.end_to_end.conftest import WriteModel
@@ -68,9 +67,7 @@ def test_models_that_need_one_resource_never_execute_at_the_same_time(batching: 
         ThreadPoolExecutor(8) as pool,
     ):
         calls = [pool.submit(infer, server, model, batched=bool(batching)) for model in "abababab"]
-        deadline = time.monotonic() + 30
-        while in_flight(server) < 8:
-            assert time.monotonic() < deadline
+        wait_for(lambda: in_flight(server) >= 8)
         (folder / "go").touch()
         for call in calls:
             call.result()
@@ -107,9 +104,7 @@ def test_a_reload_with_other_resources_has_effect_on_instances_that_serve(write_
         with tritonclient.http.InferenceServerClient(server.url) as client:
             client.load_model("m")
         calls = [pool.submit(infer, server, "m") for _ in range(4)]
-        deadline = time.monotonic() + 30
-        while in_flight(server) < 4:
-            assert time.monotonic() < deadline
+        wait_for(lambda: in_flight(server) >= 4)
         (folder / "go").touch()
         for call in calls:
             call.result()

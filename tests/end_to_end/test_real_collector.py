@@ -59,7 +59,7 @@ def running(program: str, receiver: str, log: Path) -> Iterator[int]:
             yield http_port
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 def _listens(port: int) -> bool:

@@ -60,7 +60,7 @@ class Client:
         self._server = server
 
     def post(self, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=60)
         connection.request("POST", path, json.dumps(body if body is not None else {}))
         reply = connection.getresponse()
         text = reply.read()
@@ -174,7 +174,7 @@ def test_a_fifo_as_configuration_or_log_holds_neither_the_server_nor_its_end(
         client.infer("good")
         write_model("new", TENSORS, COUNTER)
         wait_for(lambda: client.post("/v2/models/new/infer", request(0))[0] == 200)
-        assert "it is a FIFO, not a regular file" in server.log
+        server.wait_for_log("it is a FIFO, not a regular file")
         os.kill(server.pid, signal.SIGTERM)
         assert server.wait() == 0
     log = tmp_path_factory.mktemp("logs") / "log"

@@ -17,7 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from bench.server import ServerFailed, ServerProcess, free_ports
+from bench.server import ServerFailed, ServerProcess, free_ports, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,9 +169,7 @@ def test_large_tensors_are_cached(protocol: str, shared: str, write_model: Write
 
 def wait_for_entries(server: ServerProcess, count: int) -> None:
     """Wait until the cache has `count` entries: large responses are stored in the background."""
-    deadline = time.monotonic() + 30
-    while metrics(server)["nv_cache_num_entries"] < count:
-        assert time.monotonic() < deadline, server.log
+    wait_for(lambda: metrics(server)["nv_cache_num_entries"] >= count)
 
 
 @pytest.fixture
@@ -205,6 +203,7 @@ def test_tensors_in_regions_of_clients_are_cached(
         in_region = client.tensor(values, name)
         for given in (in_region, in_region, client.tensor(values), in_region):
             assert np.array_equal(ask(given), values + 1)
+            wait_for_entries(server, 1)
         counts = statistics(server)
         assert (counts["executions"], counts["cache_hit"]) == (1, 3)
         shared_memory.set_shared_memory_region(handle, [values + 10])
@@ -306,9 +305,7 @@ class RedisProcess:
             self._process = subprocess.Popen(
                 ["redis-server", str(self._folder / "redis.conf")], stdout=log, stderr=log, cwd=self._folder
             )
-        deadline = time.monotonic() + 20
-        while b"Ready to accept connections" not in (self._folder / "log").read_bytes():
-            assert time.monotonic() < deadline, (self._folder / "log").read_text()
+        wait_for(lambda: b"Ready to accept connections" in (self._folder / "log").read_bytes())
 
     def stop(self) -> None:
         assert self._process is not None
@@ -328,10 +325,12 @@ class RedisProcess:
 def hits_after(client: Client, server: ServerProcess, values: list[float]) -> int:
     """Repeat a request until it is a hit, and return how many hits there are then."""
     before = statistics(server)["cache_hit"]
-    deadline = time.monotonic() + 20
-    while statistics(server)["cache_hit"] == before:
+
+    def is_hit() -> bool:
         client.infer(values)
-        assert time.monotonic() < deadline, server.log
+        return statistics(server)["cache_hit"] > before
+
+    wait_for(is_hit)
     return statistics(server)["cache_hit"]
 
 
@@ -364,7 +363,7 @@ def test_a_redis_that_is_down_costs_misses_and_comes_back(
         begun = time.monotonic()
         values = [client.out([1])[0] for _ in range(50)]
         assert len(set(values)) == 50, "every request was executed"
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 60, "50 requests do not wait 5 s each"
         server.wait_for_log("failed several times in a row")
         assert re.search(r"Redis at 127\.0\.0\.1:\d+ failed several times in a row", server.log)
         assert metrics(server)["naiad_cache_failures_total"] >= 5

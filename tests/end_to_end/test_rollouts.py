@@ -81,6 +81,8 @@ def test_a_bad_version_is_stopped_and_the_former_one_gets_all_requests_again(
         write(repository, 4, kind)
         guards = {"slow": ["errors", "latency"], "wrong": ["errors", "outputs"]}.get(kind, ["errors"])
         start = {**START, "steps": [50, 100], "guards": guards}
+        if kind == "hanging":
+            start["hang_s"] = 2
         call(server, "/v2/models/m/rollout", start)
         counts = asyncio.run(load(server, 16, until=lambda: rollout(server)["phase"] == "aborted"))
         assert counts["3"] > 0
@@ -89,7 +91,7 @@ def test_a_bad_version_is_stopped_and_the_former_one_gets_all_requests_again(
         assert after.keys() == {"3"}, "new requests follow the verdict at once"
         if kind == "broken":
             assert counts.keys() == {"3"}, "no client has noticed it"
-        assert "version 4 gets 0 %, version 3 100 %" in server.log
+        server.wait_for_log("version 4 gets 0 %, version 3 100 %")
 
 
 def test_shares_of_a_step_are_those_of_independent_draws(repository: Path) -> None:
@@ -180,7 +182,7 @@ def test_a_restart_with_a_candidate_that_cannot_be_loaded_stays_with_the_stable_
         wait_for_state(tmp_path / "state", 20)
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            server.wait(10)
+            server.wait(60)
     (repository / "m" / "4" / "model.py").write_text("raise ValueError('it has no weights')")
     with ServerProcess(repository, *flags) as server:
         counts = asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] == "aborted"))
@@ -215,7 +217,7 @@ def test_a_server_that_is_killed_goes_on_where_it_was(repository: Path, tmp_path
         wait_for_state(state, before["share"])
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            server.wait(10)
+            server.wait(60)
     with ServerProcess(repository, *flags) as server:
         asyncio.run(load(server, 4, until=lambda: rollout(server)["phase"] != "loading"))
         after = rollout(server)
@@ -244,7 +246,7 @@ def test_a_server_that_is_killed_while_its_rollout_is_paused_or_aborted_stays_so
         wait_for(lambda: file.exists() and f'"phase":"{phase}"' in file.read_text())  # a thread writes it
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(Exception):
-            server.wait(10)
+            server.wait(60)
     with ServerProcess(repository, *flags) as server:
         wait_for(lambda: rollout(server)["phase"] != "loading")
         found = rollout(server)

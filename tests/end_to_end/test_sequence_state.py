@@ -29,6 +29,7 @@ input [{ name: "input" data_type: TYPE_FP32 dims: [-1, -1] }, { name: "sr" data_
 output [{ name: "output" data_type: TYPE_FP32 dims: [-1, 1] }]
 instance_group [{ kind: KIND_CPU count: 2 }]
 sequence_batching {
+  max_sequence_idle_microseconds: 60000000
   %s
   state [{
     input_name: "state" output_name: "stateN" data_type: TYPE_FP32 dims: [2, 1, 128]
@@ -54,7 +55,7 @@ def by_server(url: str, model: str, sequence: int, recording: Array) -> list[flo
     """Return the probabilities that the server finds for one sequence."""
     found = []
     rows = silero.frames(recording)
-    with triton_http.InferenceServerClient(url, network_timeout=50) as client:
+    with triton_http.InferenceServerClient(url, network_timeout=60) as client:
         for index, frame in enumerate(rows):
             given = triton_http.InferInput("input", [1, len(frame)], "FP32")
             given.set_data_from_numpy(frame[None])
@@ -102,7 +103,7 @@ max_batch_size: 4
 input [{ name: "IN" data_type: TYPE_INT32 dims: [1] }]
 output [{ name: "OUT" data_type: TYPE_INT32 dims: [1] }, { name: "SEEN" data_type: TYPE_INT32 dims: [-1] }]
 sequence_batching {
-  max_sequence_idle_microseconds: 20000000
+  max_sequence_idle_microseconds: 60000000
   STRATEGY
   control_input [{ name: "READY" control [{ kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] }] }]
   state [
@@ -197,6 +198,7 @@ input [{ name: "IN" data_type: TYPE_FP32 dims: [3] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [3] }]
 instance_group [{ kind: KIND_CPU count: 1 }]
 sequence_batching {
+  max_sequence_idle_microseconds: 60000000
   %s
   control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }] }]
   control_input [{ name: "READY" control [{ kind: CONTROL_SEQUENCE_READY fp32_false_true: [0, 1] }] }]

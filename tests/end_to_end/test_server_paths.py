@@ -83,7 +83,7 @@ def server(folder: Path) -> Iterator[ServerProcess]:
 
 
 def posted(server: ServerProcess, path: str, body: Any) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=50)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.request("POST", path, json.dumps(body))
     text = connection.getresponse().read().decode()
     connection.close()

@@ -54,7 +54,7 @@ LONG_JSON = (
 def test_a_request_for_which_there_is_no_memory_is_told_whether_to_try_again(
     small_server: ServerProcess, path: str, body: bytes, headers: dict[str, str], chunked: bool
 ) -> None:
-    connection = http.client.HTTPConnection(small_server.url, timeout=20)
+    connection = http.client.HTTPConnection(small_server.url, timeout=60)
     try:
         sent = iter([body[:100_000], body[100_000:]]) if chunked else body
         connection.request("POST", path, sent, headers, encode_chunked=chunked)

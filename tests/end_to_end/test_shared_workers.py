@@ -75,7 +75,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
 
 
 def post(server: ServerProcess, path: str, body: object = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     try:
         connection.request("POST", path, json.dumps(body) if body is not None else None)
         response = connection.getresponse()

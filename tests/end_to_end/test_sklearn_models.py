@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_is_forked_again_and_computes(server: ServerProc
         [worker] = [psutil.Process(pid) for pid in server.workers("boosted")]
         assert any(word.startswith("--mark=") for word in worker.cmdline()), "it is a fork"
         worker.kill()
-        worker.wait(30)
+        worker.wait(60)
         assert np.array_equal(over_http(server, "boosted", rows(3)), expected)
 
 

@@ -24,6 +24,8 @@ from tritonclient.utils import InferenceServerException
 from bench.server import ServerProcess, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.end_to_end.conftest import WriteModel
 
 CONFIG = """
@@ -53,6 +55,14 @@ class TritonPythonModel:
 BODY = json.dumps({"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [1]}]})
 
 
+@pytest.fixture(autouse=True)
+def _servers_are_told_of_a_closed_terminal() -> Iterator[None]:
+    """A server inherits an ignored SIGHUP, which is what nohup gives the tests; what has a handler it does not."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(
     write_model: WriteModel, number: signal.Signals
@@ -62,7 +72,7 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(
         statuses: list[int] = []
 
         def call() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
             connection.request("POST", "/v2/models/slow/infer", BODY)
             statuses.append(connection.getresponse().status)
             connection.close()
@@ -77,7 +87,7 @@ def test_requests_in_flight_are_answered_and_the_server_exits_with_zero(
         (repository / "slow/1/go").touch()
         code = server.wait()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         log = server.log
     assert code == 0, log
     assert statuses == [200] * 4
@@ -98,7 +108,7 @@ def test_a_closed_terminal_loses_no_request(write_model: WriteModel) -> None:
     try:
         shown = _read_until(master, b"Started HTTPService at ", b"\n")
         port = int(re.findall(rb"Started HTTPService at [\d.]+:(\d+)", shown)[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("POST", "/v2/models/slow/infer", BODY)
         _read_until(master, b"executing")
         os.close(master)  # the system sends SIGHUP
@@ -145,7 +155,7 @@ def test_a_request_that_takes_longer_than_the_exit_timeout_is_answered_with_an_e
 ) -> None:
     repository = write_model("slow", CONFIG, SLOW)
     with ServerProcess(repository, "--exit-timeout-secs=1") as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         connection.request("POST", "/v2/models/slow/infer", BODY)
         wait_for(lambda: "executing" in server.log)
         server.terminate()
@@ -196,7 +206,7 @@ def test_a_signal_while_models_load_ends_the_server(write_model: WriteModel) -> 
     starter.start()
     wait_for(lambda: "late: loading" in server.log)
     server.terminate()
-    starter.join(30)
+    starter.join(60)
     assert not starter.is_alive()
 
 
@@ -231,7 +241,7 @@ def test_under_load_every_request_that_was_executed_is_answered(write_model: Wri
         outcomes: dict[int, str] = {}
 
         def call(first: int) -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
             for number in itertools.count(first, 8):
                 tensor = {"name": "IN", "datatype": "INT32", "shape": [1], "data": [number]}
                 try:
@@ -250,7 +260,7 @@ def test_under_load_every_request_that_was_executed_is_answered(write_model: Wri
         server.terminate()
         code = server.wait()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
     assert code == 0
     executed = set(map(int, (repository / "ledger/1/ledger").read_text().split()))

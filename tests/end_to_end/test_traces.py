@@ -127,8 +127,9 @@ def test_a_request_whose_client_has_gone_is_traced_to_its_end(models: Path, tmp_
         tensor = grpc.InferInput("IN", [1], "FP32")
         tensor.set_data_from_numpy(np.array([-5], np.float32))
         if ends == "call":
+            assert client.is_server_live()  # it is connected
             with pytest.raises(errors.InferenceServerException, match="Deadline Exceeded"):
-                client.infer("plus_one", [tensor], request_id="gone", client_timeout=0.8)
+                client.infer("plus_one", [tensor], request_id="gone", client_timeout=2)
         else:
             client.async_infer("plus_one", [tensor], callback=lambda result, error: None, request_id="gone")
             wait_for(lambda: metric(server, 'naiad_inference_in_flight_requests{model="plus_one",version="1"}') == 1)

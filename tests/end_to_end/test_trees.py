@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_is_forked_again_from_a_zygote_with_the_library(
             [worker] = [psutil.Process(pid) for pid in server.workers("alone")]
             assert any(word.startswith("--mark=") for word in worker.cmdline()), "it is a fork"
             worker.kill()
-            worker.wait(30)
+            worker.wait(60)
             assert np.array_equal(over_http(server, "alone", rows(3)), expected)
         client.load_model("forked")
         large = rows(3000)  # computed by more than one thread

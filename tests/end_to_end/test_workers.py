@@ -101,7 +101,7 @@ class Load:
             thread.start()
 
     def _run(self, number: int, step: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=60)
         while not self._stop.is_set():
             status, answer = infer(connection, "echo", number)
             if status == 200:
@@ -133,6 +133,7 @@ def test_killed_workers_lose_only_what_they_were_executing(write_model: WriteMod
             kills += 1
             wait_for(lambda victim=victim: victim not in server.workers() and len(server.workers("echo")) == 2)  # type: ignore[misc]
         outcomes = load.finish()
+        wait_for(lambda: server.log.count("was lost: killed by signal 9") >= kills)
         log = server.log
     errors = {number: text for number, text in outcomes.items() if text != "ok"}
     assert len(errors) <= kills, errors
@@ -149,7 +150,7 @@ def test_killed_workers_lose_only_what_they_were_executing(write_model: WriteMod
 def test_a_request_that_kills_its_worker_is_answered_once_and_named(write_model: WriteModel) -> None:
     repository = write_model("echo", ECHO_CONFIG, ECHO)
     with ServerProcess(repository) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         status, answer = infer(connection, "echo", -1)
         assert status == 503
         assert "exit code 7" in answer["error"]
@@ -173,7 +174,7 @@ def test_a_child_of_a_model_does_not_respond_in_its_name(write_model: WriteModel
     repository = write_model("forks", ECHO_CONFIG.replace("count: 2", "count: 1"), FORKS)
     with ServerProcess(repository) as server:
         (worker,) = server.workers("forks")
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         for value in (1, 0, 1):
             status, answer = infer(connection, "forks", value)
             assert (status, answer["outputs"][0]["data"]) == (200, [worker])
@@ -184,7 +185,7 @@ def test_a_queued_request_goes_to_the_worker_that_is_started_next(write_model: W
     config = ECHO_CONFIG.replace("count: 2", "count: 1")
     repository = write_model("echo", config, ECHO)
     with ServerProcess(repository) as server:
-        connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30) for _ in range(6)]
+        connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60) for _ in range(6)]
         body = {"name": "IN", "datatype": "INT32", "shape": [1]}
         for number, connection in enumerate(connections):
             value = -1 if number == 0 else number
@@ -199,7 +200,7 @@ def test_a_queued_request_goes_to_the_worker_that_is_started_next(write_model: W
 def test_the_collector_does_not_walk_what_was_there_when_the_model_was_loaded(write_model: WriteModel) -> None:
     repository = write_model("frozen", ECHO_CONFIG, FROZEN)
     with ServerProcess(repository) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         status, answer = infer(connection, "frozen", 0)
         connection.close()
     assert (status, answer["outputs"][0]["data"]) == (200, [0])
@@ -242,7 +243,7 @@ def test_a_model_that_fails_to_load_hurts_no_other(write_model: WriteModel) -> N
     write_model("echo", ECHO_CONFIG, ECHO)
     repository = write_model("broken", ECHO_CONFIG, "raise RuntimeError('no luck')\n")
     with ServerProcess(repository, "--exit-on-error=false", "--strict-readiness=false") as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         assert infer(connection, "echo", 3)[0] == 200
         connection.request("POST", "/v2/repository/index", "{}")
         index = {item["name"]: item for item in json.loads(connection.getresponse().read())}

@@ -21,8 +21,8 @@ input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
 output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
 """
 
-#: Adds one; an input that begins with -1 is an error, one that begins with -5 takes long. The context of its trace is
-#: in the parameters of its response.
+#: Adds one; an input that begins with -1 is an error, one that begins with -5 waits for its client to leave. The
+#: context of its trace is in the parameters of its response.
 PLUS_ONE = """
 import time
 
@@ -31,8 +31,8 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            if value[0] == -5:
-                time.sleep(1)
+            while value[0] == -5 and not request.is_cancelled():
+                time.sleep(0.005)
             if value[0] == -1:
                 error = pb_utils.TritonError("minus one")
                 responses.append(pb_utils.InferenceResponse(error=error))

@@ -43,11 +43,12 @@ def test_only_some_threads_work_at_a_time_and_all_work_is_done() -> None:
 
 
 def test_a_thread_works_again_and_ends_when_it_has_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_threads, "IDLE_S", 0.5)
+    monkeypatch.setattr(file_threads, "IDLE_S", 60)
 
     async def main() -> None:
         used = {await in_file_thread(threading.get_ident) for _ in range(20)}
         assert len(used) == 1
+        await in_file_thread(monkeypatch.setattr, file_threads, "IDLE_S", 0.01)  # before the thread waits again
         await until(lambda: used.isdisjoint(thread.ident for thread in threading.enumerate()))
         assert await in_file_thread(divmod, 7, 2) == (3, 1)
 

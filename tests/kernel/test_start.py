@@ -71,7 +71,7 @@ def test_a_zygote_that_the_server_has_taken_over_is_not_ended(
     (zygote,) = found
     assert zygote.process.poll() is None
     zygote.socket.close()  # as if the kernel were gone
-    zygote.process.wait(30)
+    zygote.process.wait(60)
     zygote.pipes.close_own_ends()
 
 

@@ -313,7 +313,7 @@ class Lab(FrontDoorLab):
 
 def run(test: Callable[[Lab], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await test(Lab())
 
     asyncio.run(main())

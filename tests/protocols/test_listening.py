@@ -74,7 +74,7 @@ def test_connections_with_the_last_descriptors_are_refused_and_only_some_learn_w
     reserved = True
     monkeypatch.setattr("protocols.listening.is_reserved", lambda fd: reserved)
     monkeypatch.setattr("protocols.listening.MOST_REFUSALS", 3)
-    monkeypatch.setattr("protocols.listening.REFUSAL_S", 0.05)
+    monkeypatch.setattr("protocols.listening.REFUSAL_S", 1.0)
 
     async def word(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

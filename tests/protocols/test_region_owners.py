@@ -57,7 +57,7 @@ class HttpClient:
     def __init__(self, port: int, *, large: bool = False) -> None:
         """The requests of a `large` client are decoded by helpers."""
         self._parameters = {"text": SLOW_TEXT} if large else {}
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         self._connection.request(method, path, None if body is None else json.dumps(body))

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from kernel.certificates import server_context
 from kernel.errors import BadOption
 from kernel.options import TlsOptions
-from protocols.tls import server_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,5 +125,5 @@ def test_broken_pem_is_refused(certificates: Certificates, tmp_path: Path) -> No
 
 
 def test_mutual_tls_needs_an_authority(certificates: Certificates) -> None:
-    with pytest.raises(BadOption, match="^mutual TLS needs the certificates of those who sign for clients"):
+    with pytest.raises(BadOption, match="^mutual TLS needs the certificates of those who sign for the peers"):
         server_context(TlsOptions(certificates.server, certificates.server_key, mutual=True))

@@ -11,6 +11,7 @@ from kernel import errors
 from kernel.config.fair_queuing import FairQueuing
 from kernel.config.spec import DynamicBatching, QueuePolicy
 from kernel.serving.events import FAILED_AT_ONCE, Cancelled, NoInstanceLeft, Submitted
+from kernel.serving.instances import FAST_EXECUTION_NS
 from kernel.testing import FakeInstance, Lab, RecordingSink, model_spec
 from schedulers.batching_rules import BatchingRule
 from schedulers.dynamic import dynamic
@@ -326,12 +327,33 @@ def test_nothing_of_a_slow_model_leaves_the_queue_early_where_its_rules_would_no
     assert (case.running, case.ahead) == ([["a"]], [])
 
 
-@pytest.mark.parametrize("settings", LIMITING)
-def test_nothing_leaves_the_queue_early_where_its_rules_would_not_reach_it(settings: DynamicBatching) -> None:
+@pytest.mark.parametrize("settings", LIMITING[:2])
+def test_little_of_a_fast_model_goes_ahead_where_it_has_priorities_or_a_limit(settings: DynamicBatching) -> None:
+    case = lab(settings, max_batch_size=0)
+    make_fast(case)
+    submit(case, *"abcdefgh")
+    ahead = [request for batch in case.ahead for request in batch]
+    assert case.running == [["a"]]
+    assert ahead == list("bcdefgh")[: len(ahead)]
+    assert 1 <= len(ahead) * case.instances.mean_execution_ns() <= FAST_EXECUTION_NS
+    rest = list("bcdefgh")[len(ahead) :]
+    assert rest, "some wait in the queue, where the rules reach them"
+
+
+@pytest.mark.parametrize("settings", LIMITING[:2])
+def test_a_batch_that_can_grow_goes_ahead_alone_where_it_has_priorities_or_a_limit(settings: DynamicBatching) -> None:
     case = lab(settings)
     make_fast(case)
-    submit(case, "a")
-    submit(case, "b")
+    for id in "abcd":
+        submit(case, id)
+    assert (case.running, case.ahead) == ([["a"]], [["b"]])
+
+
+def test_requests_that_can_expire_wait_in_the_queue_to_the_last() -> None:
+    policy = QueuePolicy(default_timeout_ns=10**9, allow_timeout_override=True, max_queue_size=9)
+    case = lab(DynamicBatching(default_queue_policy=policy), max_batch_size=0)
+    make_fast(case)
+    submit(case, "a", "b")
     assert (case.running, case.ahead) == ([["a"]], [])
 
 

@@ -142,7 +142,9 @@ class ReceivingHalf:
                     elif frame_type == WINDOW_UPDATE and byte_size == 4:
                         end = stream_frames.take_complete_window_update(data, position, stream_id)
                     elif frame_type == DATA and not flags:
-                        end = stream_frames.take_complete_message(data, position, stream_id)
+                        end = stream_frames.take_complete_message(
+                            data, position, stream_id
+                        ) or stream_frames.take_parts_of_message(data, position, stream_id)
                 if not end:
                     end = self._take_frame(
                         data, position + FRAME_HEADER_BYTE_SIZE, frame_type, flags, stream_id, byte_size

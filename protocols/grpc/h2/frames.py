@@ -10,7 +10,9 @@ import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from shm.tensor import Buffer
 
 #: The client's connection preface, before its first frame (RFC 9113, 3.4).
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -108,6 +110,30 @@ def headers(stream_id: int, block: bytes, *, max_byte_size: int, end_stream: boo
         last = END_HEADERS if start + max_byte_size >= len(block) else 0
         parts += (frame_header(len(part), frame_type, last | (0 if start else flags), stream_id), part)
     return b"".join(parts)
+
+
+def data(stream_id: int, parts: Sequence[memoryview], max_byte_size: int) -> tuple[list[Buffer], int]:
+    """Return `parts` as DATA frames of at most `max_byte_size` bytes, in pieces, and the size of all pieces.
+
+    The parts are not copied.
+    """
+    left = sum(map(len, parts))
+    full_header = frame_header(max_byte_size, DATA, 0, stream_id)
+    pieces: list[Buffer] = []
+    byte_size, room = left, 0
+    for part in parts:
+        position, size = 0, len(part)
+        while position < size:
+            if not room:
+                room = min(left, max_byte_size)
+                left -= room
+                byte_size += FRAME_HEADER_BYTE_SIZE
+                pieces.append(full_header if room == max_byte_size else frame_header(room, DATA, 0, stream_id))
+            end = min(position + room, size)
+            pieces.append(part[position:end])
+            room -= end - position
+            position = end
+    return pieces, byte_size
 
 
 def settings(values: Iterable[tuple[Setting, int]]) -> bytes:

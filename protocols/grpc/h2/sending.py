@@ -1,7 +1,7 @@
 """The sending half of a connection: responses within the client's windows, and control frames. Pure.
 
 A small response leaves in one piece; what does not fit into the client's windows waits in its stream, and `pump`
-sends it as the windows open, one frame of each stream after the other.
+sends it as the windows open: where several streams wait, one frame of each after the other.
 """
 
 from __future__ import annotations
@@ -263,27 +263,30 @@ class SendingHalf:
 
     def pump(self, byte_size: int) -> bool:
         """Put about `byte_size` bytes of waiting data into the queue; returns whether more could be put at once."""
+        queue = self.write_queue
         while self.waiting:
+            # A stream that waits alone sends many frames in one step.
+            most = 0 if len(self.waiting) > 1 else byte_size - queue.byte_size
             sent = 0
             for stream in tuple(self.waiting.values()):
-                sent += self._send_frame(stream)
-                if self.write_queue.byte_size >= byte_size:
+                sent += self._send_frames(stream, most)
+                if queue.byte_size >= byte_size:
                     return bool(self.waiting)
             if not sent:
                 break
         return False
 
-    def _send_frame(self, stream: Stream) -> int:
-        """Send what a stream may send in one frame; returns how much was done, in bytes, 0 for nothing."""
+    def _send_frames(self, stream: Stream, most: int) -> int:
+        """Send what a stream may send in `most` bytes, or in one frame; returns how much was done, 0 for nothing."""
         pending, stream_id = stream.pending, stream.id
         assert pending is not None
         peer, queue = self._peer, self.write_queue
-        size = min(pending.byte_size, stream.send_window, peer.send_window, peer.max_frame_byte_size)
+        size = min(pending.byte_size, stream.send_window, peer.send_window, max(most, peer.max_frame_byte_size))
         if size > 0:
             stream.send_window -= size
             peer.send_window -= size
-            queue.put(frames.frame_header(size, frames.DATA, 0, stream_id))
-            queue.put_pieces(pending.take(size), size)
+            pieces, framed_byte_size = frames.data(stream_id, pending.take(size), peer.max_frame_byte_size)
+            queue.put_pieces(pieces, framed_byte_size)
         if pending.byte_size:
             return max(size, 0)
         del self.waiting[stream_id]

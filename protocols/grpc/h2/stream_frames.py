@@ -20,7 +20,13 @@ from grpclib.const import Status
 
 from protocols.grpc.framing import MESSAGE_START_BYTE_SIZE, PREFIX
 from protocols.grpc.h2 import frames, limits
-from protocols.grpc.h2.frames import ConnectionFailure, H2ErrorCode
+from protocols.grpc.h2.frames import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTE_SIZE,
+    STREAM_ID_MASK,
+    ConnectionFailure,
+    H2ErrorCode,
+)
 from protocols.grpc.h2.headers import RETRY_LATER, status_trailers
 from protocols.grpc.h2.states import STREAM_STATES, ClientFrame, ConnectionMistake, StreamMistake, StreamState
 from protocols.grpc.h2.streams import Stream, StreamEvent
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
 _OPEN, _CLOSED, _HALF_CLOSED_REMOTE = StreamState.OPEN, StreamState.CLOSED, StreamState.HALF_CLOSED_REMOTE
 _DATA, _DATA_END_STREAM = ClientFrame.DATA, ClientFrame.DATA_END_STREAM
 _OPENED, _READABLE, _COMPLETE = StreamEvent.OPENED, StreamEvent.READABLE, StreamEvent.COMPLETE
+
+#: The least payload of a frame that `take_parts_of_message` takes: it takes few frames of one read.
+LEAST_PART_BYTE_SIZE = 4096
 
 #: The frame header of DATA and the prefix of the message in it; a WINDOW_UPDATE.
 _MESSAGE_START, _WINDOW_UPDATE = struct.Struct(">HBBBLBL"), struct.Struct(">HBBBLL")
@@ -345,6 +354,58 @@ class StreamFrames:
         reader.add(bytes(data[content:end]))
         self._streams.events.append((_READABLE, stream))
         return end
+
+    def take_parts_of_message(self, data: memoryview, start: int, stream_id: int) -> int:
+        """Take DATA frames with parts of a large message, the first of which begins at `start`; returns where they end.
+
+        Clients that keep to frames of 16 KiB, which HTTP/2 begins with, send 64 of them for 1 MiB. Left to the other
+        methods are the frame with the last byte of the message, small frames, and frames beyond a window.
+        """
+        stream = self._streams.by_id.get(stream_id)
+        if stream is None or stream.state is not _OPEN or (buffer := stream.message_reader.rest_of_large()) is None:
+            return 0
+        reader, window = stream.message_reader, stream.receive_window
+        most, size = len(buffer), len(data)
+        position, taken, length = start, 0, 0
+        while size - position >= FRAME_HEADER_BYTE_SIZE:
+            high, low, frame_type, flags, id_ = FRAME_HEADER.unpack_from(data, position)
+            length = high << 8 | low
+            if (
+                frame_type != frames.DATA
+                or flags
+                or id_ & STREAM_ID_MASK != stream_id
+                or length < LEAST_PART_BYTE_SIZE
+                or taken + length >= most
+                or not window.has_room(length)
+                or not self._receive_window.take(length)
+            ):
+                break
+            window.take(length)
+            content = position + FRAME_HEADER_BYTE_SIZE
+            position = content + length
+            if position > size:
+                break
+            buffer[taken : taken + length] = data[content:position]
+            taken += length
+        if position == start:
+            return 0
+        self._floods.data(position - start)
+        if taken:
+            reader.received_directly(taken)
+            stream.held_byte_size += taken
+            stream.received_byte_size += taken
+            self._sending.consumed(stream)
+        if position <= size:
+            return position
+        # The start of one more.
+        left = position - size
+        arrived = length - left
+        buffer[taken : taken + arrived] = data[size - arrived :]
+        reader.received_directly(arrived)
+        stream.held_byte_size += length
+        stream.received_byte_size += length
+        self.unfinished = UnfinishedData(stream, length, left, 0, ends_stream=False)
+        return size
 
     def take_complete_window_update(self, data: memoryview, start: int, stream_id: int) -> int:
         """Take a WINDOW_UPDATE, which begins at `start`, of the connection or an open stream; returns where it ends.

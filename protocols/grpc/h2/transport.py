@@ -38,6 +38,10 @@ _DATA_SENT, _CLOSED_STREAM = StreamEvent.DATA_SENT, StreamState.CLOSED
 #: How much is received at once; there must be room for any frame that is not DATA.
 RECEIVE_BYTE_SIZE = max(64 * 2**10, 2 * MAX_CONTROL_FRAME_BYTE_SIZE)
 
+#: Of a frame, the rest from this size on is received to where it belongs; less is received with what follows it, and
+#: copied: a read costs more.
+_LEAST_DIRECT_BYTE_SIZE = 32 * 2**10
+
 #: How much output may wait for the socket before nothing more is read.
 MAX_BACKLOG_BYTE_SIZE = 64 * 2**10
 
@@ -153,7 +157,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._start == self._end:
             self._start = self._end = 0
             direct = self._stream_frames.direct_buffer()
-            if direct is not None:
+            if direct is not None and len(direct) >= _LEAST_DIRECT_BYTE_SIZE:
                 self._receives_directly = True
                 return direct[: self._budget.room]
         self._receives_directly = False

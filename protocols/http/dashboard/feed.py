@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kernel.server_parts import GenerationFigures
+from kernel.server_parts import DoorProcessList, GenerationFigures
 from kernel.serving.catalog import ModelState
 from kernel.texts import SERVER_PATHS, shown_text
 from protocols.http.dashboard.figures import (
@@ -146,6 +146,8 @@ class Feed:
         begin_s = self._next_s = time.monotonic()
         spent_s = self.spent_s
         pids = {os.getpid()}
+        for doors in self._kernel.part_figures(DoorProcessList):
+            pids.update(door.pid for door in doors.doors if door.pid)
         for key in self.chosen:
             if (found := self._windows.get(key)) is not None:
                 pids.update(found.model.statistics.memory.pids.values())
@@ -156,8 +158,7 @@ class Feed:
         regions = _encode(region_rows(self._kernel.regions.all()))
         if regions != snapshot.regions:
             snapshot.regions, snapshot.regions_changed = regions, snapshot.number + 1
-        busy, byte_size = self.loads.found.get(os.getpid(), (None, 0))
-        snapshot.server = _encode(server_figures(self._kernel, figures, busy, byte_size))
+        snapshot.server = _encode(server_figures(self._kernel, figures, self.loads.found))
         snapshot.number += 1
         spent_s = self.spent_s - spent_s
         interval_s = min(max(self._interval_s, spent_s / _MOST_SHARE), _MOST_INTERVAL_S)

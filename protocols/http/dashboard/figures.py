@@ -5,12 +5,13 @@ All of it comes from counters, and from what they have counted in the last secon
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kernel.errors import ServingError
-from kernel.server_parts import DoorFigures, RepositoryFigures
+from kernel.server_parts import DoorFigures, DoorProcessList, RepositoryFigures
 from kernel.serving.catalog import ModelState
 from kernel.texts import SERVER_PATHS, shown_text
 from protocols.http.dashboard.windows import LanguageReading, Reading, Window
@@ -391,6 +392,31 @@ class ServerRow(msgspec.Struct, frozen=True):
     background_failures: int
     #: What is wrong with the polls of the repositories, in a sentence; empty if nothing is.
     repository_trouble: str
+    #: None if no front door has a process of its own.
+    front_doors: DoorRows | None
+
+
+class DoorRow(msgspec.Struct, frozen=True):
+    """A front door in a process of its own."""
+
+    number: int
+    ready: bool
+    #: 0 while none is there.
+    pid: int
+    #: Processors that it keeps busy (None if not known yet), and its memory.
+    cpu: float | None
+    byte_size: int
+    connections: int
+    #: Inference requests since the server started.
+    requests: int
+
+
+class DoorRows(msgspec.Struct, frozen=True):
+    """All front doors in processes of their own."""
+
+    doors: list[DoorRow]
+    #: How many have ended and were started again.
+    restarts: int
 
 
 class RegionRow(msgspec.Struct, frozen=True):
@@ -425,9 +451,24 @@ class ServerFigures:
             self.restarts += row.restarts
 
 
-def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | None, byte_size: int) -> ServerRow:
-    """Return the figures now; `cpu` and `byte_size` are what this process uses."""
+def door_rows(kernel: KernelInterface, loads: Mapping[int, tuple[float | None, int]]) -> DoorRows | None:
+    """Return the front doors in processes of their own, with what each uses (`ProcessLoads.found`)."""
+    found = next(iter(kernel.part_figures(DoorProcessList)), None)
+    if found is None:
+        return None
+    rows = [
+        DoorRow(door.number, door.ready, door.pid, *loads.get(door.pid, (None, 0)), door.connections, door.requests)
+        for door in found.doors
+    ]
+    return DoorRows(rows, found.restarts)
+
+
+def server_figures(
+    kernel: KernelInterface, sums: ServerFigures, loads: Mapping[int, tuple[float | None, int]]
+) -> ServerRow:
+    """Return the figures now; `loads` has what this process and the front doors use."""
     regions = kernel.regions.all()
+    cpu, byte_size = loads.get(os.getpid(), (None, 0))
     repository = next(iter(kernel.part_figures(RepositoryFigures)), RepositoryFigures())
     return ServerRow(
         _state(kernel),
@@ -449,6 +490,7 @@ def server_figures(kernel: KernelInterface, sums: ServerFigures, cpu: float | No
         kernel.lost_log_lines(),
         repository.background_failures,
         shown_text(SERVER_PATHS.hidden_in(repository.trouble), _MAX_TROUBLE),
+        door_rows(kernel, loads),
     )
 
 

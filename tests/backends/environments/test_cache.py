@@ -130,12 +130,12 @@ def test_two_servers_at_once_make_it_once(lab: Lab) -> None:
 
     def make(folder: Path) -> None:
         making.set()
-        assert waiting.wait(30)
+        assert waiting.wait(60)
         (folder / "file").write_text("made")
 
     first = threading.Thread(target=lab.cache.prepare, args=("a", "/a", make))
     first.start()
-    assert making.wait(30)
+    assert making.wait(60)
 
     def say(line: str) -> None:
         other.said.append(line)

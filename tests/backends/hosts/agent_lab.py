@@ -16,14 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from backends.hosts.encryption import Encryption
+
 
 @contextlib.asynccontextmanager
 async def agent_running(
-    folder: Path, settings: AgentSettings | None = None, byte_size: int = 1 << 30
+    folder: Path,
+    settings: AgentSettings | None = None,
+    byte_size: int = 1 << 30,
+    encryption: Encryption | None = None,
 ) -> AsyncIterator[tuple[HostAgent, tuple[str, int]]]:
     """Run an agent with its cache in `folder`; yields it and its address."""
     agent = HostAgent(
-        settings or AgentSettings("far"), ModelCopies(folder, byte_size), EnvironmentSettings(str(folder / "e"))
+        settings or AgentSettings("far"),
+        ModelCopies(folder, byte_size),
+        EnvironmentSettings(str(folder / "e")),
+        encryption,
     )
     stop = asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -36,9 +44,11 @@ async def agent_running(
 
 
 @contextlib.asynccontextmanager
-async def launcher_to(*addresses: tuple[str, int], token: bytes = b"") -> AsyncIterator[AgentLauncher]:
+async def launcher_to(
+    *addresses: tuple[str, int], token: bytes = b"", encryption: Encryption | None = None
+) -> AsyncIterator[AgentLauncher]:
     """A launcher that uses these agents."""
-    launcher = AgentLauncher(addresses, token)
+    launcher = AgentLauncher(addresses, token, encryption=encryption)
     await launcher.start()
     try:
         yield launcher

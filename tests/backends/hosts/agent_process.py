@@ -91,7 +91,7 @@ class AgentProcess:
                 os.kill(process.pid, signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

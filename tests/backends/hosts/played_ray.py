@@ -19,6 +19,8 @@ from backends.hosts.ray_launcher import RayLauncher
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+    from kernel.options import TlsOptions
+
 HOST = "127.0.0.1"
 
 
@@ -85,18 +87,18 @@ class PlayedRay:
     def options(self, **options: Any) -> Any:
         class Made:
             @staticmethod
-            def remote(lease_s: float) -> PlayedActor:
-                return self._made(options, lease_s)
+            def remote(lease_s: float, certificate: tuple[str, str, str] | None) -> PlayedActor:
+                return self._made({**options, "lease_s": lease_s, "certificate": certificate})
 
         return Made
 
-    def _made(self, options: dict[str, Any], lease_s: float) -> PlayedActor:
+    def _made(self, options: dict[str, Any]) -> PlayedActor:
         if options["num_gpus"] > 1 and options["num_gpus"] % 1:
             raise ValueError("GPU resource quantities >1 must be whole numbers.")
         with self._lock:
             if options["name"] in self.actors:
                 return self.actors[options["name"]]
-            actor = self.actors[options["name"]] = PlayedActor({**options, "lease_s": lease_s})
+            actor = self.actors[options["name"]] = PlayedActor(options)
             self._place()
             return actor
 
@@ -122,7 +124,7 @@ class PlayedRay:
                 sum(each.get(name, 0.0) for each in used) + amount <= self.resources.get(name, 0.0)
                 for name, amount in actor.needs.items()
             ):
-                agent = actor.agent = StartedAgent(HOST, actor.options["lease_s"])
+                agent = actor.agent = StartedAgent(HOST, actor.options["lease_s"], actor.options["certificate"])
                 thread = threading.Thread(target=self._watch, args=(actor, agent))
                 self._threads.append(thread)
                 thread.start()
@@ -204,11 +206,13 @@ class PlayedStart:
 
 
 @contextlib.asynccontextmanager
-async def played_ray(cluster: PlayedRay | None = None) -> AsyncIterator[tuple[RayLauncher, PlayedRay, PlayedStart]]:
+async def played_ray(
+    cluster: PlayedRay | None = None, tls: TlsOptions | None = None
+) -> AsyncIterator[tuple[RayLauncher, PlayedRay, PlayedStart]]:
     """A launcher that uses a played cluster."""
     cluster = cluster or PlayedRay()
     start = PlayedStart(cluster)
-    launcher = RayLauncher(start)  # type: ignore[arg-type]
+    launcher = RayLauncher(start, tls=tls)  # type: ignore[arg-type]
     await launcher.start()
     try:
         yield launcher, cluster, start

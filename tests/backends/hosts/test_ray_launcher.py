@@ -162,7 +162,7 @@ def test_a_lost_connection_ends_the_worker_and_its_agent(needs: WorkerNeeds) -> 
 def test_an_agent_that_no_server_connects_with_ends_after_the_lease() -> None:
     cluster = PlayedRay()
     place = Place("a", 1.0, 0.0, 0, {}, False, 0.01)
-    cluster.options(**placement_options(place)).remote(0.01)
+    cluster.options(**placement_options(place)).remote(0.01, None)
     cluster.join()
     assert not cluster.actors
 

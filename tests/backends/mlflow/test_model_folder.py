@@ -70,6 +70,12 @@ def test_a_folder_that_mlflow_cannot_load_either_is_refused_with_what_is_support
     assert "supported are the flavours lightgbm, onnx, pytorch, sklearn, xgboost" in failure.value.message
 
 
+#: The anchor `l` is a list of millions of elements.
+MANY = "a: &a [1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 8)}]\n" for before, name in zip("abcdefgh", "bcdefghl", strict=True)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -80,6 +86,12 @@ def test_a_folder_that_mlflow_cannot_load_either_is_refused_with_what_is_support
         ("flavors: {sklearn: {}}\nsignature: [1]", "signature of model 'm' is a list"),
         ("a: !!python/object/apply:os.mkdir [x]", "cannot be read as YAML"),
         ("[" * 5000, "cannot be read as YAML"),
+        # A few lines that are millions of elements: they are not shown, and not merged.
+        (f"{MANY}flavors: {{sklearn: {{pickled_model: *l}}}}", "'pickled_model' in .* is a list; expected a text$"),
+        (f"{MANY}flavors: {{sklearn: {{model_class: *l}}}}", "'model_class' in .* is a list; expected a text$"),
+        (f"{MANY}flavors: {{python_function: {{loader_module: *l}}}}", "'loader_module' in .* is a list; expected"),
+        (f"{MANY}flavors: {{sklearn: {{}}, python_function: {{predict_fn: *l}}}}", "'predict_fn' in .* is a list"),
+        ("a: &a {k: 1}\nflavors: {sklearn: {<<: *a}}", "cannot be read as YAML: merged mappings .* are refused$"),
     ],
 )
 def test_a_broken_file_is_refused(text: str, expected: str) -> None:

@@ -127,9 +127,9 @@ class Lab(RecordedHost):
 
     def responses(self, request: WorkerRequest) -> list[RecordedResponse]:
         """Wait for the request's final response and return all responses."""
-        responses = [self._responses[request.ref.number].get(timeout=20)]
+        responses = [self._responses[request.ref.number].get(timeout=60)]
         while not responses[-1].final:
-            responses.append(self._responses[request.ref.number].get(timeout=20))
+            responses.append(self._responses[request.ref.number].get(timeout=60))
         return responses
 
     def response(self, request: WorkerRequest) -> RecordedResponse:

@@ -394,7 +394,7 @@ def problem(lab: Lab) -> str:
     """Ask the model, and return why it is not ready."""
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
     lab.backend.check_health(found.put)
-    return found.get(timeout=20)
+    return found.get(timeout=60)
 
 
 @pytest.mark.parametrize("define", ["def", "async def"])

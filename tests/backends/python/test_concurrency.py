@@ -52,7 +52,7 @@ def test_batches_wait_for_one_another_in_the_model(lab: Lab) -> None:
     assert lab.backend.concurrency == 4
     first, second, opening = lab.request(id="a"), lab.request(id="b"), lab.request(id="open")
     ended = [begin(lab, first, second), begin(lab, opening)]
-    assert [each.get(timeout=20) for each in ended] == [None, None]
+    assert [each.get(timeout=60) for each in ended] == [None, None]
     assert [lab.response(each).outputs["OUT"][0] for each in (first, second, opening)] == [b"a", b"b", b"open"]
 
 
@@ -81,20 +81,20 @@ def test_a_batch_that_fails_leaves_the_others_alone(lab: Lab, statement: str, re
     )
     bad, good = lab.request(id="bad"), lab.request()
     failed, fine = begin(lab, bad), begin(lab, good)
-    failure = failed.get(timeout=20)
+    failure = failed.get(timeout=60)
     assert isinstance(failure, InternalError)
     assert failure.message.startswith(f"Failed to process the request(s) for model 'lab_0_0', message: {reason}")
     kept = (failure.__traceback__, failure.__cause__, failure.__context__)
     assert kept == (None, None, None), "they refer to the inputs"
     assert ("ERROR", failure.message) in lab.logged
-    assert fine.get(timeout=20) is None
+    assert fine.get(timeout=60) is None
     assert lab.response(good).outputs["OUT"][0] == b"fine"
     assert not bad.finished, "the worker ends it"
 
 
 def test_too_many_rows_are_refused_before_the_model(lab: Lab) -> None:
     lab.load(WAITS, parameters=CONCURRENCY)
-    failure = begin(lab, lab.request(), lab.request()).get(timeout=20)
+    failure = begin(lab, lab.request(), lab.request()).get(timeout=60)
     assert failure is not None
     assert failure.message == "batch size 2 for 'lab_0_0', max allowed is 0"
 
@@ -122,8 +122,8 @@ def test_a_decoupled_batch_ends_when_its_coroutine_does(lab: Lab) -> None:
     waiting, opening = lab.request(), lab.request(id="open")
     first = begin(lab, waiting)
     assert first.empty()
-    assert begin(lab, opening).get(timeout=20) is None
-    assert first.get(timeout=20) is None
+    assert begin(lab, opening).get(timeout=60) is None
+    assert first.get(timeout=60) is None
     assert [response.outputs["OUT"][0] for response in lab.responses(waiting)] == [b"first", b"last"]
 
 
@@ -301,6 +301,6 @@ class TritonPythonModel:
     reads = threading.Thread(target=finals, args=(worker, 1))
     reads.start()
     worker.send(wire.Credit(1, 2000))
-    reads.join(20)
+    reads.join(60)
     assert not reads.is_alive()
     worker.stop()

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 from sklearn.compose import make_column_transformer
-from sklearn.ensemble import IsolationForest, RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import IsolationForest, RandomForestClassifier, RandomForestRegressor, VotingClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from backends.sklearn import library
 from backends.sklearn.backend import SklearnBackend
+from backends.sklearn.estimator import use_one_thread
 from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
 from tests.backends.sklearn.conftest import ALLOWED, FEATURES, SklearnModels, rows, words
 from tests.backends.sklearn.makes_a_folder import MakesAFolder
@@ -225,6 +227,47 @@ def test_types_that_the_server_does_not_trust_are_refused_by_name(models: Sklear
     name = f"{words.__module__}.words"
     with pytest.raises(Unsupported, match=f"does not trust: {name}.*--backend-config=sklearn,trusted-types={name}"):
         models.loaded()
+
+
+def test_an_archive_that_memory_cannot_hold_is_not_unpacked(models: SklearnModels) -> None:
+    skops.dump(classifier(), models.version / "model.skops")
+    with zipfile.ZipFile(models.version / "model.skops", "a") as file:
+        file.writestr("zeros.npy", bytes(10), zipfile.ZIP_DEFLATED)
+        file.getinfo("zeros.npy").file_size = 1 << 50  # as of a real one, of which each petabyte takes a terabyte
+    with pytest.raises(InvalidArgument, match=r"'model.skops' has 11\d{14} bytes when it is unpacked, and there is not"):
+        models.loaded()
+
+
+def test_a_file_is_opened_once_for_its_completion_and_its_load(
+    lab: Lab, models: SklearnModels, tmp_path: Path
+) -> None:
+    model = classifier()
+    model.opened = MakesAFolder(tmp_path / "opened")
+    joblib.dump(model, models.version / "model.joblib")
+    backend = SklearnBackend(lab)
+    completed = backend.complete(models.arguments(settings=ALLOWED))
+    backend.load(models.arguments(completed, ALLOWED))  # another time, the folder would be there already
+    assert np.array_equal(outputs(lab, backend, input=rows(9))["predict_proba"], model.predict_proba(rows(9)))
+
+
+def test_a_file_that_has_changed_since_its_completion_is_opened_again(lab: Lab, models: SklearnModels) -> None:
+    skops.dump(classifier(), models.version / "model.skops")
+    backend = SklearnBackend(lab)
+    completed = backend.complete(models.arguments())
+    (models.version / "model.skops").write_bytes(b"PK")
+    with pytest.raises(InternalError, match="cannot be read"):
+        backend.load(models.arguments(completed))
+
+
+def test_no_part_of_an_estimator_starts_threads_or_processes() -> None:
+    forest = RandomForestClassifier(2, n_jobs=-1)
+    searched = GridSearchCV(make_pipeline(StandardScaler(), forest), {"randomforestclassifier__max_depth": [2]}, cv=2)
+    vote = VotingClassifier([("search", searched), ("linear", LogisticRegression())], n_jobs=2)
+    vote.fit(TRAINED, words(TRAINED))
+    use_one_thread(vote)
+    [fitted, _] = vote.estimators_
+    parts = [vote, forest, fitted.best_estimator_[-1], fitted.estimator[-1]]
+    assert [each.n_jobs for each in parts] == [1, 1, 1, 1]
 
 
 def test_a_damaged_file_is_an_error_of_its_load(models: SklearnModels) -> None:

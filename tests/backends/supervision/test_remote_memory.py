@@ -81,11 +81,11 @@ class Lab:
             lambda batch, request, error: self.not_sent.append((batch, request, error.message)),
         )
 
-    def in_arena(self) -> Tensor:
-        block = self.arena.take(len(LARGE))
+    def in_arena(self, byte_size: int = len(LARGE)) -> Tensor:
+        block = self.arena.take(byte_size)
         assert block is not None
-        block.view()[:] = LARGE
-        return Tensor("IN", "UINT8", [len(LARGE)], None, block.span)
+        block.view()[:] = LARGE[:byte_size]
+        return Tensor("IN", "UINT8", [byte_size], None, block.span)
 
     def of_client(self) -> Tensor:
         return Tensor("IN", "UINT8", [5000], None, Span(self.client.lease(), 0, 5000))
@@ -100,7 +100,7 @@ class Lab:
 
 def run(scenario: Callable[[Lab], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(Lab())
 
     asyncio.run(main())
@@ -128,6 +128,44 @@ def test_an_input_is_sent_in_chunks_and_freed_with_its_request() -> None:
         assert lab.session.sent[-1] == wire.Detach(number)
         lab.memory.finished(10)
         assert lab.session.sent.count(wire.Detach(number)) == 1
+
+    run(scenario)
+
+
+def test_small_inputs_are_sent_with_their_batch_at_once() -> None:
+    async def scenario(lab: Lab) -> None:
+        message = execute(1, lab.in_arena(5000), lab.in_arena(6000), Tensor("IN", "UINT8", [1], b"x"))
+        lab.memory.send_execute(message)
+        [sent] = lab.session.sent
+        inputs = [request.inputs[0] for request in sent.requests]
+        assert [bytes(each.raw()) for each in inputs] == [LARGE[:5000], LARGE[:6000], b"x"]
+        assert [each.span for each in inputs] == [None, None, None]
+        assert message.requests[0].inputs[0].span is not None, "the kernel's tensors stay where they are"
+        assert lab.memory.last_sent == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "byte_sizes", [[wire.SENT_INLINE_BYTE_SIZE + 1], [wire.SENT_INLINE_BYTE_SIZE] * 9], ids=["input", "batch"]
+)
+def test_larger_inputs_and_batches_are_sent_in_chunks(byte_sizes: list[int]) -> None:
+    async def scenario(lab: Lab) -> None:
+        lab.memory.send_execute(execute(1, *map(lab.in_arena, byte_sizes)))
+        assert lab.session.sent == []
+        await settle()
+        spans = [request.inputs[0].span for request in lab.session.sent[-1].requests]
+        assert [lab.received(span.lease.region_number) for span in spans] == [LARGE[:size] for size in byte_sizes]
+
+    run(scenario)
+
+
+def test_a_small_batch_waits_for_one_that_is_being_sent() -> None:
+    async def scenario(lab: Lab) -> None:
+        lab.memory.send_execute(execute(1, lab.in_arena()))
+        lab.memory.send_execute(execute(2, lab.in_arena(5000)))
+        await settle()
+        assert lab.batches() == [1, 2]
 
     run(scenario)
 

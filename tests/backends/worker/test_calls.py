@@ -268,7 +268,7 @@ def test_a_thread_calls_also_when_the_model_executes_nothing(bench: Bench) -> No
     sent = bench.next(wire.Submit)
     assert (sent.parents, sent.blocking) == ([], False)
     bench.send(result(8))
-    go[0].join(20)
+    go[0].join(60)
     assert found == [8]
 
 

@@ -205,7 +205,7 @@ class Kernel:
         self.received.put(message)
 
     def next(self) -> wire.MetricsChanged:
-        return self.received.get(timeout=20)
+        return self.received.get(timeout=60)
 
 
 @pytest.fixture

@@ -180,10 +180,10 @@ def test_what_is_dropped_while_nothing_happens_is_released() -> None:
     assert not released.acquire(blocking=False), "the thread is not there yet"
     for _ in range(3):
         late.start()
-        assert released.acquire(timeout=20)
+        assert released.acquire(timeout=60)
         late.signal()
         late.signal()
-    assert released.acquire(timeout=20)
+    assert released.acquire(timeout=60)
 
 
 def test_the_thread_ends_when_the_kernel_is_gone() -> None:
@@ -194,5 +194,5 @@ def test_the_thread_ends_when_the_kernel_is_gone() -> None:
     late.start()
     late.signal()
     assert late.thread is not None
-    late.thread.join(20)
+    late.thread.join(60)
     assert not late.thread.is_alive()

@@ -87,7 +87,7 @@ def test_a_worker_that_fails_is_told_to_the_kernel(caplog: pytest.LogCaptureFixt
     ours, fd = connection()
     with ours:
         Members(send, lambda channel, turn: member).add(wire.AddMember(5, "a"), lambda: fd)
-        assert ended.wait(30)
+        assert ended.wait(60)
     assert sent == [wire.MemberEnded(5, "KeyError: 7")]
     assert member.closed
     assert "the worker of a model failed" in caplog.text
@@ -109,7 +109,7 @@ def test_a_backend_that_cannot_share_a_worker_refuses_the_model(monkeypatch: pyt
         while len(found) < 2:
             found += [wire.to_kernel_decoder.decode(raw) for raw in channel.receive() or ()]
         channel.send(wire.Stop())
-        assert ended.wait(30)
+        assert ended.wait(60)
         channel.close()
     assert isinstance(found[0], wire.Hello)
     assert found[1] == wire.LoadFailed(
@@ -141,7 +141,7 @@ def test_a_process_on_another_host_opens_the_connection_of_a_model_and_sends_its
     assert isinstance(hello, wire.Hello)
     assert not hello.local
     channel.send(wire.Stop())
-    assert ended.wait(30)
+    assert ended.wait(60)
     channel.close()
 
 
@@ -153,7 +153,7 @@ def test_a_connection_that_cannot_be_opened_is_told_to_the_kernel(address: str) 
         raise AssertionError("there is no connection")
 
     Members(sent.put, new_member).add(wire.AddMember(3, "m", address), lambda: -1)
-    ended = sent.get(timeout=30)
+    ended = sent.get(timeout=60)
     assert isinstance(ended, wire.MemberEnded)
     assert ended.member == 3
     assert ended.failure.startswith(f"it cannot connect to {address}: ")
@@ -197,7 +197,7 @@ def test_the_turn_goes_to_those_who_wait_in_their_order() -> None:
             while len(turn._waiting) < number:  # one after the other
                 pass
     for thread in waiting:
-        thread.join(30)
+        thread.join(60)
     assert order == list("abc")
 
 
@@ -220,7 +220,7 @@ def test_a_model_that_has_ended_takes_away_what_it_has_changed_once() -> None:
         assert log == ["a in", "a out", "b in"]
 
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Free(Scripted):

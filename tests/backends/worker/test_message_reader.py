@@ -67,7 +67,7 @@ def test_a_second_thread_is_woken_by_what_the_main_thread_reads(bench: Bench) ->
     waiter.start()
     bench.send(wire.Credit(1, 5), wire.Stop())
     assert isinstance(bench.mailbox.next(), wire.Stop)
-    waiter.join(10)
+    waiter.join(60)
     assert woken.is_set()
 
 
@@ -82,17 +82,17 @@ def test_the_main_thread_is_woken_by_what_a_second_thread_reads(bench: Bench) ->
     bench.channel.receive = receive_slowly  # type: ignore[method-assign]
     reader = threading.Thread(target=bench.mailbox.wait_until, args=[lambda: bool(bench.urgent)])
     reader.start()
-    assert reading.wait(10)
+    assert reading.wait(60)
     taken: list[wire.ToWorker] = []
     main = threading.Thread(target=lambda: taken.append(bench.mailbox.next()))
     main.start()
     bench.send(wire.EndSequence(1))
-    main.join(10)
+    main.join(60)
     assert taken == [wire.EndSequence(1)]
     bench.send(wire.Credit(1, 5))
     # Whichever of the two reads it: the credit is the second thread's.
     bench.mailbox.wait_until(lambda: bool(bench.urgent))
-    reader.join(10)
+    reader.join(60)
     assert not reader.is_alive()
 
 

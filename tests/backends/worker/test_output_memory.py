@@ -49,6 +49,26 @@ def test_an_output_is_sent_in_chunks_before_the_response_that_names_it() -> None
     assert (last.number, last.offset, bytes(last.data)) == (number, wire.CHUNK_BYTE_SIZE, b"0123456789")
 
 
+def test_small_outputs_of_a_response_are_sent_with_it() -> None:
+    sent: list[wire.ToKernel] = []
+    outputs = SentOutputs(sent.append)
+    tensors = []
+    for number, byte_size in enumerate((wire.SENT_INLINE_BYTE_SIZE - 10, 20, 10)):
+        span, view = outputs.take(byte_size)
+        view[:] = bytes([number]) * byte_size
+        tensors.append(Tensor("OUT", "UINT8", [byte_size], None, span))
+    outputs.publish(tensors)
+    first, second, third = tensors
+    assert (first.span, third.span) == (None, None)
+    assert (bytes(first.raw()), bytes(third.raw())) == (bytes(wire.SENT_INLINE_BYTE_SIZE - 10), bytes([2]) * 10)
+    assert second.data is None, "together with the first one it is too large"
+    assert second.span is not None
+    transfer, chunk = sent
+    assert transfer == wire.Transfer(second.span.lease.region_number, 20)
+    assert isinstance(chunk, wire.Chunk)
+    assert bytes(chunk.data) == bytes([1]) * 20
+
+
 def test_what_no_response_names_is_forgotten_unsent() -> None:
     sent: list[wire.ToKernel] = []
     outputs = SentOutputs(sent.append)

@@ -75,7 +75,7 @@ def load(bench: Bench, kind: type[Scripted] = Overlapping, message: wire.Load = 
 def test_batches_end_in_any_order(bench: Bench, begun: queue.SimpleQueue[Begun]) -> None:
     load(bench)
     bench.send(wire.Execute(1, [request(1), request(2)]), wire.Execute(2, [request(3)]))
-    first, second = begun.get(timeout=20), begun.get(timeout=20)
+    first, second = begun.get(timeout=60), begun.get(timeout=60)
     assert [bench.next(wire.Started).batch for _ in range(2)] == [1, 2]
     second.respond()
     second.end()
@@ -92,7 +92,7 @@ def test_batches_end_in_any_order(bench: Bench, begun: queue.SimpleQueue[Begun])
 def test_no_more_batches_than_the_concurrency_are_begun(bench: Bench, begun: queue.SimpleQueue[Begun]) -> None:
     load(bench)
     bench.send(*(wire.Execute(number, [request(number)]) for number in range(1, 5)))
-    running = [begun.get(timeout=20), begun.get(timeout=20)]
+    running = [begun.get(timeout=60), begun.get(timeout=60)]
     assert [bench.next(wire.Started).batch for _ in range(2)] == [1, 2]
     for number in (3, 4):
         ended = running.pop()
@@ -100,7 +100,7 @@ def test_no_more_batches_than_the_concurrency_are_begun(bench: Bench, begun: que
         ended.end()
         bench.next(wire.Executed)
         assert bench.next(wire.Started).batch == number
-        running.append(begun.get(timeout=20))
+        running.append(begun.get(timeout=60))
     assert begun.empty()
     for last in running:
         last.respond()
@@ -114,7 +114,7 @@ def test_a_failure_and_a_missing_response_are_of_their_batch_alone(
 ) -> None:
     load(bench)
     bench.send(wire.Execute(1, [request(1), request(2)]), wire.Execute(2, [request(3)]))
-    first, second = begun.get(timeout=20), begun.get(timeout=20)
+    first, second = begun.get(timeout=60), begun.get(timeout=60)
     for _ in range(2):
         bench.next(wire.Started)
     first.requests[0].respond([])
@@ -129,7 +129,7 @@ def test_a_failure_and_a_missing_response_are_of_their_batch_alone(
 def test_responses_after_the_end_of_a_batch_are_sent_at_once(bench: Bench, begun: queue.SimpleQueue[Begun]) -> None:
     load(bench, OverlappingLater)
     bench.send(wire.Execute(1, [request(1), request(2)]))
-    batch = begun.get(timeout=20)
+    batch = begun.get(timeout=60)
     early, late = batch.requests
     early.respond([])
     batch.end()
@@ -147,7 +147,7 @@ def test_a_decoupled_model_does_not_wait_for_the_end_of_its_batch(
     config = '{"name": "m", "backend": "scripted", "model_transaction_policy": {"decoupled": true}}'
     load(bench, OverlappingLater, wire.Load(config, "/models/m", 1, "m_0"))
     bench.send(wire.Execute(1, [request(1)]))
-    batch = begun.get(timeout=20)
+    batch = begun.get(timeout=60)
     bench.next(wire.Started)
     batch.respond()
     assert bench.next(wire.Responded).final
@@ -162,7 +162,7 @@ def test_a_batch_whose_clients_have_gone_ends_without_the_model(
 ) -> None:
     load(bench, kind)
     bench.send(wire.Cancel([1]), wire.Execute(1, [request(1)]), wire.Execute(2, [request(2)]))
-    begun.get(timeout=20).end(Unavailable("over"))
+    begun.get(timeout=60).end(Unavailable("over"))
     bench.next(wire.Started)
     [cancelled] = bench.next(wire.Executed).responses
     assert cancelled.error_code == "cancelled"

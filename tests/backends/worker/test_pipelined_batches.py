@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from backends.base import Host, Timings
     from backends.worker.request import WorkerRequest
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Prepared(PreparedBatch):

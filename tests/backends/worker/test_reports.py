@@ -200,7 +200,7 @@ def test_a_report_after_execute_comes_before_the_final_response(bench: Bench) ->
     threads: list[threading.Thread] = []
 
     def later(each: WorkerRequest) -> None:
-        go_on.wait(20)
+        go_on.wait(60)
         each.report(1, 2, 3, 4)
         each.report_response(0, 1, 2, 3)
         echo([each])

@@ -48,8 +48,8 @@ def test_a_row_is_measured_in_rounds_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rounds: int
 ) -> None:
     monkeypatch.setattr(store, "QUICK", tmp_path)
-    monkeypatch.setattr(command, "UNDISTURBED_S", 0.05)
-    monkeypatch.setattr(command, "LEAST_S", 0.05)
+    monkeypatch.setattr(command, "UNDISTURBED_S", 0.5)
+    monkeypatch.setattr(command, "LEAST_S", 0.5)
     monkeypatch.setattr(command, "BODY_BYTE_SIZE", MIB)
     code = command.run("grpc gzip in gzip", rounds, with_triton=False)
     stored = read_json(tmp_path / "heavy.json", HeavyReport)

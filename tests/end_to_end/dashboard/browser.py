@@ -26,8 +26,8 @@ _FLAGS = (
 )  # fmt: skip
 
 #: How long the browser may take to start, and a condition to come true, in seconds.
-START_S = 30.0
-WAIT_S = 20.0
+START_S = 60.0
+WAIT_S = 60.0
 
 
 def find_chromium() -> str | None:
@@ -122,16 +122,25 @@ class Browser:
         return result["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Wait until an expression in the page is true, and return its value."""
+        """Wait until an expression in the page is true, and return its value.
+
+        While a page is being replaced by the next one, an expression has no value: that counts as not true.
+        """
         found: Any = None
+        failure = ""
         try:
             async with asyncio.timeout(WAIT_S):
                 while not found:
-                    found = await self.value(f"((found) => (found instanceof Node ? true : found))({expression})")
+                    try:
+                        found = await self.value(f"((found) => (found instanceof Node ? true : found))({expression})")
+                    except AssertionError as error:
+                        failure = str(error)
                     await asyncio.sleep(0 if found else 0.1)
         except TimeoutError:
             text = await self.value("document.body.innerText")
-            raise AssertionError(f"not true in {WAIT_S:.0f} s: {expression}\n{self.complaints}\n{text}") from None
+            raise AssertionError(
+                f"not true in {WAIT_S:.0f} s: {expression}\n{failure}\n{self.complaints}\n{text}"
+            ) from None
         return found
 
     async def press(self, key: str, *, shift: bool = False) -> None:

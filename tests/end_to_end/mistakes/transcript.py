@@ -86,7 +86,7 @@ def _run(mistake: Mistake, folder: Path) -> tuple[int | None, str]:
             return process.poll(), text()
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def _seen(printed: str, folder: Path) -> list[str]:

@@ -30,7 +30,7 @@ def run(scenario: Scenario, bench: CachingBench | None = None) -> None:
     async def main() -> None:
         case = bench or CachingBench()
         await case.load()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(case)
             await settled()
             case.kernel.check()

@@ -99,7 +99,7 @@ async def settled() -> None:
 def run(scenario: Callable[[Case], Awaitable[None]], **more: object) -> None:
     async def main() -> None:
         case = Case(**more)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await scenario(case)
             await case.cache.close()
         assert case.store.closed

@@ -30,6 +30,7 @@ def filled(files: dict[str, bool] | None, **fields: str) -> tuple[str, str, str]
         ({"model.py": False, "model.onnx": False}, ("onnxruntime", "onnxruntime_onnx", "model.onnx")),
         ({"MLmodel": False, "model.pkl": False, "model.skops": False}, ("mlflow", "", "")),
         ({"MLmodel": False, "model.onnx": False}, ("onnxruntime", "onnxruntime_onnx", "model.onnx")),
+        ({"MLmodel": False, "model.py": False}, ("mlflow", "", "")),
     ],
 )
 def test_the_files_of_a_version_determine_the_backend(files: dict[str, bool], found: tuple[str, str, str]) -> None:

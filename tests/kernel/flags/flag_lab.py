@@ -126,7 +126,7 @@ class Running:
         url = f"http://127.0.0.1:{self.ports[door]}{path}"
         request = urllib.request.Request(url, data, headers=dict(headers or {}))
         try:
-            with urllib.request.urlopen(request, timeout=20) as found:
+            with urllib.request.urlopen(request, timeout=60) as found:
                 return Response(found.status, dict(found.headers), found.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -143,7 +143,7 @@ class Running:
         with grpc.insecure_channel(f"127.0.0.1:{self.ports['grpc']}") as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             try:
-                call(message.SerializeToString(), metadata=tuple(metadata.items()), timeout=20)
+                call(message.SerializeToString(), metadata=tuple(metadata.items()), timeout=60)
             except grpc.RpcError as error:
                 code: grpc.StatusCode = error.code()
                 return code

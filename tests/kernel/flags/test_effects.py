@@ -103,7 +103,7 @@ def encrypted(door: str, client: str = "plain") -> Callable[[Running], object]:
         hello = hello if door == "grpc" else b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", running.ports[door]), timeout=20) as sock,
+            socket.create_connection(("127.0.0.1", running.ports[door]), timeout=60) as sock,
             context.wrap_socket(sock) as wrapped,
         ):
             wrapped.sendall(hello)
@@ -117,6 +117,19 @@ def encrypted(door: str, client: str = "plain") -> Callable[[Running], object]:
 
 def keepalive(name: str) -> Callable[[Running], object]:
     return lambda running: getattr(running.grpc._listener_options.keepalive, name)
+
+
+#: The three flags of the certificate that agents are shown, which are given together.
+_AGENT_TLS = (
+    "--launcher=local,agent --agents=127.0.0.1:1 --agent-cert-file={client} --agent-key-file={client_key} "
+    "--agent-root-cert-file={authority}"
+)
+
+
+def encrypts(running: Running) -> object:
+    """Observe whether the connections of the launchers for other hosts are encrypted."""
+    others = running.supervisors[0].options["launcher"].others
+    return [each.encryption is not None for each in others.values()]
 
 
 def environments(running: Running) -> EnvironmentSettings:
@@ -441,6 +454,9 @@ _SERVER_EFFECTS = {
         ],
         [b"0123456789abcdef"],
     ),
+    "agent-cert-file": Effect(_AGENT_TLS, encrypts, [True]),
+    "agent-key-file": Effect(_AGENT_TLS, encrypts, [True]),
+    "agent-root-cert-file": Effect(_AGENT_TLS, encrypts, [True]),
     "ray-address": Effect(
         "--launcher=auto --ray-address=127.0.0.1:1", lambda r: list(r.supervisors[0].options["launcher"].others),
         ["ray"],

@@ -49,7 +49,7 @@ class Owner:
 
     async def wait(self) -> None:
         self.changed.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.changed.wait()
 
 

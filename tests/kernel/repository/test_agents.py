@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-#: The actions that were done: agent, model, action.
+#: The actions that were done: agent, model, action. Each test has lists of its own: a thread that is late, because its
+#: action was given up, notes nothing in the next test.
 done: list[str] = []
 #: Those of them that raise.
 failing: list[str] = []
@@ -35,19 +36,21 @@ class Noting(RepositoryAgent):
     def __init__(self, model: AgentModel) -> None:
         super().__init__(model)
         self.title = model.parameters.get("title", "agent")
+        self.done, self.failing, self.folders = done, failing, folders
 
     def note(self, action: str) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        done.append(f"{self.title} {action}")
-        if done[-1] in failing:
-            raise InternalError(f"{done[-1]} failed")
+        noted = f"{self.title} {action}"
+        self.done.append(noted)
+        if noted in self.failing:
+            raise InternalError(f"{noted} failed")
 
     def load(self) -> Path | None:
         self.note("load")
         if "copy" not in self.model.parameters:
             return None
         folder = self.new_folder()
-        folders.append(folder)
+        self.folders.append(folder)
         (folder / "1").mkdir()
         (folder / "config.pbtxt").write_text(CONFIG + "max_batch_size: 3\n")
         return folder
@@ -67,8 +70,8 @@ class Noting(RepositoryAgent):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for noted in (done, failing, folders):
-        noted.clear()
+    global done, failing, folders
+    done, failing, folders = [], [], []
     monkeypatch.setitem(agents.BUILT_IN, "noting", Noting)
     yield
     assert not any(folder.exists() for folder in folders), "folders of agents are removed"
@@ -186,7 +189,7 @@ def test_an_agent_that_takes_too_long_fails_the_load(tmp_path: Path, monkeypatch
     lab = RepositoryLab(tmp_path, direct, LifecycleSettings((tmp_path,), explicit=True, load_timeout_s=0.5))
     lab.write("m", config=config_with("a"))
     go_on = threading.Event()
-    monkeypatch.setattr(Noting, "load", lambda agent: go_on.wait(20) and None)
+    monkeypatch.setattr(Noting, "load", lambda agent: go_on.wait(60) and None)
 
     async def scenario(lab: RepositoryLab) -> None:
         try:
@@ -208,14 +211,14 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def load(agent: Noting) -> None:
         agent.note("load")
-        go_on.wait(20)
-        done.append("load has ended")
+        go_on.wait(60)
+        agent.done.append("load has ended")
         ended.set()
 
     monkeypatch.setattr(Noting, "load", load)
     yield go_on
     go_on.set()
-    assert ended.wait(20), "no thread of this test notes something in the next one"
+    assert ended.wait(60)
 
 
 def test_an_unload_ends_a_load_whose_agent_hangs(
@@ -264,7 +267,7 @@ def test_an_action_that_does_not_end_keeps_nothing_else_from_ending(
     def unload(agent: Noting) -> None:
         agent.note("unload")
         if agent.title == "a":
-            go_on.wait(20)
+            go_on.wait(60)
 
     monkeypatch.setattr(agents, "ACTION_TIMEOUT_S", 0.01)
     monkeypatch.setattr(Noting, "unload", unload)

@@ -199,7 +199,7 @@ def test_a_circle_is_refused_and_its_other_models_are_not_waited_for(lab: Reposi
 
 def test_ensembles_that_need_one_another_s_models_are_loaded_at_the_same_time(lab: RepositoryLab) -> None:
     async def scenario(lab: RepositoryLab) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.gather(*(lab.lifecycle.load(name) for name in ("ee", "e", "n", "m")))
         assert states(lab) == dict.fromkeys(("e", "ee", "m", "n"), "READY")
 

@@ -5,6 +5,7 @@ A model is loaded again when its files have changed and are quiet.
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import os
@@ -35,7 +36,7 @@ CONFIG = """
 backend: "python"
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] } ]
-parameters { key: "naiad.execution_timeout" value { string_value: "0.1" } }
+parameters { key: "naiad.execution_timeout" value { string_value: "1" } }
 """
 
 SOURCE = """
@@ -73,14 +74,17 @@ class DevSession:
         )
         os.close(slave)
         self._text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
-    def read(self, until: str, timeout_s: float = 30) -> str:
+    def read(self, until: str, timeout_s: float = 60) -> str:
         """Wait until the terminal shows a text, and return what it shows up to there, which is not shown again."""
         deadline = time.monotonic() + timeout_s
         while until not in self._text:
             ready = select.select([self._master], [], [], max(0, deadline - time.monotonic()))[0]
             assert ready, f"the terminal does not show {until!r}, but:\n{self._text}"
-            self._text += os.read(self._master, 65536).decode().replace("\r\n", "\n")
+            # A character, or the end of a line, may come in two parts.
+            self._text += self._decoder.decode(os.read(self._master, 65536))
+            self._text = self._text.replace("\r\n", "\n")
         before, found, self._text = self._text.partition(until)
         return before + found
 
@@ -139,7 +143,7 @@ def test_an_author_saves_fixes_and_debugs_a_model_at_one_terminal(session: DevSe
     session.read("(Pdb) ")
     session.write("p given.sum() + 1000")
     assert "1008.0" in session.read("(Pdb) ")
-    time.sleep(1)  # longer than the model's own limit, at which the server looks twice a second
+    time.sleep(2.5)  # longer than the model's own limit, at which the server looks twice a second
     session.write("continue")
     caller.join()
     assert responses == [[14, 2]]
@@ -164,7 +168,7 @@ def test_an_author_saves_fixes_and_debugs_a_model_at_one_terminal(session: DevSe
     assert session.infer(port, 1) == [4]
 
     session.process.send_signal(signal.SIGINT)
-    assert session.process.wait(20) == 0
+    assert session.process.wait(60) == 0
 
 
 def test_an_ensemble_is_loaded_again_when_a_model_of_its_steps_is_saved(model: Path) -> None:

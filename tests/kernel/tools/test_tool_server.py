@@ -25,7 +25,7 @@ def test_a_signal_ends_a_command_and_the_worker_that_it_waits_for(tmp_path: Path
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_for(lambda: begun.exists() and begun.read_text() != "")
         process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=30)
+        printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed, errors) == (130, "", "")
     worker = int(begun.read_text())
     wait_for(lambda: not _lives(worker))

@@ -31,6 +31,14 @@ def test_what_was_saved_last_is_read_again(tmp_path: Path) -> None:
     asyncio.run(other.close())
 
 
+def test_a_document_without_models_is_written_as_any_other_and_the_next_one_too(tmp_path: Path) -> None:
+    keeper = StateFile(tmp_path)
+    for document in ({"m": 1}, {}, {"m": 2}):
+        keeper.save(document)
+        wait_for(lambda document=document: keeper.read() == document)  # type: ignore[misc]
+    asyncio.run(keeper.close())
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "\udcff"])
 def test_a_file_that_no_server_has_written_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILENAME).write_bytes(text.encode("utf-8", "surrogateescape"))

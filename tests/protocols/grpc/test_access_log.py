@@ -120,7 +120,7 @@ def test_compressed_responses_are_logged_too(caplog: pytest.LogCaptureFixture) -
 def test_a_client_that_does_not_wait_gets_a_line(caplog: pytest.LogCaptureFixture) -> None:
     def conversation(channel: grpc.Channel) -> None:
         waiting = channel.unary_unary(f"{_SERVICE}/ModelInfer").future(infer("stuck", id="7"))
-        assert stuck.wait(10)
+        assert stuck.wait(60)
         waiting.cancel()
 
     found = calls(conversation, caplog)

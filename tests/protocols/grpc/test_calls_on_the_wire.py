@@ -99,7 +99,7 @@ def test_requests_that_are_not_grpc_are_refused(lab: FrontDoorLab, change: dict[
 @pytest.mark.parametrize("octets", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
 def test_clients_of_other_protocols_get_goaway(lab: FrontDoorLab, octets: bytes) -> None:
     def conversation(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             sock.sendall(octets)
             received = b""
             while part := sock.recv(2**16):
@@ -114,7 +114,7 @@ def test_a_flood_is_ended_while_others_are_served(lab: FrontDoorLab) -> None:
 
     def flood(port: int) -> None:
         pings = (frames.frame_header(8, frames.PING, 0, 0) + bytes(8)) * 20_000
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             try:
                 sock.sendall(frames.PREFACE + frames.settings([]) + pings)
                 while sock.recv(2**16):
@@ -129,8 +129,8 @@ def test_a_flood_is_ended_while_others_are_served(lab: FrontDoorLab) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary(INFER, response_deserializer=pb.ModelInferResponse.FromString)
             for _ in range(20):
-                response = call(infer(), timeout=20)
-        attacker.join(20)
+                response = call(infer(), timeout=60)
+        attacker.join(60)
         assert ended.is_set()
         return bytes(response.raw_output_contents[0])
 

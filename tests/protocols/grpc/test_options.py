@@ -89,12 +89,12 @@ HEADER = (("triton-grpc-protocol-key", "secret"),)
 def test_restricted_inference_needs_the_header_unary_and_on_streams(talk: Talk, lab: FrontDoorLab) -> None:
     def conversation(channel: grpc.Channel) -> None:
         for _ in range(2):  # headers are remembered
-            assert failure(lambda: model_infer(channel)(infer(), timeout=20)) == REFUSED
-            assert model_infer(channel)(infer(), metadata=HEADER, timeout=20).raw_output_contents == [b"abc"]
-        assert failure(lambda: list(stream_infer(channel)(iter([infer()]), timeout=20))) == REFUSED
-        (response,) = stream_infer(channel)(iter([infer()]), metadata=HEADER, timeout=20)
+            assert failure(lambda: model_infer(channel)(infer(), timeout=60)) == REFUSED
+            assert model_infer(channel)(infer(), metadata=HEADER, timeout=60).raw_output_contents == [b"abc"]
+        assert failure(lambda: list(stream_infer(channel)(iter([infer()]), timeout=60))) == REFUSED
+        (response,) = stream_infer(channel)(iter([infer()]), metadata=HEADER, timeout=60)
         assert response.infer_response.raw_output_contents == [b"abc"]
-        channel.unary_unary(f"{SERVICE}/ServerReady")(b"", timeout=20)
+        channel.unary_unary(f"{SERVICE}/ServerReady")(b"", timeout=60)
 
     talk(lab, conversation, RESTRICTED)
 
@@ -102,7 +102,7 @@ def test_restricted_inference_needs_the_header_unary_and_on_streams(talk: Talk, 
 def test_a_stream_that_is_refused_ends_though_its_client_goes_on(talk: Talk, lab: FrontDoorLab) -> None:
     def conversation(channel: grpc.Channel) -> None:
         requests: queue.SimpleQueue[pb.ModelInferRequest] = queue.SimpleQueue()
-        call = stream_infer(channel)(iter(requests.get, None), timeout=20)
+        call = stream_infer(channel)(iter(requests.get, None), timeout=60)
         assert failure(lambda: next(call)) == REFUSED
         requests.put(None)  # type: ignore[arg-type]
 
@@ -127,11 +127,11 @@ def test_metadata_becomes_parameters_of_every_request(talk: Talk, lab: FrontDoor
     def conversation(channel: grpc.Channel) -> None:
         for value in ("1", "2", "2", "1"):
             metadata = (("x-one", value), ("y", "3"))
-            response = model_infer(channel)(infer(), metadata=metadata, timeout=20)
+            response = model_infer(channel)(infer(), metadata=metadata, timeout=60)
             assert dict(response.parameters) == {"x-one": pb.InferParameter(string_param=value)}
-            for response in stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=20):
+            for response in stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=60):
                 assert response.infer_response.parameters["x-one"].string_param == value
-        assert not model_infer(channel)(infer(), timeout=20).parameters
+        assert not model_infer(channel)(infer(), timeout=60).parameters
 
     talk(lab, conversation, FORWARDING)
 
@@ -139,9 +139,9 @@ def test_metadata_becomes_parameters_of_every_request(talk: Talk, lab: FrontDoor
 def test_a_reserved_name_is_an_error_of_the_request(talk: Talk, lab: FrontDoorLab) -> None:
     def conversation(channel: grpc.Channel) -> None:
         metadata = (("timeout", "1"),)
-        refused = failure(lambda: model_infer(channel)(infer(), metadata=metadata, timeout=20))
+        refused = failure(lambda: model_infer(channel)(infer(), metadata=metadata, timeout=60))
         assert refused == (grpc.StatusCode.INVALID_ARGUMENT, RESERVED)
-        responses = stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=20)
+        responses = stream_infer(channel)(iter([infer(), infer()]), metadata=metadata, timeout=60)
         assert [response.error_message for response in responses] == [RESERVED] * 2
 
     talk(lab, conversation, FORWARDING)
@@ -160,12 +160,12 @@ def test_a_refused_name_leaves_no_region_in_use(talk: Talk, lab: FrontDoorLab) -
         def conversation(channel: grpc.Channel) -> None:
             metadata = (("timeout", "1"),)
             for known in (False, True):
-                refused = failure(lambda: model_infer(channel)(message, metadata=metadata, timeout=20))
+                refused = failure(lambda: model_infer(channel)(message, metadata=metadata, timeout=60))
                 assert refused == (grpc.StatusCode.INVALID_ARGUMENT, RESERVED), known
-                list(stream_infer(channel)(iter([message]), metadata=metadata, timeout=20))
+                list(stream_infer(channel)(iter([message]), metadata=metadata, timeout=60))
                 assert region.lease_count == 0
                 if not known:
-                    response = model_infer(channel)(message, timeout=20)  # it is prepared now
+                    response = model_infer(channel)(message, timeout=60)  # it is prepared now
                     assert response.raw_output_contents == [bytes(3)]
 
         talk(lab, conversation, FORWARDING)
@@ -188,7 +188,7 @@ def response_on_the_wire(port: int, path: str, message: bytes, accepted: str) ->
     client.send_data(1, bytes(1) + len(message).to_bytes(4, "big") + message, end_stream=True)
     headers_and_trailers: dict[str, str] = {}
     messages = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
         sock.sendall(client.data_to_send())
         while octets := sock.recv(2**16):
             for event in client.receive_data(octets):
@@ -238,8 +238,8 @@ def test_compressed_responses_are_understood(talk: Talk, lab: FrontDoorLab, byte
 
     def conversation(channel: grpc.Channel) -> None:
         for _ in range(3):
-            assert model_infer(channel)(infer(raw), timeout=20).raw_output_contents == [raw]
-        responses = stream_infer(channel)(iter([infer(raw), infer(raw, "many")]), timeout=20)
+            assert model_infer(channel)(infer(raw), timeout=60).raw_output_contents == [raw]
+        responses = stream_infer(channel)(iter([infer(raw), infer(raw, "many")]), timeout=60)
         assert [list(response.infer_response.raw_output_contents) for response in responses] == [[raw]] * 2
 
     talk(lab, conversation, GrpcOptions(infer_response_compression_level="high"))
@@ -264,9 +264,9 @@ def test_calls_travel_over_tls(talk: Talk, lab: FrontDoorLab, certificates: Cert
     def conversation(port: int) -> None:
         with secure_channel(port, certificates) as channel:
             for _ in range(3):
-                assert model_infer(channel)(infer(), timeout=20).raw_output_contents == [b"abc"]
-            assert model_infer(channel)(infer(raw), timeout=20).raw_output_contents[0] == raw
-            (response,) = stream_infer(channel)(iter([infer(raw)]), timeout=20)
+                assert model_infer(channel)(infer(), timeout=60).raw_output_contents == [b"abc"]
+            assert model_infer(channel)(infer(raw), timeout=60).raw_output_contents[0] == raw
+            (response,) = stream_infer(channel)(iter([infer(raw)]), timeout=60)
             assert response.infer_response.raw_output_contents[0] == raw
 
     lab = FrontDoorLab(arena_byte_size=2**24)
@@ -276,7 +276,7 @@ def test_calls_travel_over_tls(talk: Talk, lab: FrontDoorLab, certificates: Cert
 
 def test_a_client_without_tls_is_refused(talk: Talk, lab: FrontDoorLab, certificates: Certificates) -> None:
     def conversation(channel: grpc.Channel) -> None:
-        status, _ = failure(lambda: model_infer(channel)(infer(), timeout=20))
+        status, _ = failure(lambda: model_infer(channel)(infer(), timeout=60))
         assert status is grpc.StatusCode.UNAVAILABLE
 
     talk(lab, conversation, GrpcOptions(tls=certificates.options()))
@@ -285,10 +285,10 @@ def test_a_client_without_tls_is_refused(talk: Talk, lab: FrontDoorLab, certific
 def test_mutual_tls_asks_for_a_certificate(talk: Talk, lab: FrontDoorLab, certificates: Certificates) -> None:
     def conversation(port: int) -> None:
         with secure_channel(port, certificates) as channel:
-            status, _ = failure(lambda: model_infer(channel)(infer(), timeout=20))
+            status, _ = failure(lambda: model_infer(channel)(infer(), timeout=60))
             assert status is grpc.StatusCode.UNAVAILABLE
         with secure_channel(port, certificates, with_certificate=True) as channel:
-            assert model_infer(channel)(infer(), timeout=20).raw_output_contents == [b"abc"]
+            assert model_infer(channel)(infer(), timeout=60).raw_output_contents == [b"abc"]
 
     talk(lab, conversation, GrpcOptions(tls=certificates.options(mutual=True)), by_port=True)
 
@@ -315,7 +315,7 @@ def test_clients_of_other_protocols_get_goaway_over_tls(
     def conversation(port: int) -> bytes:
         context = ssl.create_default_context(cafile=str(certificates.authority))
         with (
-            socket.create_connection(("127.0.0.1", port), timeout=20) as sock,
+            socket.create_connection(("127.0.0.1", port), timeout=60) as sock,
             context.wrap_socket(sock, server_hostname="localhost") as secured,
         ):
             secured.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -341,7 +341,7 @@ def test_a_missing_certificate_is_an_error_at_start(lab: FrontDoorLab, tmp_path:
 
 def test_a_client_that_pings_too_often_loses_its_connection(talk: Talk, lab: FrontDoorLab) -> None:
     def conversation(port: int) -> bytes:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             sock.sendall(frames.PREFACE + frames.settings([]) + frames.PING_REQUEST * 4)
             received = b""
             while part := sock.recv(2**16):
@@ -366,7 +366,7 @@ def test_a_client_that_keeps_to_the_agreed_interval_may_ping(talk: Talk, lab: Fr
 
     def conversation(channel: grpc.Channel) -> None:
         for _ in range(3):
-            assert model_infer(channel)(infer(), timeout=20).raw_output_contents == [b"abc"]
+            assert model_infer(channel)(infer(), timeout=60).raw_output_contents == [b"abc"]
 
     talk(lab, conversation, options, channel_options=channel_options)
 
@@ -382,7 +382,7 @@ def test_a_client_that_sends_nothing_is_pinged_and_its_connection_closed(talk: T
     options = GrpcOptions(keepalive_time_ms=10, keepalive_timeout_ms=10, keepalive_permit_without_calls=True)
 
     def conversation(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             sock.sendall(frames.PREFACE + frames.settings([]))
             assert frames.PING_REQUEST in read_until(sock, frames.PING_REQUEST)
             with contextlib.suppress(ConnectionError):
@@ -405,7 +405,7 @@ def test_a_client_of_grpcio_acknowledges_pings_and_keeps_its_call(talk: Talk, la
     lab.add_model(ModelSpec("later", "", "test", 0, {"X": X}, {"X": X}), respond_later)
 
     def conversation(channel: grpc.Channel) -> None:
-        assert model_infer(channel)(infer(model="later"), timeout=20).raw_output_contents == [b"abc"]
+        assert model_infer(channel)(infer(model="later"), timeout=60).raw_output_contents == [b"abc"]
 
     talk(lab, conversation, options)
 
@@ -425,7 +425,7 @@ def test_clients_move_to_new_connections_when_theirs_gets_too_old(
 
     def conversation(channel: grpc.Channel) -> None:
         for _ in range(20_000):
-            assert model_infer(channel)(infer(), timeout=20).raw_output_contents == [b"abc"]
+            assert model_infer(channel)(infer(), timeout=60).raw_output_contents == [b"abc"]
             if len(opened) >= 3:
                 return
         raise AssertionError("the connection did not end")
@@ -438,7 +438,7 @@ def test_calls_of_an_old_connection_end_with_their_grace_period(talk: Talk, lab:
     instance = lab.add_model(ModelSpec("slow", "", "test", 0, {"X": X}, {"X": X}), held.append)
 
     def conversation(channel: grpc.Channel) -> None:
-        status, _ = failure(lambda: model_infer(channel)(infer(model="slow"), timeout=20))
+        status, _ = failure(lambda: model_infer(channel)(infer(model="slow"), timeout=60))
         assert status is grpc.StatusCode.UNAVAILABLE
 
     talk(lab, conversation, GrpcOptions(max_connection_age_ms=20, max_connection_age_grace_ms=20))

@@ -38,7 +38,7 @@ def outcome(
     channel: grpc.Channel, path: str, message: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> tuple[grpc.StatusCode, str]:
     """Return the status of a call with one message, and its text."""
-    call = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=20)
+    call = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=60)
     with contextlib.suppress(grpc.RpcError):
         list(call)
     return call.code(), call.details()
@@ -93,7 +93,7 @@ def test_an_error_repeats_little_of_a_long_text(lab: FrontDoorLab, talk: Talk, p
 def test_an_error_of_a_stream_repeats_little_of_a_long_text(lab: FrontDoorLab, talk: Talk) -> None:
     def conversation(channel: grpc.Channel) -> str:
         call = channel.stream_stream(MODEL_STREAM_INFER, response_deserializer=pb.ModelStreamInferResponse.FromString)(
-            iter([pb.ModelInferRequest(model_name=LONG).SerializeToString()]), timeout=20
+            iter([pb.ModelInferRequest(model_name=LONG).SerializeToString()]), timeout=60
         )
         return str(next(iter(call)).error_message)
 

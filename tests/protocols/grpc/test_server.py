@@ -184,7 +184,7 @@ def test_a_client_that_cancels_its_call_cancels_the_request(lab: FrontDoorLab) -
 
     def cancel_call(port: int) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = model_infer(channel).future(infer("slow"), timeout=20)
+            call = model_infer(channel).future(infer("slow"), timeout=60)
             arrived.wait()
             call.cancel()
 
@@ -231,7 +231,7 @@ def stop_while_running(lab: FrontDoorLab, grace_s: float) -> Any:
     def call_slow(port: int) -> Any:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:
-                return model_infer(channel)(infer("slow", b"x"), timeout=20)
+                return model_infer(channel)(infer("slow", b"x"), timeout=60)
             except grpc.RpcError as error:
                 return error
 

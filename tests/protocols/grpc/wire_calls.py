@@ -42,7 +42,7 @@ def ask(
         if content is not None:
             client.send_data(1, content, end_stream=end)
         response: ResponseFields = {}
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
             sock.sendall(client.data_to_send())
             while octets := sock.recv(2**16):
                 for event in client.receive_data(octets):

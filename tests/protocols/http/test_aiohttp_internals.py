@@ -66,7 +66,7 @@ def run(handler: Handler, test: Callable[[AiohttpServer, AiohttpConnection, Fake
         server, transport = AiohttpServer(handler, handler_cancellation=True), FakeTransport()
         connection = server()
         connection.connection_made(transport)
-        async with asyncio.timeout(20):  # what does not happen any more must not be waited for
+        async with asyncio.timeout(60):  # what does not happen any more must not be waited for
             await test(server, connection, transport)
         connection.connection_lost(None)
         await server.shutdown(1)

@@ -15,7 +15,16 @@ from kernel.config.generated.model_config_pb2 import ModelConfig
 from kernel.config.model_parameters import TOOL_PARSERS
 from kernel.errors import InvalidArgument
 from kernel.extensions import extension, import_extensions
-from protocols.openai.tools import LIST_PARSER, MAX_CALL, FoundCall, MoreArguments, NamedCall, ToolText, new_parser
+from protocols.openai.tools import (
+    LIST_PARSER,
+    MAX_CALL,
+    MOST_CALLS,
+    FoundCall,
+    MoreArguments,
+    NamedCall,
+    ToolText,
+    new_parser,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,3 +191,33 @@ def test_behind_hundreds_of_marks_all_is_text(pieces: int) -> None:
     found = [each for begin in range(0, len(text), size) for each in parser.add(text[begin : begin + size])]
     assert "".join(map(str, [*found, *parser.end()])) == text
     assert len(found) < 1100, "the rest is not looked at mark by mark"
+
+
+MANY_CALLS = {
+    "hermes": '<tool_call>{"name":"a"}</tool_call>',
+    "qwen3": "<tool_call><function=a></function></tool_call>",
+    "llama3": '{"name":"a"};',
+    "mistral": "[TOOL_CALLS]a{}",
+}
+
+
+@pytest.mark.parametrize("parser", list(MANY_CALLS))
+def test_behind_the_most_calls_of_a_response_all_is_text(parser: str) -> None:
+    found = found_in(parser, [MANY_CALLS[parser] * (MOST_CALLS + 2)])
+    *calls, rest = found
+    assert calls == [("a", {})] * MOST_CALLS
+    assert isinstance(rest, str)
+    assert rest.count("a") >= 2, "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("mistral", "[TOOL_CALLS] [" + ",".join(['{"name":"a"}'] * (MOST_CALLS + 1)) + "]"),
+        ("pythonic", "[" + ",".join(["a(x=1)"] * (MOST_CALLS + 1)) + "]"),
+        ("qwen3", "<tool_call>" + "<function=a></function>" * (MOST_CALLS + 1) + "</tool_call>"),
+        ("qwen3", "<tool_call><function=a>" + "<parameter=b>1</parameter>" * 1025 + "</function></tool_call>"),
+    ],
+)
+def test_too_many_calls_in_one_value_are_text(parser: str, text: str) -> None:
+    assert found_in(parser, [text]) == [text]

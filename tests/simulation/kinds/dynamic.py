@@ -104,18 +104,24 @@ class DynamicChecks(Checks):
         self._preferred = self.batching.preferred_batch_sizes
         #: Whether the queue had as many requests as a full batch has rows, before the last batch was taken from it.
         self._enough_for_full = False
+        #: Whether one of the requests that the queue had then could have expired there.
+        self._may_expire = False
         #: Requests that were dispatched and have no response yet, in the order of their responses.
         self._places: list[Client] = []
 
     def most_ahead(self) -> int:
-        """A fast model gets one batch ahead of time, so that others can grow, and any number of those that cannot; none
-        beyond limits."""
+        """A fast model gets one batch ahead of time, so that others can grow, and any number of those that cannot; less
+        beyond limits, and none while a request may expire."""
         if self.batching.limits_waiting:
-            return 1
+            most = max(2, 1 + super().most_ahead() // 5) if self._enough_for_full else 2
+            return 1 if self._may_expire else min(most, super().most_ahead())
         return super().most_ahead() if self._enough_for_full else min(2, super().most_ahead())
 
     def dispatched(self, handle: SimulatedHandle, batch: Batch) -> None:
         self._enough_for_full = len(batch.requests) + len(self.queued()) >= self._most_rows
+        waiting = [*map(self.world.client_of, batch.requests), *(each for each in self.queued() if each.settled)]
+        now_ns = self.world.clock.time_ns
+        self._may_expire = any((self.expires_ns(client) or 0) > now_ns for client in waiting)
         super().dispatched(handle, batch)
         if self.batching.preserve_ordering:
             for request in batch.requests:

@@ -69,6 +69,7 @@ function showServer({ server }) {
   const lost = server.lost_log_lines ? `; ${count(server.lost_log_lines)} lines of the log were lost` : "";
   const failed = server.background_failures
     ? `; work in the background has failed ${count(server.background_failures)} times, see the log` : "";
+  showDoors(server.front_doors);
   const trouble = server.repository_trouble ? `; ${server.repository_trouble}` : "";
   put(byId("server-state"), text + lost + failed + trouble);
   putAttribute(byId("server-state"), "data-kind", kind === "good" && (failed || trouble) ? "warn" : kind);
@@ -120,6 +121,23 @@ const handlers = {
     showConnection("open", "");
   },
 };
+
+/** Show the front doors in processes of their own; `found` is null for a server without such. */
+function showDoors(found) {
+  byId("doors-section").hidden = !found;
+  if (!found) return;
+  put(byId("doors-hint"), `in processes of their own, ${counted(found.restarts, "restart")}`);
+  byId("doors").replaceChildren(
+    ...found.doors.map((door) =>
+      make("tr", {}, make("td", {}, String(door.number)),
+        make("td", {}, make("span", { class: "state", "data-kind": door.ready ? "good" : "bad" },
+          door.ready ? "ready" : door.pid ? "starting" : "ended")),
+        make("td", { class: "number" }, count(door.connections)), make("td", { class: "number" }, count(door.requests)),
+        make("td", { class: "number" }, door.pid ? String(door.pid) : "–"),
+        make("td", { class: "number" }, percent(door.cpu)),
+        make("td", { class: "number" }, door.pid ? bytes(door.byte_size) : "–"))),
+  );
+}
 
 function showRegions(regions) {
   byId("regions-section").hidden = byId("regions-box").hidden = !regions.length;

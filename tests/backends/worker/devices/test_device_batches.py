@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from backends.base import Host
     from backends.worker.request import WorkerRequest
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class OnDevice(Scripted):

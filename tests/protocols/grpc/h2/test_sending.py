@@ -176,6 +176,30 @@ def test_pumping_stops_when_enough_is_in_the_queue_and_says_that_there_is_more()
     assert not sender.half.pump(2**20)
 
 
+def test_a_response_that_waits_alone_leaves_in_full_frames_over_the_borders_of_its_parts() -> None:
+    sender = Sender()
+    sender.peer.send_window, sender.peer.max_frame_byte_size = 2**20, 100
+    parts = [bytes([number]) * size for number, size in enumerate((10, 0, 300, 90, 5))]
+    sender.half.respond(sender.open(1), parts)
+    sender.half.pump(2**20)
+    data = [payload for frame_type, *_, payload in sender.sent if frame_type == frames.DATA]
+    assert [len(payload) for payload in data] == [100, 100, 100, 100, 10]
+    assert b"".join(data) == message(b"".join(parts))
+
+
+def test_a_response_that_waits_alone_keeps_to_the_windows_of_stream_and_connection() -> None:
+    for of_stream, of_connection in ((250, 2**20), (2**20, 250)):
+        sender = Sender()
+        sender.peer.max_frame_byte_size = 100
+        stream = sender.open(1)
+        stream.send_window, sender.peer.send_window = of_stream, of_connection
+        sender.half.respond(stream, [bytes(1000)])
+        assert not sender.half.pump(2**20)
+        data = [len(payload) for frame_type, *_, payload in sender.sent if frame_type == frames.DATA]
+        assert data == [100, 100, 50]
+        assert (stream.send_window, sender.peer.send_window) == (of_stream - 250, of_connection - 250)
+
+
 def test_a_full_queue_makes_even_small_responses_wait() -> None:
     sender = Sender()
     sender.half.write_queue.put(bytes(2**20))

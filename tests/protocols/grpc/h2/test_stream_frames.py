@@ -398,6 +398,23 @@ def state(connection: H2Connection) -> object:
     return streams, windows, connection.sending.ended, b"".join(connection.sending.write_queue.take())
 
 
+#: A message that has memory of its own before it is complete, also where nobody chooses it.
+HUGE = bytes(range(251)) * 9_000
+
+
+def in_frames(number: int, content: bytes = HUGE, size: int = 2**14, flags: int = frames.END_STREAM) -> list[bytes]:
+    """Return a message of a stream in frames of `size` bytes; `flags` are those of the last one."""
+    octets = message(content)
+    starts = range(0, len(octets), size)
+    return [
+        frame(frames.DATA, flags if start + size >= len(octets) else 0, number, octets[start : start + size])
+        for start in starts
+    ]
+
+
+#: A part of it in a frame that has padding.
+PADDED_PART = frame(frames.DATA, frames.PADDED, 3, b"\x03" + HUGE[:5_000] + bytes(3))
+
 #: What may be sent around a call, and what is wrong with it: all of it must have the same result as frame by frame.
 SEQUENCES = {
     "alone": call(3),
@@ -448,6 +465,20 @@ SEQUENCES = {
     "a large call that is refused by its number": call(5) + call(3, content=LARGE),
     "a large call with the compressed flag": request_headers(3) + sent(3, LARGE, flag=1, flags=frames.END_STREAM),
     "a frame that is too large": call(3, content=bytes(limits.MAX_FRAME_BYTE_SIZE)),
+    "a large message in frames": request_headers(3) + b"".join(in_frames(3)) + call(5),
+    "a large message in frames that do not end the stream": request_headers(3)
+    + b"".join(in_frames(3, flags=0) + in_frames(3, flags=0)) + sent(3, flags=frames.END_STREAM),
+    "large messages in frames of both": request_headers(3) + request_headers(5)
+    + b"".join(one + other for one, other in zip(in_frames(3), in_frames(5), strict=True)),
+    "other frames between those of a large message": request_headers(3) + (b"".join(in_frames(3)[:80])
+    + frames.window_update(3, 5) + PADDED_PART + frame(frames.DATA, 0, 3) + frame(frames.DATA, 0, 3, b"x" * 9)
+    + frame(frames.PING, 0, 0, bytes(8)) + call(5) + b"".join(in_frames(3)[80:100])),
+    "a large message that is cut short": request_headers(3) + b"".join(in_frames(3)[:100])
+    + frame(frames.DATA, frames.END_STREAM, 3),
+    "a large message that is reset": request_headers(3) + b"".join(in_frames(3)[:100])
+    + frame(frames.RST_STREAM, 0, 3, bytes(4)) + b"".join(in_frames(3)[100:]),
+    "a large message beyond the stream's window": request_headers(3)
+    + sent(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 - 20) + b"".join(in_frames(3)),
     "more than the stream's window": request_headers(3)
     + sent(3, bytes(60_000)) * (limits.STREAM_WINDOW_BYTE_SIZE // 60_000 + 1),
 }  # fmt: skip
@@ -515,6 +546,17 @@ def test_the_usual_message_of_a_stream_is_one_event_and_has_its_bytes() -> None:
     assert event is StreamEvent.READABLE
     assert messages(stream) == [CONTENT]
     assert stream.send_window == frames.DEFAULT_WINDOW_BYTE_SIZE + 9
+
+
+def test_frames_of_a_large_message_are_taken_in_one_step_up_to_its_last() -> None:
+    connection = fed(request_headers(3) + b"".join(in_frames(3)[:80]), 2**16)
+    octets = b"".join(in_frames(3)[80:])
+    # One step for all frames but the last, one for the start of the last, one for its rest.
+    taken = connection.receiving.receive(memoryview(octets), 0, max_frames=1)
+    assert taken == len(octets) - len(in_frames(3)[-1])
+    assert connection.receiving.has_more
+    connection.receiving.receive(memoryview(octets[taken:]), 0)
+    assert messages(connection.streams.by_id[3]) == [HUGE]
 
 
 def test_a_complete_call_beyond_the_limit_of_streams_is_refused() -> None:

@@ -97,7 +97,7 @@ def test_a_watch_on_the_wire_sees_the_server_stop() -> None:
                 request_serializer=HealthCheckRequest.SerializeToString,
                 response_deserializer=HealthCheckResponse.FromString,
             )
-            for response in call(HealthCheckRequest(), timeout=20):
+            for response in call(HealthCheckRequest(), timeout=60):
                 statuses.append(response.status)
                 first.set()
         last.set()
@@ -186,7 +186,7 @@ def test_both_versions_are_served(talk: Talk, name: str, messages: Any) -> None:
             response_deserializer=messages.ServerReflectionResponse.FromString,
         )
         requests = [messages.ServerReflectionRequest(list_services="*")] * 2
-        first, second = call(iter(requests), timeout=20)
+        first, second = call(iter(requests), timeout=60)
         assert first == second
         return [service.name for service in first.list_services_response.service]
 
@@ -216,7 +216,7 @@ def test_a_message_that_is_cut_short_is_an_invalid_argument_and_logs_nothing(
         )
         message = v1.ServerReflectionRequest(file_containing_symbol="inference").SerializeToString()
         with pytest.raises(grpc.RpcError) as error:
-            list(call(iter([message[:-1]]), timeout=20))
+            list(call(iter([message[:-1]]), timeout=60))
         return error.value
 
     error = talk(FrontDoorLab(), conversation)

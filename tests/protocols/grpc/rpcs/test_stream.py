@@ -98,7 +98,7 @@ def talk(lab: FrontDoorLab, conversation: Callable[[grpc.Channel], Any]) -> Any:
 
 def exchange(lab: FrontDoorLab, *messages: pb.ModelInferRequest, **options: Any) -> Responses:
     """Send all messages, half-close, and return all responses."""
-    found: Responses = talk(lab, lambda channel: list(stub(channel)(iter(messages), timeout=20, **options)))
+    found: Responses = talk(lab, lambda channel: list(stub(channel)(iter(messages), timeout=60, **options)))
     return found
 
 
@@ -225,7 +225,7 @@ def test_responses_are_released_and_grant_credit_once_they_are_encoded(lab: Fron
             more.wait()
             yield infer("end", "2")
 
-        call = stub(channel)(messages(), timeout=20)
+        call = stub(channel)(messages(), timeout=60)
         found = [shown(next(call))[1], shown(next(call))[1]]
         more.set()
         return found + [shown(response)[1] for response in call]
@@ -253,7 +253,7 @@ def test_a_client_that_goes_away_cancels_its_requests(lab: FrontDoorLab) -> None
 
     def go_away(port: int) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = stub(channel)(iter([infer("slow", "1"), infer("slow", "2")]), timeout=20)
+            call = stub(channel)(iter([infer("slow", "1"), infer("slow", "2")]), timeout=60)
             arrived.wait()
             call.cancel()
 
@@ -291,7 +291,7 @@ def test_a_stream_without_requests_in_flight_is_ended_when_the_server_stops(lab:
                 yield infer("echo", "1", b"x")
                 finished.wait()
 
-            call = stub(channel)(messages(), timeout=20)
+            call = stub(channel)(messages(), timeout=60)
             next(call)
             first_response.set()
             code, details = call.code(), call.details()  # waits for the end
@@ -327,7 +327,7 @@ def test_requests_of_a_stream_that_run_when_the_server_stops_get_their_responses
                 yield infer("slow", "1", b"x")
                 finished.wait()
 
-            call = stub(channel)(messages(), timeout=20)
+            call = stub(channel)(messages(), timeout=60)
             found = [b"".join(next(call).infer_response.raw_output_contents)]
             code = call.code()
             finished.set()

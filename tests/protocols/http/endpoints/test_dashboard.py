@@ -179,7 +179,7 @@ def test_streams_are_limited_and_a_place_is_free_again_when_one_ends(
                 assert refused.status == 503
                 assert "2 dashboards are open already" in (await refused.json())["error"]
             response.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 async with session.get(dashboard.EVENTS_PATH) as response:
                     if response.status == 200:

@@ -164,7 +164,7 @@ async def connected(kernel: Kernel, server: Server) -> AsyncIterator[tuple[async
     ) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 yield reader, writer
         finally:
             writer.close()

@@ -55,7 +55,7 @@ def respond_large(request: Request, release: Callable[[], None] = lambda: None) 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0)
 

@@ -1,0 +1,203 @@
+"""TLS of the connections between servers and agents: both sides show a certificate that one authority has signed.
+
+Workers, and the server's code for their connections, use plain sockets, whose descriptors go from process to process.
+So the process that has agreed on the encryption keeps it: `Encryption.secure` gives away one end of a pair of sockets,
+and copies between the other end and the encrypted connection, on its event loop, a quarter of a megabyte at a time.
+
+The token is needed as well. The server checks that the certificate has the name by which it reaches the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from typing import TYPE_CHECKING, cast
+
+from backends.hosts.messages import PROOF_S, NotAdmitted
+from kernel.certificates import client_context, server_context
+from kernel.errors import BadOption
+from kernel.file_threads import in_file_thread
+
+if TYPE_CHECKING:
+    from kernel.options import TlsOptions
+
+logger = logging.getLogger(__name__)
+
+#: From how many unsent bytes on nothing is read from the other end.
+_MOST_UNSENT = 1 << 20
+
+#: How long the end of a connection may take, in seconds: what is unsent, and the peer's word that it has ended as well.
+_END_S = 10.0
+
+#: OpenSSL's names of what it says of bytes that are no TLS.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+
+
+def problem_of(error: BaseException, peer: str) -> str:
+    """Return what to say of an error of a connection with an 'agent' or a 'server'. Pure."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate of the {peer} is refused: {error.verify_message}"
+    if not isinstance(error, ssl.SSLError):
+        return f"its encrypted connection failed: {error or type(error).__name__}"
+    reason = error.reason or ""
+    flag = "--cert-file of naiad agent" if peer == "agent" else "--agent-cert-file"
+    if reason in _NO_TLS:
+        return f"the {peer} does not use TLS ({flag})"
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return f"the {peer} has shown no certificate ({flag})"
+    _, alert, what = reason.partition("_ALERT_")
+    if alert:
+        return f"the {peer} refuses our certificate: {what.lower().replace('_', ' ')}"
+    return f"TLS with the {peer} failed: {reason.lower().replace('_', ' ') or error}"
+
+
+class _Side(asyncio.Protocol):
+    """One of the two connections between which is copied. `other` is set before either is connected."""
+
+    other: _Side
+
+    def __init__(self, among: set[_Side]) -> None:
+        """It is `among` those that are open from its beginning to its end."""
+        self._among = among
+        self.transport: asyncio.Transport | None = None
+        #: What has ended it; None for its regular end.
+        self.error: Exception | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(_MOST_UNSENT)
+        self._among.add(self)
+        if self.other.transport is None:
+            self.transport.pause_reading()  # there is nowhere to write to yet
+        else:
+            self.other.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        other = self.other.transport
+        assert other is not None
+        if not other.is_closing():
+            other.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        self._among.discard(self)
+        if self.other.transport is not None:
+            self.other.transport.close()  # after what is unsent
+
+
+class Secured:
+    """A connection, encrypted or not. `socket` is for what both sides say, and belongs to who has asked for it."""
+
+    def __init__(self, sock: socket.socket, outer: _Side | None = None, peer: str = "") -> None:
+        self.socket = sock
+        self._outer = outer
+        self._peer = peer
+
+    def problem_after(self, error: BaseException) -> str:
+        """Return what the encryption has to do with an error of the first exchange over `socket`; "" for nothing."""
+        if self._outer is None or isinstance(error, NotAdmitted):
+            return ""
+        if self._outer.error is not None:  # set before the end of `socket`
+            return problem_of(self._outer.error, self._peer)
+        if isinstance(error, ConnectionError):  # a server is sure of the certificates before the agent has seen its own
+            return f"the {self._peer} has ended the connection: if it refuses our certificate, its log has the reason"
+        return ""
+
+
+class Encryption:
+    """The certificate of a server or an agent, and the authority of the other side's."""
+
+    def __init__(self, files: TlsOptions, *, listens: bool) -> None:
+        """An agent `listens`. Reads the files; raises `BadOption`."""
+        self._files = files
+        self._listens = listens
+        self._stamp = self._read_stamp()
+        self._context = self._new_context()
+        self._open: set[_Side] = set()
+
+    def close(self) -> None:
+        """End all connections at once."""
+        for side in list(self._open):
+            if side.transport is not None:
+                side.transport.abort()
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = server_context(self._files) if self._listens else client_context(self._files)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        if self._listens:
+            context.num_tickets = 0  # a connection is never taken up again
+        return context
+
+    def _read_stamp(self) -> tuple[object, ...]:
+        """Return what changes when a file does. Blocks."""
+        found: list[object] = []
+        for path in (self._files.certificate, self._files.key, self._files.client_ca):
+            try:
+                status = None if path is None else path.stat()
+            except OSError:
+                status = None
+            found.append(None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino))
+        return tuple(found)
+
+    def _look(self) -> ssl.SSLContext:
+        """Return the context of the files as they are now, or as they were if they are wrong. Blocks."""
+        stamp = self._read_stamp()
+        if stamp != self._stamp:
+            try:
+                self._context = self._new_context()
+            except BadOption as error:  # between two steps of a renewal a key may belong to another certificate
+                logger.warning("the certificate of before is used: %s", error)
+            else:
+                self._stamp = stamp
+                logger.info("the new certificate '%s' is used", self._files.certificate)
+        return self._context
+
+    async def secure(self, sock: socket.socket, host: str = "") -> Secured:
+        """Encrypt the connection of `sock`, which is not the caller's any more, with the agent called `host`.
+
+        Raises `OSError`, and `NotAdmitted` if the sides do not agree.
+        """
+        owned = socket.socket(fileno=sock.detach())
+        inner, outer = _Side(self._open), _Side(self._open)
+        inner.other, outer.other = outer, inner
+        ours, theirs = socket.socketpair()
+        begun = False
+        peer = "server" if self._listens else "agent"
+        try:
+            context = await in_file_thread(self._look)
+            owned.setblocking(False)
+            loop = asyncio.get_running_loop()
+            theirs.setblocking(False)
+            await loop.create_unix_connection(lambda: inner, sock=theirs)
+            begun = True  # from now on its transport closes the socket
+            if self._listens:
+                await loop.connect_accepted_socket(
+                    lambda: outer, owned, ssl=context, ssl_handshake_timeout=PROOF_S, ssl_shutdown_timeout=_END_S
+                )
+            else:
+                await loop.create_connection(
+                    lambda: outer, sock=owned, ssl=context, server_hostname=host, ssl_handshake_timeout=PROOF_S,
+                    ssl_shutdown_timeout=_END_S,
+                )  # fmt: skip
+        except BaseException as error:
+            ours.close()
+            if inner.transport is None:
+                theirs.close()
+            else:
+                inner.transport.abort()
+            if not begun:
+                owned.close()
+            if isinstance(error, (ssl.SSLError, ConnectionError)):
+                raise NotAdmitted(problem_of(error, peer)) from error
+            raise
+        return Secured(ours, outer, peer)
