@@ -30,7 +30,7 @@ _PASSES = 3
 
 
 class IdlePriority:
-    """Implements `kernel.traffic.shadow_priority.ShadowPriority`. All calls are of the event loop, and take 0.1 ms a worker."""
+    """Implements `kernel.traffic.shadow_priority.ShadowPriority`. A call takes 0.1 ms for each worker."""
 
     def __init__(
         self, catalog: Catalog, processes: Path = Path("/proc"), regains: Callable[[], bool] | None = None
