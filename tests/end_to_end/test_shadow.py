@@ -115,14 +115,14 @@ def is_low(pid: int) -> bool:
 
 
 def test_the_workers_of_a_shadow_wait_for_everybody_else_until_a_client_uses_them(repository: Path) -> None:
-    if not Path("/proc/self/autogroup").exists() and not regains_priority():
+    if not os.access("/proc/self/autogroup", os.W_OK) and not regains_priority():
         pytest.skip("the system has no priority that a process gets back from")
     with ServerProcess(repository) as server:
         stable, candidate = (int((repository / "m" / version / "pid").read_text()) for version in ("3", "4"))
         assert not is_low(candidate)
-        load_of_clients(server, 2, 20)
-        assert settled(server)["pairs"] > 0
-        wait_for(lambda: is_low(candidate))
+        while not is_low(candidate):  # without privileges the system takes one change in 0.1 s, and not always the first
+            load_of_clients(server, 2, 20)
+            assert settled(server)["pairs"] > 0
         assert not is_low(stable)
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}
         call(server, "/v2/models/m/versions/4/infer", body)
