@@ -103,9 +103,9 @@ def test_a_package_that_is_missing_is_named_with_what_to_do(
 
 def test_an_environment_of_its_own_is_refused_with_what_has_one(lab: Lab, folder: MlflowFolder) -> None:
     folder.write("prophet", {}, COLUMNS)
+    arguments = folder.arguments(settings=ALLOWED, EXECUTION_ENV_PATH="$$TRITON_MODEL_DIRECTORY/env.tar.gz")
     for method in ("complete", "verify", "load"):
         with pytest.raises(Unsupported, match=r"EXECUTION_ENV_PATH\), which only Python models can have.*model.py"):
-            arguments = folder.arguments(settings=ALLOWED, EXECUTION_ENV_PATH="$$TRITON_MODEL_DIRECTORY/env.tar.gz")
             getattr(MlflowBackend(lab), method)(arguments)
 
 

@@ -1,6 +1,6 @@
 """Imports the backend as a zygote does, forks, and computes with all threads of BLAS and OpenMP in the fork.
 
-Prints the labels that the fork has computed; a fork of a process that had computed with several threads would hang.
+Prints that it has computed; a fork of a process that had computed with several threads would hang.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _compute() -> None:
     labels = rows @ np.eye(8)[0] > 0.5
     assert np.allclose(np.linalg.inv(rows.T @ rows) @ (rows.T @ rows), np.eye(8))
     found = HistGradientBoostingClassifier(max_iter=3).fit(rows, labels).predict(rows)
-    print((found == labels).mean() > 0.9, flush=True)
+    os.write(1, b"computed" if (found == labels).mean() > 0.9 else b"wrong labels")
 
 
 if __name__ == "__main__":
