@@ -151,13 +151,13 @@ class LateHelpers(DirectHelpers):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: list[HelperTask] = []
+        self.waiting: list[HelperTask] = []
 
     def add(self, task: HelperTask) -> None:
-        self._waiting.append(task)
+        self.waiting.append(task)
 
     def run_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for task in waiting:
             super().add(task)
 
