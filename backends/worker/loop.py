@@ -126,8 +126,7 @@ class Worker:
         self._backend: Backend | None = None
         #: `Backend.executor`, once the model is loaded.
         self._execute_batch: Callable[[Sequence[WorkerRequest], Timings], None]
-        #: None for an instance that is not on a GPU.
-        self._device: InstanceDevice | None = None
+        self._device: InstanceDevice | None = None  # of an instance that is on a GPU
         #: None for a model without sequence batching.
         self._sequences: SequenceBatches | None = None
         self._pipeline: PipelinedBatches | DeviceBatches | None = None  # of a backend that pipelines
