@@ -40,6 +40,7 @@ from backends.hosts.messages import (
 from backends.launch.launcher import KILL_WAIT_S, HostCapacity, OwnedWorker, not_shown
 from backends.launch.output import OutputLimits, WorkerOutput
 from backends.transport.wire import PROTOCOL
+from kernel.background import BackgroundTasks
 from kernel.errors import ErrorCode, ServingError, Unavailable, Unsupported, worker_error
 from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.loop.clock import LoopClock
@@ -445,7 +446,7 @@ class AgentLauncher(ServerPart):
         #: Of this server; agents end workers of its earlier connections.
         self.identity = secrets.token_hex(16)
         self.agents = [HostConnection(address, self, token) for address in addresses]
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers = BackgroundTasks()
         self._change = asyncio.Event()
         self._waiting = 0
         self._describing = asyncio.Lock()
@@ -453,15 +454,12 @@ class AgentLauncher(ServerPart):
 
     async def start(self) -> None:
         """Begin to connect."""
-        loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(agent.keep()) for agent in self.agents]
+        for agent in self.agents:
+            self._keepers.keep(f"the connection to the agent at {agent.title}", agent.keep, _MOST_RETRY_S)
 
     async def close(self) -> None:
         """End the connections; agents end what is left of this server."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers)
+        await self._keepers.close()
         for agent in self.agents:
             agent.close()
         if self.encryption is not None:

@@ -101,7 +101,7 @@ class cudaIpcMemHandle_t:
 
 
 #: Streams by their addresses, for as long as the process lives: libraries give addresses.
-_streams: dict[int, Stream] = {}
+streams: dict[int, Stream] = {}
 
 #: Memory of the host that was pinned, by address; and how often memory was allocated, for tests that count.
 pinned: dict[int, Any] = {}
@@ -125,7 +125,7 @@ class Clock:
     def reset(self, copy_ms: float = 0.0, execution_ms: float = 0.0) -> None:
         """Begin again."""
         self.host_ms, self.copy_ms, self.execution_ms = 0.0, copy_ms, execution_ms
-        for stream in _streams.values():
+        for stream in streams.values():
             stream.end_ms = 0.0
 
     def wait(self, until_ms: float) -> None:
@@ -151,7 +151,7 @@ class Stream:
         #: When all of it is done, on the clock, and when the last entries were really done: number → seconds.
         self.end_ms = 0.0
         self.done_at_s: dict[int, float] = {}
-        _streams[id(self)] = self
+        streams[id(self)] = self
 
     def takes(self, duration_ms: float) -> None:
         """What was enqueued last takes this long."""
@@ -181,7 +181,7 @@ class Stream:
 
 def forget_work() -> None:
     """Let nothing be done that is still enqueued: other tests did not wait for it, and its memory is gone."""
-    for stream in _streams.values():
+    for stream in streams.values():
         stream.done += len(stream.work)
         stream.work.clear()
 
@@ -245,7 +245,7 @@ class Event:
 
 def cudaStream_t(address: int) -> Stream | SpecialStream:
     """Return the stream at an address. 0 to 2 are the default streams that every process has."""
-    return SpecialStream(address) if address in (0, 1, 2) else _streams[address]
+    return SpecialStream(address) if address in (0, 1, 2) else streams[address]
 
 
 def cudaGetDeviceCount() -> tuple[cudaError_t, int]:
@@ -421,7 +421,7 @@ def cudaHostUnregister(address: int) -> tuple[cudaError_t]:
     if address not in registered:
         return (cudaError_t.cudaErrorHostMemoryNotRegistered,)
     end = address + registered.pop(address)
-    for stream in list(_streams.values()):
+    for stream in list(streams.values()):
         copies = [entry for entry in list(stream.work) if isinstance(entry, tuple)]
         if any(address <= place < end for entry in copies for place in entry[:2]):
             return (cudaError_t.cudaErrorIllegalAddress,)  # as the real one does when the copy is made
@@ -429,7 +429,7 @@ def cudaHostUnregister(address: int) -> tuple[cudaError_t]:
 
 
 def cudaDeviceSynchronize() -> tuple[cudaError_t]:
-    for stream in list(_streams.values()):
+    for stream in list(streams.values()):
         stream.run()
     return _OK
 
