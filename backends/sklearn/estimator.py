@@ -101,7 +101,8 @@ def _column_examples(estimator: Any, names: Sequence[str]) -> dict[str, str | fl
 
 def _known_values(step: Any) -> list[str | float]:
     """Return a value for each column that an encoder or imputer was fitted with; none for another transformer."""
-    values = [each[0] for each in getattr(step, "categories_", ()) if len(each)] or getattr(step, "statistics_", ())
+    values = [each[0] for each in getattr(step, "categories_", ()) if len(each)]
+    values = values or list(getattr(step, "statistics_", ()))
     return [each if isinstance(each, str) else float(each) if isinstance(each, _NUMBERS) else 0.0 for each in values]
 
 

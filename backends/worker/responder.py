@@ -318,7 +318,7 @@ class BatchResponder:
             else:
                 if final and self._held.watched:
                     self._held.ended([number], backend_returned=False)
-                in_step = request.loop_thread and not final and threading.get_ident() == request.loop_thread
+                in_step = not final and request.loop_thread == threading.get_ident()
                 self._send_response(number, final, response, in_step=in_step)
 
     def _send_response(
