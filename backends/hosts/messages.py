@@ -78,6 +78,10 @@ class NotAdmitted(Exception):
     """The peer does not have the same token, or is no agent; the message says it."""
 
 
+class SaidNothing(NotAdmitted):
+    """The peer has not even said that it is an agent."""
+
+
 def prove(sock: socket.socket, token: bytes, purpose: Purpose, limit_s: float = PROOF_S) -> None:
     """Prove to an agent that this side has its token, and check that the agent has it. Blocks for up to `limit_s`.
 
@@ -87,9 +91,9 @@ def prove(sock: socket.socket, token: bytes, purpose: Purpose, limit_s: float = 
     sock.settimeout(limit_s)
     try:
         magic = receive_exactly(sock, len(_MAGIC), end_s)
-    except TimeoutError as error:
-        raise NotAdmitted(
-            f"it has said nothing for {limit_s:g} s. It may be no agent, or one that needs TLS (--agent-cert-file)"
+    except (TimeoutError, ConnectionError) as error:
+        raise SaidNothing(
+            f"it has said nothing ({error}): it may be no agent, or one that needs TLS (--agent-cert-file)"
         ) from error
     if magic != _MAGIC:
         raise NotAdmitted("what listens there is no agent of this version")
