@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backends.hosts.link import Link, prepare_socket
+from backends.hosts.link import MAX_TEXT, Link, prepare_socket
 from backends.hosts.messages import (
     PROOF_S,
     Beat,
@@ -38,6 +38,7 @@ from backends.hosts.messages import (
     WorkerEnded,
     WorkerStarted,
     admit,
+    decode_description,
     to_agent_decoder,
 )
 from backends.launch.children import KernelChildren
@@ -48,7 +49,7 @@ from backends.launch.spawning import ModelEnvironments, SpawningLauncher
 from backends.launch.watcher_process import SessionWatcher
 from backends.transport.wire import PROTOCOL
 from kernel.errors import ErrorCode, InternalError, ServingError, Unavailable, failing_as
-from kernel.file_threads import in_own_thread
+from kernel.file_threads import in_file_thread, in_own_thread
 from kernel.loop.clock import LoopClock
 from kernel.repository.execution_environment import ExecutionEnvironment
 from kernel.repository.worker_needs import PreloadSet, WorkerNeeds
@@ -106,7 +107,7 @@ class SentOutput(WorkerOutput):
     def log_always(self, level: int, text: str) -> None:
         """Send a line; see `WorkerOutput`."""
         if not self._session.link.crowded:
-            self._session.link.send(Printed(self._number, level, text))
+            self._session.link.send(Printed(self._number, level, text[:MAX_TEXT]))
 
 
 class HostedWorker:
@@ -228,16 +229,17 @@ class ServerSession:
 
     def _not_started(self, number: int, error: ServingError) -> None:
         self.workers.pop(number, None)
-        self.link.send(NotStarted(number, error.code.value, error.message))
+        self.link.send(NotStarted(number, error.code.value, error.message[:MAX_TEXT]))
         self._agent.forget_if_over(self)
 
     async def _start_with(self, sock: socket.socket, message: LaunchWorker, worker: HostedWorker) -> str:
         """Take the files and start the worker; returns the folder of its model. Raises `OSError`, `ServingError`."""
         loop = asyncio.get_running_loop()
-        number, description = message.worker, message.description
+        number = message.worker
+        description = await in_file_thread(decode_description, message.description)
 
         def say(text: str) -> None:
-            loop.call_soon_threadsafe(self.link.send, Waits(number, text))
+            loop.call_soon_threadsafe(self.link.send, Waits(number, text[:MAX_TEXT]))
 
         taking = asyncio.ensure_future(
             in_own_thread(
@@ -262,7 +264,7 @@ class ServerSession:
             needs = _needs(message, files, description)
             ends = GivenEnds(sock, SentOutput(message.title, self.limits, self, number))
             worker.process = await self._agent.spawning.launch_between(
-                ends, message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text))
+                ends, message.title, needs=needs, pending=lambda text: self.link.send(Waits(number, text[:MAX_TEXT]))
             )
         except BaseException:
             files.release()
@@ -272,7 +274,7 @@ class ServerSession:
 
     def _ended(self, number: int, cause: str) -> None:
         self.workers.pop(number, None)
-        self.link.send(WorkerEnded(number, cause))
+        self.link.send(WorkerEnded(number, cause[:MAX_TEXT]))
         self._agent.forget_if_over(self)
 
     def _lost(self, cause: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.hosts.encryption import Secured
 from backends.hosts.files import SILENCE_S, send_files
-from backends.hosts.link import Link, prepare_socket
+from backends.hosts.link import MAX_FROM_AGENT, Link, prepare_socket
 from backends.hosts.messages import (
     PROOF_S,
     Beat,
@@ -33,6 +33,7 @@ from backends.hosts.messages import (
     Welcome,
     WorkerEnded,
     WorkerStarted,
+    encode_description,
     prove,
     to_server_decoder,
 )
@@ -265,7 +266,7 @@ class HostConnection:
         )
         try:
             await asyncio.shield(proving)
-            self._link = link = Link(to_server_decoder, Beat, self._take, self._lost)
+            self._link = link = Link(to_server_decoder, Beat, self._take, self._lost, max_message=MAX_FROM_AGENT)
             await link.begin(secured.socket)
         except BaseException:
             _close_after(proving, secured.socket)
@@ -324,7 +325,8 @@ class HostConnection:
             case NotStarted() if not worker.started.done():
                 error = worker_error(ErrorCode(message.code), message.text)  # first: a wrong code is a ValueError
                 del self.workers[worker.number]
-                if message.full:  # another server was faster: the next heartbeat says when there is room
+                if message.full and self.max_workers:
+                    # Another server was faster: the next heartbeat says when there is room.
                     self.others = self.max_workers - len(self.workers)
                     worker.fail(HostFull(message.text))
                 else:
@@ -358,9 +360,8 @@ class HostConnection:
         bringing: asyncio.Future[None] | None = None
         try:
             description = await self._launcher.description(needs)
-            self.send(
-                LaunchWorker(number, title, needs.backend, needs.version, needs.memory_limit_byte_size, description)
-            )
+            raw = await in_file_thread(encode_description, description)
+            self.send(LaunchWorker(number, title, needs.backend, needs.version, needs.memory_limit_byte_size, raw))
             sent = True
             await worker.expected
             archive = "" if needs.environment is None else needs.environment.path

@@ -20,7 +20,7 @@ import msgspec
 from backends.transport.framing import LENGTH
 from kernel.errors import InvalidArgument
 from kernel.regular_files import read_regular
-from kernel.repository.described_files import LaunchDescription  # noqa: TC001 - msgspec reads it
+from kernel.repository.described_files import LaunchDescription
 
 if TYPE_CHECKING:
     import socket
@@ -202,7 +202,9 @@ class LaunchWorker(AgentMessage, frozen=True, tag=True, array_like=True):
     backend: str
     version: int
     memory_limit_byte_size: int
-    description: LaunchDescription
+    #: A `LaunchDescription` in MessagePack. With many files it takes longer to write and to read than an event loop may
+    #: be held up: `encode_description` and `decode_description` do it in threads.
+    description: msgspec.Raw
 
 
 class Expected(AgentMessage, frozen=True, tag=True, array_like=True):
@@ -263,6 +265,19 @@ ToServer = Beat | Welcome | Refused | Expected | Waits | WorkerStarted | NotStar
 _encoder = msgspec.msgpack.Encoder()
 to_agent_decoder = msgspec.msgpack.Decoder(ToAgent)
 to_server_decoder = msgspec.msgpack.Decoder(ToServer)
+
+
+_description_decoder = msgspec.msgpack.Decoder(LaunchDescription)
+
+
+def encode_description(description: LaunchDescription) -> msgspec.Raw:
+    """Return it as `LaunchWorker` has it. Blocks for a tenth of a second for 100,000 files."""
+    return msgspec.Raw(_encoder.encode(description))
+
+
+def decode_description(data: msgspec.Raw) -> LaunchDescription:
+    """Read it. Blocks as `encode_description`. Raises `msgspec.DecodeError`."""
+    return _description_decoder.decode(data)
 
 
 def framed(message: AgentMessage) -> bytes:

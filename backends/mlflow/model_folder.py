@@ -40,6 +40,9 @@ PYFUNC = "python_function"
 #: The flavours whose `predict` gets the signature's params from MLflow, though it may know none.
 _PASS_PARAMS = ("pytorch", "xgboost")
 
+#: The parameter of Python models with an environment of their own.
+_ENVIRONMENT = "EXECUTION_ENV_PATH"
+
 #: The most bytes of an `MLmodel` file: a signature of some ten thousand columns.
 _MAX_BYTE_SIZE = 4 << 20
 
@@ -60,6 +63,13 @@ class MlflowModel(msgspec.Struct, frozen=True):
 
 def read_model_folder(arguments: ModelArguments) -> MlflowModel:
     """Read the `MLmodel` file of a version. Raises `ServingError`."""
+    if arguments.parameter(_ENVIRONMENT):
+        raise Unsupported(
+            f"model '{arguments.model_name}' names an environment of its own (parameter {_ENVIRONMENT}), which only "
+            "Python models can have: the backend 'mlflow' loads folders in the Python of the server. A model.py of a "
+            "few lines that calls mlflow.pyfunc.load_model serves this folder in an environment of its own "
+            "(docs/mlflow.md)"
+        )
     path = arguments.version_dir / MLMODEL
     return parse_mlmodel(_text(path, arguments.model_name), arguments.model_name)
 
@@ -118,7 +128,7 @@ def parse_mlmodel(text: str, model: str) -> MlflowModel:
 def _loader(yaml: Any) -> Any:
     """Return the class that reads a file. It makes nothing but plain values, and refuses merged mappings, which MLflow
     does not write: a few lines of them can have billions of keys."""
-    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc]  # it is known at run time only
         def flatten_mapping(self, node: Any) -> None:

@@ -6,6 +6,7 @@ model is loaded only if the operator has allowed pickles for it.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 from backends.mlflow.library import pyfunc_library
 from backends.mlflow.model_folder import MLMODEL
 from backends.sklearn.model_file import check_pickles_allowed
-from kernel.errors import InternalError, InvalidArgument, ServingError, failing_as
+from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, failing_as
 
 if TYPE_CHECKING:
     from backends.base import ModelArguments
@@ -44,17 +45,23 @@ class PyfuncPredictor:
             "The flavours lightgbm, onnx, sklearn, xgboost and pytorch have files that need no flag",
         )
         library = pyfunc_library(str(loader))
-        with failing_as(
-            lambda error: InternalError(
-                f"failed to load model '{arguments.model_name}': mlflow.pyfunc.load_model: {_text(error)}"
-            )
-        ):
+        with failing_as(functools.partial(_failed_load, arguments.model_name)):
             # mlflow refuses links that lead out of the folder, and `naiad run` links the files of a folder.
             self._model = library.load_model(str((arguments.version_dir / MLMODEL).resolve().parent))
 
     def predict(self, rows: Any) -> Array | dict[str, Array]:
         with failing_as(_failed_predict):
             return results_of(self._model.predict(rows))
+
+
+def _failed_load(model: str, error: Exception) -> ServingError:
+    if isinstance(error, ImportError):
+        return Unavailable(
+            f"model '{model}' needs a package that the server's Python does not have: mlflow.pyfunc.load_model: "
+            f"{_text(error)}. Install what the folder's requirements.txt has, or serve the folder by a Python model "
+            "with an environment of its own (docs/mlflow.md)"
+        )
+    return InternalError(f"failed to load model '{model}': mlflow.pyfunc.load_model: {_text(error)}")
 
 
 def _failed_predict(error: Exception) -> ServingError:

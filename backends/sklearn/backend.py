@@ -49,7 +49,7 @@ class SklearnBackend(ModelBackend):
         if is_complete(arguments.config):
             return dict(arguments.config)
         estimator, signature = self._open(arguments)
-        columns = by_column(arguments)
+        columns = by_column(arguments, signature)
         batched = {**arguments.config, "max_batch_size": arguments.max_batch_size or MAX_BATCH_SIZE}
         if specs := tensor_specs(batched, "input"):
             check_inputs(arguments.model_name, specs, signature, by_column=columns)
@@ -76,9 +76,17 @@ class SklearnBackend(ModelBackend):
         return estimator, signature
 
 
-def by_column(arguments: ModelArguments) -> bool:
-    """Whether the model has an input for each column. Raises `InvalidArgument`."""
-    value = arguments.parameter(_INPUTS) or _AS_ONE
+def by_column(arguments: ModelArguments, signature: EstimatorSignature) -> bool:
+    """Whether the model has an input for each column. Raises `InvalidArgument`.
+
+    Without the parameter it has if the inputs are called as the columns, or if it selects columns by name.
+    """
+    value = arguments.parameter(_INPUTS)
+    if not value:
+        configured = {str(each["name"]) for each in arguments.config.get("input", ())}
+        if configured:
+            return configured == set(signature.feature_names)
+        return bool(signature.column_examples)
     if value not in (_BY_COLUMN, _AS_ONE):
         raise InvalidArgument(
             f"parameter '{_INPUTS}' of model '{arguments.model_name}' is '{value}'; expected {_BY_COLUMN} or {_AS_ONE}"
@@ -117,7 +125,7 @@ class EstimatorModel:
         self._estimator = estimator
         self._signature = signature
         self._max_batch_size = arguments.max_batch_size
-        self._by_column = by_column(arguments)
+        self._by_column = by_column(arguments, signature)
         self._inputs = tensor_specs(arguments.config, "input")
         self._outputs = tensor_specs(arguments.config, "output")
         self._check(arguments.model_name)
@@ -216,7 +224,15 @@ def _inputs(model: str, signature: EstimatorSignature, *, by_column: bool) -> li
                 f"model '{model}' cannot have an input for each column (parameter inputs): it was fitted with an "
                 "array, whose columns have no names"
             )
-        return [{"name": name, "data_type": "TYPE_FP64", "dims": [1]} for name in signature.feature_names]
+        examples = signature.column_examples
+        return [
+            {
+                "name": name,
+                "data_type": "TYPE_STRING" if isinstance(examples.get(name), str) else "TYPE_FP64",
+                "dims": [1],
+            }
+            for name in signature.feature_names
+        ]
     if not signature.feature_count:
         return [{"name": INPUT, "data_type": "TYPE_STRING", "dims": [1]}]
     return [{"name": INPUT, "data_type": "TYPE_FP64", "dims": [signature.feature_count]}]
@@ -252,6 +268,9 @@ def _example(config: Config, signature: EstimatorSignature) -> dict[str, Array]:
     variable = signature.feature_count if len(config["input"]) == 1 else 1
     for entry in config["input"]:
         shape = (1, *(max(variable, 1) if int(dim) == -1 else int(dim) for dim in entry["dims"]))
-        text = entry["data_type"] == "TYPE_STRING"
-        columns[entry["name"]] = np.full(shape, b"text", object) if text else np.zeros(shape)
+        known = signature.column_examples.get(entry["name"])
+        if entry["data_type"] == "TYPE_STRING":
+            columns[entry["name"]] = np.full(shape, known.encode() if isinstance(known, str) else b"text", object)
+        else:
+            columns[entry["name"]] = np.full(shape, known if isinstance(known, float) else 0.0)
     return columns

@@ -13,7 +13,7 @@ from backends.sklearn.library import optional
 from kernel.errors import InternalError, InvalidArgument, ServingError, failing_as
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shm.arrays import Array
 
@@ -22,6 +22,8 @@ METHODS = ("predict", "predict_proba", "transform", "decision_function", "score_
 
 #: The most elements of a list that may be estimators: longer ones are words, or rows.
 _MOST_PARTS = 10_000
+
+_NUMBERS = (int, float, np.number, np.bool_)
 
 
 class EstimatorSignature(msgspec.Struct, frozen=True):
@@ -33,6 +35,8 @@ class EstimatorSignature(msgspec.Struct, frozen=True):
     feature_names: tuple[str, ...]
     #: Of `METHODS`.
     methods: tuple[str, ...]
+    #: Column → a value that it knows, if the estimator selects columns by their names: it then takes tables only.
+    column_examples: dict[str, str | float]
 
 
 def signature_of(estimator: Any, model: str) -> EstimatorSignature:
@@ -44,16 +48,20 @@ def signature_of(estimator: Any, model: str) -> EstimatorSignature:
             f"{type(estimator).__module__}.{type(estimator).__qualname__}, which has none of the methods "
             f"{', '.join(METHODS)}"
         )
-    names = getattr(estimator, "feature_names_in_", ())
+    names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
     count = int(getattr(estimator, "n_features_in_", 0) or 0)
-    return EstimatorSignature(count, tuple(str(name) for name in names), methods)
+    return EstimatorSignature(count, names, methods, _column_examples(estimator, names) if names else {})
 
 
 def use_one_thread(estimator: Any) -> None:
-    """Set `n_jobs` to 1 in an estimator and its parts: joblib would start processes or threads for each call.
+    """Set `n_jobs` to 1 in an estimator and its parts: joblib would start processes or threads for each call."""
+    for part in _parts(estimator):
+        if vars(part).get("n_jobs") not in (None, 1):
+            part.n_jobs = 1
 
-    The fitted parts of a search or a vote are in attributes that `get_params` does not show.
-    """
+
+def _parts(estimator: Any) -> Iterator[Any]:
+    """Yield an estimator and all in its attributes, such as the fitted parts of a search, which `get_params` lacks."""
     waiting, seen = [estimator], set[int]()
     while waiting:
         part = waiting.pop()
@@ -63,11 +71,38 @@ def use_one_thread(estimator: Any) -> None:
         if isinstance(part, (list, tuple, dict)):
             if len(part) <= _MOST_PARTS:
                 waiting.extend(part.values() if isinstance(part, dict) else part)
-        elif hasattr(type(part), "get_params") or type(part).__module__.startswith("sklearn."):
-            attributes = getattr(part, "__dict__", {})
-            if attributes.get("n_jobs") not in (None, 1):
-                part.n_jobs = 1
-            waiting.extend(attributes.values())
+        elif hasattr(part, "__dict__") and (
+            hasattr(type(part), "get_params") or type(part).__module__.startswith("sklearn.")
+        ):
+            yield part
+            waiting.extend(vars(part).values())
+
+
+def _column_examples(estimator: Any, names: Sequence[str]) -> dict[str, str | float]:
+    """Return column → a value that the estimator knows, for all columns `names`, if it selects some by their names.
+
+    A column is of texts if an encoder or imputer was fitted with texts.
+    """
+    found: dict[str, str | float] = {}
+    for part in _parts(estimator):
+        for _, transformer, selected in getattr(part, "transformers_", ()):
+            columns = [selected] if isinstance(selected, str) else selected
+            if not hasattr(columns, "__iter__") or not all(isinstance(each, str) and each in names for each in columns):
+                continue  # numbers of columns, a slice, or a mask
+            for step in _parts(transformer):
+                if hasattr(step, "vocabulary_"):
+                    found.update(dict.fromkeys(columns, "text"))
+                for column, value in zip(columns, _known_values(step), strict=False):
+                    found.setdefault(column, value)
+            for column in columns:
+                found.setdefault(column, 0.0)
+    return {name: found.get(name, 0.0) for name in names} if found else {}
+
+
+def _known_values(step: Any) -> list[str | float]:
+    """Return a value for each column that an encoder or imputer was fitted with; none for another transformer."""
+    values = [each[0] for each in getattr(step, "categories_", ()) if len(each)] or getattr(step, "statistics_", ())
+    return [each if isinstance(each, str) else float(each) if isinstance(each, _NUMBERS) else 0.0 for each in values]
 
 
 def rows_of(columns: Mapping[str, Array], signature: EstimatorSignature, *, by_column: bool) -> Any:

@@ -1,6 +1,6 @@
 """A model for the rehearsal of a worker before the forks: see `backends/zygote/rehearsal.py`.
 
-The worker only loads it. The calls of a request are made here, with one thread: in a fork of a process in which
+The worker only loads it. What a completion calls is called here, with one thread: in a fork of a process in which
 scikit-learn has computed with several, the next computation waits for threads that do not exist.
 """
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.sklearn.estimator import call
+from backends.sklearn.backend import autofill
+from backends.sklearn.estimator import signature_of
 from backends.sklearn.library import limit_threads, required
 from kernel.machine import processor_count
 
@@ -36,7 +37,7 @@ def rehearsed_model() -> Iterator[str]:
         required("skops.io").dump(model, version / "model.skops")
         limit_threads(1)
         for _ in range(_CALLS):
-            call(model, ["predict", "predict_proba"], np.zeros((1, 4)))
+            autofill({"name": "m"}, model, signature_of(model, "m"), by_column=False)
         limit_threads(processor_count())
         yield folder
 

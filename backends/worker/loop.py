@@ -106,7 +106,10 @@ class Worker:
         self._reader = KernelMessageReader(channel, self._handlers, self._held.report_freed)
         self._reporter = MetricReporter(self._send, send_later=self._send_with_next)
         self._reports = ReportCollector(self._send, self.log)
-        self._responder = BatchResponder(self._outputs, self._held, self._send, lambda: self._reader, self._reports)
+        self._responder = BatchResponder(
+            self._outputs, self._held, self._send, lambda: self._reader, self._reports,
+            self._send_with_next, self._flush,
+        )  # fmt: skip
         self._responder.before_response = self._reporter.report_with_response
         self._calls = WorkerCalls(
             self._send, lambda: self._reader, self._responder, self._outputs, self._regions, self._held

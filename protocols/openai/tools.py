@@ -81,6 +81,11 @@ class ToolText:
         #: How many calls have come.
         self.count = 0
 
+    @property
+    def failures(self) -> int:
+        """How often a call had begun and was none; 0 of a parser that does not count it."""
+        return getattr(self._parser, "failures", 0)
+
     def add(self, text: str) -> list[Found]:
         """Return what is complete with the next piece of text. Calls are numbered by `count`."""
         return list(self._kept(self._parser.add(text)))
@@ -240,6 +245,8 @@ class _Parser:
         self._raw_size = 0
         self._marks = 0
         self._call_count = 0
+        #: How often a call had begun and was none.
+        self.failures = 0
 
     def add(self, text: str) -> list[Found]:
         """As `ToolParser.add`."""
@@ -252,6 +259,7 @@ class _Parser:
 
     def end(self) -> list[Found]:
         """As `ToolParser.end`. What is not complete is text."""
+        self.failures += bool(self._raw)
         rest = "".join(self._raw) + self._held
         self._drop()
         self._held = ""
@@ -278,6 +286,7 @@ class _Parser:
 
     def _give_up(self, rest: str, found: list[Found]) -> str:
         """What was kept is no call: this and everything behind it is text."""
+        self.failures += bool(self._raw)
         found.append(self._drop() + rest)
         self._state = self._plain
         return ""
@@ -346,6 +355,7 @@ class HermesParser(_Parser):
         if self._admits(calls):
             found.extend(calls)
         else:
+            self.failures += 1
             found.append(raw + self.END)
         self._state = self._content
         return text[place + len(self.END) :]
@@ -392,7 +402,7 @@ def _tagged(text: str, tag: str, begin: int, end: int) -> Iterator[tuple[str, in
     while (place := text.find(opening, begin, end)) >= 0:
         begin = place + len(opening)
         named = text.find(">", begin, min(begin + _MAX_NAME + 1, end))
-        if named <= begin or "\n" in (name := text[begin:named]):
+        if named < 0 or "\n" in (name := text[begin:named]) or not name.strip():
             continue
         last = text.find(closing, named + 1, end)
         if last < 0:

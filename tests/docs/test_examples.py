@@ -37,7 +37,7 @@ PYTHON_EXAMPLES = {
     "docs/embedding.md": 1,
     "docs/follow-one-request.md": 1,
     "docs/metrics.md": 1,
-    "docs/mlflow.md": 1,
+    "docs/mlflow.md": 2,
     "docs/openai.md": 1,
     "docs/python-models.md": 3,
     "docs/schedulers.md": 2,
@@ -155,7 +155,7 @@ def test_the_python_model_works_as_shown(folder: Path) -> None:
 )
 def test_a_trained_model_is_served_as_shown(folder: Path, page: str, package: str, trained: str, served: str) -> None:
     pytest.importorskip(package)
-    [block] = code_blocks(document(page), "python")
+    block = code_blocks(document(page), "python")[0]
     # A process of its own: the library's threads stay out of this one.
     subprocess.run([sys.executable, "-c", block.text], cwd=folder, check=True)
     (folder / "models" / "cancer" / "1").mkdir(parents=True)
@@ -168,6 +168,20 @@ def test_a_trained_model_is_served_as_shown(folder: Path, page: str, package: st
         outputs = server.infer("cancer", {tensor["name"]: rows[:20].astype(datatype)})
     [found] = [outputs[name] for name in ("predict", "output__0", "output-0") if name in outputs]
     assert found.ravel().tolist() == classes[:20].tolist()
+
+
+def test_an_mlflow_folder_is_served_by_a_python_model_as_shown(folder: Path) -> None:
+    pytest.importorskip("mlflow")  # run by `make test-mlflow`
+    trained, model = code_blocks(document("docs/mlflow.md"), "python")
+    subprocess.run([sys.executable, "-c", trained.text], cwd=folder, check=True)
+    version = folder / "models" / "own" / "1"
+    version.mkdir(parents=True)
+    (folder / "cancer").rename(version / "folder")
+    (version / "model.py").write_text(model.text)
+    rows, classes = load_breast_cancer(return_X_y=True)
+    with EmbeddedServer(folder / "models") as server:
+        found = server.infer("own", {"rows": rows[:20]})["output"]
+    assert found.tolist() == classes[:20, None].tolist()
 
 
 def test_the_model_with_a_metric_counts_on_the_page(folder: Path) -> None:

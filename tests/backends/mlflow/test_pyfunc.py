@@ -88,6 +88,27 @@ def test_without_mlflow_the_error_says_how_it_is_installed(
         folder.loaded(settings=ALLOWED)
 
 
+def test_a_package_that_is_missing_is_named_with_what_to_do(
+    folder: MlflowFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NeedsAPackage:
+        def load_model(self, path: str) -> None:
+            raise ModuleNotFoundError("No module named 'prophet'")
+
+    monkeypatch.setattr(pyfunc, "pyfunc_library", lambda loader: NeedsAPackage())
+    folder.write("prophet", {}, COLUMNS)
+    with pytest.raises(Unavailable, match=r"No module named 'prophet'\. Install what .*, or serve"):
+        folder.loaded(settings=ALLOWED)
+
+
+def test_an_environment_of_its_own_is_refused_with_what_has_one(lab: Lab, folder: MlflowFolder) -> None:
+    folder.write("prophet", {}, COLUMNS)
+    for method in ("complete", "verify", "load"):
+        with pytest.raises(Unsupported, match=r"EXECUTION_ENV_PATH\), which only Python models can have.*model.py"):
+            arguments = folder.arguments(settings=ALLOWED, EXECUTION_ENV_PATH="$$TRITON_MODEL_DIRECTORY/env.tar.gz")
+            getattr(MlflowBackend(lab), method)(arguments)
+
+
 def test_columns_are_a_table_and_a_table_has_an_output_for_each_column(
     lab: Lab, loads: Callable[..., MlflowBackend]
 ) -> None:

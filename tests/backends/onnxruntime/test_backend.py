@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
@@ -55,6 +56,24 @@ def test_a_configuration_with_inputs_and_outputs_is_not_completed(lab: Lab, mode
 
 
 # ---- loading --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["../weights.bin", "sub/../../weights.bin", "ABSOLUTE"])
+def test_weights_outside_of_the_folder_are_not_read(models: OnnxModels, place: str) -> None:
+    outside = models.dir / "weights.bin"
+    outside.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    values: dict[str, Value] = {name: (name, FLOAT, ["N", 4]) for name in "AX"}
+    models.write([("Add", ["A", "W"], ["X"])], [values["A"]], [values["X"]], {"W": np.zeros(4, np.float32)})
+    model = onnx.load(models.file)
+    [weights] = model.graph.initializer
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    place = str(outside) if place == "ABSOLUTE" else place
+    for key, value in (("location", place), ("offset", "0"), ("length", "16")):
+        weights.external_data.add(key=key, value=value)
+    models.file.write_bytes(model.SerializeToString())
+    with pytest.raises(InternalError, match="(?i)external|outside|escapes|path"):
+        models.loaded()
 
 
 def test_a_missing_file_fails_the_load(models: OnnxModels) -> None:

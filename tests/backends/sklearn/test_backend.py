@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from sklearn.cluster import KMeans
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import IsolationForest, RandomForestClassifier, RandomForestRegressor, VotingClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -22,6 +25,7 @@ from backends.sklearn.estimator import use_one_thread
 from kernel.errors import InternalError, InvalidArgument, ServingError, Unavailable, Unsupported
 from tests.backends.sklearn.conftest import ALLOWED, FEATURES, SklearnModels, rows, words
 from tests.backends.sklearn.makes_a_folder import MakesAFolder
+from tests.docs.documents import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +143,28 @@ def test_columns_can_be_inputs_and_become_a_table(lab: Lab, models: SklearnModel
         models.loaded({**config, "input": config["input"][:1]}, ALLOWED, inputs="columns")
 
 
+def test_a_pipeline_that_selects_columns_by_name_needs_no_configuration(lab: Lab, models: SklearnModels) -> None:
+    table = pandas.DataFrame({"size": [1.0, 2.0, 30.0, 40.0] * 5, "town": ["a", "b"] * 10, "rooms": [2, 3] * 10})
+    texts = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
+    columns = make_column_transformer((StandardScaler(), ["size"]), (texts, ["town"]), (OneHotEncoder(), ["rooms"]))
+    model = make_pipeline(columns, LogisticRegression()).fit(table, [0, 0, 1, 1] * 5)
+    skops.dump(GridSearchCV(model, {}, cv=2).fit(table, [0, 0, 1, 1] * 5), models.version / "model.skops")
+    completed = SklearnBackend(lab).complete(models.arguments())
+    assert completed["input"] == [
+        {"name": "size", "data_type": "TYPE_FP64", "dims": [1]},
+        {"name": "town", "data_type": "TYPE_STRING", "dims": [1]},
+        {"name": "rooms", "data_type": "TYPE_FP64", "dims": [1]},
+    ]
+    assert [each["name"] for each in completed["output"]] == ["predict", "predict_proba"]
+    given = pandas.DataFrame({"size": [1.0, 35.0], "town": ["b", "a"], "rooms": [2.0, 3.0]})
+    town = np.array([[b"b"], [b"a"]], object)
+    size, rooms = np.array([[1.0], [35.0]]), np.array([[2.0], [3.0]])
+    found = outputs(lab, models.loaded(), town=town, size=size, rooms=rooms)
+    assert np.allclose(found["predict_proba"], model.predict_proba(given))
+    with pytest.raises(InvalidArgument, match="Found unknown categories"):
+        outputs(lab, models.loaded(), town=np.array([[b"x"]], object), size=size[:1], rooms=rooms[:1])
+
+
 @pytest.mark.parametrize("with_pandas", [True, False])
 def test_columns_of_numbers_are_completed_by_name(
     lab: Lab, models: SklearnModels, monkeypatch: pytest.MonkeyPatch, with_pandas: bool
@@ -234,7 +260,7 @@ def test_an_archive_that_memory_cannot_hold_is_not_unpacked(models: SklearnModel
     with zipfile.ZipFile(models.version / "model.skops", "a") as file:
         file.writestr("zeros.npy", bytes(10), zipfile.ZIP_DEFLATED)
         file.getinfo("zeros.npy").file_size = 1 << 50  # as of a real one, of which each petabyte takes a terabyte
-    with pytest.raises(InvalidArgument, match=r"'model.skops' has 11\d{14} bytes when it is unpacked, and there is not"):
+    with pytest.raises(InvalidArgument, match=r"'model.skops' has 11\d{14} bytes when it is unpacked"):
         models.loaded()
 
 
@@ -299,6 +325,12 @@ def test_a_configuration_that_does_not_fit_the_model_is_refused(
     with pytest.raises(ServingError) as failure:
         models.loaded(config, None, **parameters)
     assert text in failure.value.message
+
+
+def test_forks_of_a_rehearsed_zygote_compute_with_threads() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.backends.sklearn.forks_after_rehearsal"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
 
 
 def test_without_the_library_the_error_says_how_it_is_installed(
