@@ -254,8 +254,8 @@ class Cluster:
         """Start the head and the nodes."""
         self.start_head()
         self._ours = subprocess.Popen(
-            self._node(FIRST), stdout=(self._folder / "node1").open("ab"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **self.variables},
+            self._node(FIRST), stdout=(self._folder / "node1").open("ab"), stderr=subprocess.STDOUT,
+            start_new_session=True, env={**os.environ, **self.variables},
         )  # fmt: skip
         self.start_second()
 
