@@ -248,10 +248,14 @@ class Cluster:
             ["redis-server", "--port", str(redis), "--bind", FIRST, "--protected-mode", "no", "--save", ""],
             stdout=(folder / "redis").open("ab"), cwd=folder,
         )  # fmt: skip
+        self._ours: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the head and the nodes."""
         self.start_head()
         self._ours = subprocess.Popen(
-            self._node(FIRST), stdout=(folder / "node1").open("ab"), stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **self.variables},
+            self._node(FIRST), stdout=(self._folder / "node1").open("ab"), stderr=subprocess.STDOUT,
+            start_new_session=True, env={**os.environ, **self.variables},
         )  # fmt: skip
         self.start_second()
 
@@ -298,9 +302,10 @@ class Cluster:
         """End all."""
         for host in (self._host, self._head):
             host.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._ours.pid, signal.SIGKILL)
-        self._ours.wait()
+        if self._ours is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._ours.pid, signal.SIGKILL)
+            self._ours.wait()
         self._redis.kill()
         self._redis.wait()
 
@@ -312,6 +317,7 @@ def with_ray(folder: Path, models: Path, host: Host) -> list[Row]:
     old = dict(os.environ)
     os.environ.update(cluster.variables)
     try:
+        cluster.start()
         flags = "--launcher=ray", f"--ray-address={cluster.address}"
         with ServerProcess(models, *flags, start_timeout_s=LIMIT_S) as server:
             drills = Drills(server, "ray", (FIRST, host.address), "Ray")
