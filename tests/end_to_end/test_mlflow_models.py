@@ -125,11 +125,11 @@ def classes_over_http(port: int, name: str) -> list[int]:
 
 
 def output_over_http(port: int, name: str, *, by_column: bool = True) -> dict[str, Any]:
-    """Return the only output for five rows."""
+    """Return the only output for five rows, or for four in one tensor: ONNX files have batches of four by default."""
     inputs = [{"name": each, "datatype": "FP64", "shape": [5, 1], "data": rows(5)[:, number].tolist()}
               for number, each in enumerate("abcd")]  # fmt: skip
     if not by_column:
-        inputs = [{"name": "input-0", "datatype": "FP64", "shape": [5, 4], "data": rows(5).reshape(-1).tolist()}]
+        inputs = [{"name": "input-0", "datatype": "FP64", "shape": [4, 4], "data": rows(4).reshape(-1).tolist()}]
     url = f"http://127.0.0.1:{port}/v2/models/{name}/infer"
     with urllib.request.urlopen(url, json.dumps({"inputs": inputs}).encode()) as response:
         [output] = json.load(response)["outputs"]
